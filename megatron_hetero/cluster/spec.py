@@ -1,0 +1,105 @@
+"""The cluster as the planner sees it: frozen data, SI units, no files and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """One kind of GPU.  Peaks are dense (no sparsity) FLOP/s; None where the chip cannot do it."""
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    peak_flops: Mapping[str, float | None]
+    """Keys "bf16", "fp16", "fp32", "fp8"."""
+    compute_capability: str | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine with `num_gpus` equal GPUs.  `link` joins any two of them."""
+
+    name: str
+    gpu_type: GpuType
+    num_gpus: int
+    site: str
+    host: str
+    link: Link
+
+
+@dataclass(frozen=True, order=True)
+class Device:
+    """One GPU: the `index`-th of node `node`.  Its name in files is `node:index`."""
+
+    node: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user forbids or fixes; every strategy of the planner keeps to it."""
+
+    max_tensor_parallel: int | None = None
+    max_pipeline_parallel: int | None = None
+    num_replicas: int | None = None
+    idle_devices: tuple[str, ...] = ()
+    """Devices ("node:index") or whole nodes ("node") that stay unused."""
+    first_stage_nodes: tuple[str, ...] = ()
+    """Every replica's first stage is on one of these nodes (empty: anywhere)."""
+    last_stage_nodes: tuple[str, ...] = ()
+    no_tensor_parallel_across: tuple[str, ...] = ("nodes",)
+    """Classes ("nodes", "sites") or node names inside which TP is forbidden.  A class forbids TP
+    groups that span two nodes (sites); a node name forbids TP wider than 1 on that node."""
+    no_data_parallel_across_sites: bool = False
+    memory_reserve_bytes: int = 1 << 30
+    """Kept free on every device for the CUDA context, libraries and fragmentation."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes and the links between them.
+
+    `node_links[(a, b)]` (node names, both orders present) is the path between one GPU of `a` and
+    one GPU of `b`; `cluster.description` fills it from link classes and measured pairs, and refuses
+    a cluster in which one is missing.
+    """
+
+    nodes: tuple[Node, ...]
+    node_links: Mapping[tuple[str, str], Link]
+    limits: Limits = field(default_factory=Limits)
+    source: str = ""
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Every GPU, node by node in file order."""
+        return tuple(Device(n.name, i) for n in self.nodes for i in range(n.num_gpus))
+
+    @cached_property
+    def node_by_name(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
+
+    def gpu_type(self, device: Device) -> GpuType:
+        return self.node_by_name[device.node].gpu_type
+
+    def link(self, sender: Device, receiver: Device) -> Link:
+        """Path from one device to another (not itself)."""
+        if sender.node == receiver.node:
+            return self.node_by_name[sender.node].link
+        return self.node_links[sender.node, receiver.node]

@@ -1,0 +1,69 @@
+"""The tree of errors that a user can cause, and the exit code of each.
+
+Every message says what is wrong, which value, where (file, line, key), what is allowed and what to
+do about it.  Anything else that escapes is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class HeteroError(Exception):
+    """Base of every error that the person at the terminal can mend."""
+
+    exit_code = 2
+
+
+class UsageError(HeteroError):
+    """The command line contradicts itself, the plan or the model."""
+
+
+class UnsupportedError(HeteroError):
+    """The request is valid, but this version does not do it yet; the message names the feature."""
+
+
+class InfeasiblePlanError(HeteroError):
+    """No plan satisfies memory, shape and the user's limits; the message names a relaxation."""
+
+    exit_code = 3
+
+
+class FileFormatError(HeteroError):
+    """A file is not well-formed: syntax, size, duplicate key, alias, NaN."""
+
+    exit_code = 4
+
+
+class ClusterError(FileFormatError):
+    """cluster.yaml is readable but does not describe a usable cluster."""
+
+
+class ModelError(FileFormatError):
+    """The model description is missing something or describes an impossible model."""
+
+
+class PlanFormatError(FileFormatError):
+    """A plan or a layout breaks its grammar, its schema or one of the plan's invariants."""
+
+
+class ProfileError(FileFormatError):
+    """profile.json holds values that no measurement can give."""
+
+
+class CheckpointError(FileFormatError):
+    """A checkpoint is missing, incomplete, or was made for another model."""
+
+
+class EnvironmentMismatchError(HeteroError):
+    """The machine is not what the plan needs: world size, host, GPU type, a missing package."""
+
+    exit_code = 5
+
+
+class MegatronVersionError(EnvironmentMismatchError):
+    """The installed Megatron is not one whose private symbols we know."""
+
+
+class CheckFailedError(HeteroError):
+    """A check ran to its end and did not pass."""
+
+    exit_code = 1

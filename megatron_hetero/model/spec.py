@@ -1,0 +1,72 @@
+"""What is trained, in Megatron's words, without torch: shapes, batch, precision, the user's flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Shape of a GPT-like decoder.  Field names are Megatron's (`--num-layers` -> `num_layers`).
+
+    Sizes are in elements.  `num_query_groups` equals `num_attention_heads` without GQA;
+    `num_experts` is 0 for a dense model.  `vocab_size` is the tokenizer's, not the padded one.
+    """
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    vocab_size: int
+    seq_length: int
+    max_position_embeddings: int
+    gated_mlp: bool = False
+    tied_embeddings: bool = True
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    position_embedding: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
+    qk_layernorm: bool = False
+    num_experts: int = 0
+    moe_router_topk: int = 0
+    moe_ffn_hidden_size: int = 0
+    make_vocab_size_divisible_by: int = 128
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """How it is trained, as far as time, memory and equality depend on it.
+
+    `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
+    granularity.  `optimizer_states_bytes_per_param` follows from precision and optimizer
+    (`cost.memory`); it is not kept here.
+    """
+
+    global_batch_size: int
+    micro_batch_size: int
+    precision: Precision = "fp32"
+    sequence_parallel: bool = False
+    optimizer: Literal["adam", "sgd"] = "adam"
+    recompute: Literal["none", "selective", "full"] = "none"
+    use_distributed_optimizer: bool = False
+    per_token_loss: bool = False
+    flash_attention: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, how it is trained, and the user's Megatron flags from which both were read.
+
+    `megatron_args` is the user's argument vector without any flag that the plan decides (TP, PP,
+    layout): `flags` prints it back.  `source` says where it was read, for people.
+    """
+
+    model: ModelSpec
+    training: TrainingSpec
+    megatron_args: tuple[str, ...]
+    source: str

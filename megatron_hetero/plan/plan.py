@@ -1,0 +1,165 @@
+"""The contract between planner and runtime: the frozen `Plan` and its asymmetric part, the `Layout`.
+
+A `Layout` says what a person can type on one line: stage widths, shares, layer counts, micro-batches.
+A `Plan` adds what a machine has to know: devices, recompute, precision, launch counts, estimates and
+the inputs it was made from.  Nothing here checks anything: `plan.validate` does, one function for
+each invariant, and every way into a Plan (file, layout, planner) goes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatron_hetero.model.spec import Precision, Workload
+
+PLAN_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """One stage: `tensor_parallel` devices holding `num_layers` consecutive layers.
+
+    `shares` gives each device's part of heads, MLP columns and vocabulary rows as small integers
+    (3:2:2:1); None means equal parts.
+    """
+
+    tensor_parallel: int
+    num_layers: int
+    shares: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ReplicaShape:
+    """One data-parallel copy of the model: its stages, and what it does of each global batch.
+
+    `micro_batch_size` is None when it is the job's (`--micro-batch-size`).
+    """
+
+    stages: tuple[StageShape, ...]
+    num_micro_batches: int
+    micro_batch_size: int | None = None
+
+    @property
+    def num_devices(self) -> int:
+        return sum(s.tensor_parallel for s in self.stages)
+
+    @property
+    def num_layers(self) -> int:
+        return sum(s.num_layers for s in self.stages)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The asymmetric part of a plan; `plan.layout` parses and prints its one-line form."""
+
+    replicas: tuple[ReplicaShape, ...]
+
+    @property
+    def num_devices(self) -> int:
+        return sum(r.num_devices for r in self.replicas)
+
+    @property
+    def tensor_parallel_widths(self) -> tuple[int, ...]:
+        """Distinct widths, ascending."""
+        return tuple(sorted({s.tensor_parallel for r in self.replicas for s in r.stages}))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage on its devices.  What is None follows the job's own flags.
+
+    Layers `first_layer .. first_layer + shape.num_layers - 1`; the first stage of a replica also
+    holds the embedding, the last one the final norm and the output layer.
+    `devices` ("node:index") are in tensor-parallel order, which is also rank order; empty when the
+    plan came from a bare layout.
+    `num_launched_forwards`: forwards launched before the first backward (1F1B's own: the number of
+    stages from this one to the last).
+    """
+
+    shape: StageShape
+    first_layer: int
+    devices: tuple[str, ...] = ()
+    recompute: Literal["none", "selective", "full"] | None = None
+    recompute_num_layers: int | None = None
+    precision: Precision | None = None
+    num_launched_forwards: int | None = None
+
+
+@dataclass(frozen=True)
+class Replica:
+    stages: tuple[Stage, ...]
+    num_micro_batches: int
+    micro_batch_size: int | None = None
+
+    @property
+    def shape(self) -> ReplicaShape:
+        return ReplicaShape(
+            tuple(s.shape for s in self.stages), self.num_micro_batches, self.micro_batch_size
+        )
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node of the launch, in `--node-rank` order, and the GPUs it contributes in rank order."""
+
+    node: str
+    host: str
+    gpu_type: str
+    gpu_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceEstimate:
+    """Predicted peak memory of one device, bytes, and where it goes (keys: weights, gradients,
+    optimizer, activations, buffers, reserve)."""
+
+    capacity_bytes: int
+    peak_bytes: int
+    parts_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What the planner predicts.  `bound_s` is a lower bound on the step time of any plan of the
+    space searched, `gap = step_time_s / bound_s - 1`; both None when no bound was computed.
+    `measured` is False when no profile.json stood behind the numbers."""
+
+    step_time_s: float
+    tokens_per_s: float
+    bound_s: float | None
+    gap: float | None
+    replica_times_s: tuple[float, ...]
+    stage_times_s: tuple[tuple[float, ...], ...]
+    """Forward + backward of one micro-batch, [replica][stage], TP communication included."""
+    boundary_times_s: tuple[tuple[float, ...], ...]
+    """One crossing of boundary i -> i+1, [replica][boundary]."""
+    gradient_sync_s: float
+    devices: Mapping[str, DeviceEstimate]
+    bound_relaxes: str = ""
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the runtime needs and nothing it must guess.
+
+    `inputs` maps "cluster", "model", "profile" to the sha256 of their parsed content.
+    `workload` and `estimates` are None for a plan made from a bare layout.
+    """
+
+    replicas: tuple[Replica, ...]
+    workload: Workload | None = None
+    hosts: tuple[Host, ...] = ()
+    idle_devices: tuple[str, ...] = ()
+    idle_reasons: Mapping[str, str] = field(default_factory=dict)
+    schedule: Literal["1f1b"] = "1f1b"
+    estimates: Estimates | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    made_by: str = ""
+    schema_version: int = PLAN_SCHEMA_VERSION
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(tuple(r.shape for r in self.replicas))
