@@ -1,0 +1,53 @@
+"""Which global rank is which place of the plan: the binding of processes to GPUs.
+
+`torchrun` numbers processes host by host, in `--node-rank` order and, inside a host, by local rank.
+`Plan.hosts` holds both orders, so global rank r is the r-th (host, GPU) pair.  A plan made from a
+bare layout has no hosts: its ranks follow the layout (replica, then stage, then tensor rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hetero.plan.plan import Layout, Plan
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the plan: `stages[stage]` of `replicas[replica]`, tensor-parallel `tensor_rank`.
+
+    `device` ("node:index") is None when the plan names no devices.
+    """
+
+    replica: int
+    stage: int
+    tensor_rank: int
+    device: str | None = None
+
+
+def positions(layout: Layout) -> tuple[Position, ...]:
+    """Every place of a layout in reading order: replica, then stage, then tensor rank."""
+    return tuple(
+        Position(r, s, t)
+        for r, replica in enumerate(layout.replicas)
+        for s, stage in enumerate(replica.stages)
+        for t in range(stage.tensor_parallel)
+    )
+
+
+def rank_table(plan: Plan) -> tuple[Position, ...]:
+    """The place of every global rank, indexed by rank.
+
+    `plan` has passed `validate_plan`: its devices are each in one stage and on one host.
+    """
+    if not plan.hosts:
+        return positions(plan.layout)
+    place_of_device = {
+        device: Position(r, s, t, device)
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        for t, device in enumerate(stage.devices)
+    }
+    return tuple(
+        place_of_device[f"{host.node}:{index}"] for host in plan.hosts for index in host.gpu_indices
+    )
