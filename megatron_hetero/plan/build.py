@@ -1,0 +1,77 @@
+"""Making a plan: from a layout line, or from replicas on devices (hosts and their rank order)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Host, Layout, Plan, Replica, ReplicaShape, Stage
+from megatron_hetero.plan.validate import validate_plan
+
+
+def plan_from_layout(layout: Layout, workload: Workload | None = None) -> Plan:
+    """The plan of a bare layout: no devices, nothing but what the line says.
+
+    Raises:
+        PlanFormatError: the layout breaks an invariant (of `workload`'s model too, when given).
+    """
+    plan = Plan(tuple(replica_from_shape(r) for r in layout.replicas), workload=workload)
+    validate_plan(plan)
+    return plan
+
+
+def replica_from_shape(shape: ReplicaShape) -> Replica:
+    """A replica without devices whose stages hold layers 0, 1, ... one after the other."""
+    stages = []
+    first_layer = 0
+    for stage_shape in shape.stages:
+        stages.append(Stage(stage_shape, first_layer))
+        first_layer += stage_shape.num_layers
+    return Replica(tuple(stages), shape.num_micro_batches, shape.micro_batch_size)
+
+
+def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host, ...]:
+    """The nodes that the replicas use, in the one order that plans have.
+
+    Nodes come in cluster order, but the node of the plan's last device comes last: Megatron prints
+    the log on the last global rank, which has to be the last tensor rank of the last stage of the
+    last replica.  Inside a node, GPUs come in the order of their places (replica, stage, tensor
+    rank).  A stage that spans nodes may then need `in_rank_order`.
+
+    `replicas` name devices of `cluster`; whether they do is checked by `validate_plan`.
+    """
+    indices_of_node: dict[str, list[int]] = {}
+    for replica in replicas:
+        for stage in replica.stages:
+            for device in stage.devices:
+                node, _, index = device.rpartition(":")
+                indices_of_node.setdefault(node, []).append(int(index))
+    last_node = replicas[-1].stages[-1].devices[-1].rpartition(":")[0]
+    nodes = [n for n in cluster.nodes if n.name in indices_of_node]
+    nodes.sort(key=lambda node: node.name == last_node)
+    return tuple(
+        Host(n.name, n.host, n.gpu_type.name, tuple(indices_of_node[n.name])) for n in nodes
+    )
+
+
+def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[Replica, ...]:
+    """The replicas with every stage's devices (and their shares) in global rank order."""
+    devices = (f"{host.node}:{index}" for host in hosts for index in host.gpu_indices)
+    rank_of_device = {device: rank for rank, device in enumerate(devices)}
+    return tuple(
+        replace(r, stages=tuple(_sort_stage(s, rank_of_device) for s in r.stages)) for r in replicas
+    )
+
+
+def _sort_stage(stage: Stage, rank_of_device: dict[str, int]) -> Stage:
+    order = sorted(range(len(stage.devices)), key=lambda i: rank_of_device[stage.devices[i]])
+    shares = stage.shape.shares
+    if shares is not None:
+        shares = tuple(shares[i] for i in order)
+    return replace(
+        stage,
+        devices=tuple(stage.devices[i] for i in order),
+        shape=replace(stage.shape, shares=shares),
+    )

@@ -1,0 +1,259 @@
+"""Invariants of a plan by itself: shapes, layers, micro-batches, launch counts, estimates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from megatron_hetero.plan.layout import (
+    MAX_LAYERS,
+    MAX_MICRO_BATCH_SIZE,
+    MAX_MICRO_BATCHES,
+    MAX_SHARE,
+    MAX_TENSOR_PARALLEL,
+)
+from megatron_hetero.plan.plan import PLAN_SCHEMA_VERSION, Estimates, Plan
+from megatron_hetero.plan.violation import Violation, layer_range, stage_key, stage_name, stages
+
+RELATIVE_ROUNDING = 1e-9
+"""Room for the last digits when two estimates that were computed apart are compared."""
+
+
+def known_schema_version(plan: Plan) -> Iterator[Violation]:
+    if plan.schema_version != PLAN_SCHEMA_VERSION:
+        yield Violation(
+            ("schema_version",),
+            f"schema_version is {plan.schema_version}; this version of megatron-hetero reads "
+            f"{PLAN_SCHEMA_VERSION}. Plan again, or use the version that made the plan.",
+        )
+
+
+def something_to_run(plan: Plan) -> Iterator[Violation]:
+    if not plan.replicas:
+        yield Violation(("replicas",), "the plan has no replica; at least one is needed.")
+    for r, replica in enumerate(plan.replicas):
+        if not replica.stages:
+            yield Violation(("replicas", r, "stages"), f"replica {r} has no stage; give it one.")
+
+
+def numbers_in_bounds(plan: Plan) -> Iterator[Violation]:
+    for r, replica in enumerate(plan.replicas):
+        where = f"replica {r}"
+        yield from _bounded(
+            ("replicas", r, "num_micro_batches"),
+            where,
+            replica.num_micro_batches,
+            MAX_MICRO_BATCHES,
+        )
+        if replica.micro_batch_size is not None:
+            yield from _bounded(
+                ("replicas", r, "micro_batch_size"),
+                where,
+                replica.micro_batch_size,
+                MAX_MICRO_BATCH_SIZE,
+            )
+    for r, s, stage in stages(plan):
+        key, where = stage_key(r, s, "shape"), stage_name(r, s)
+        width, num_layers = stage.shape.tensor_parallel, stage.shape.num_layers
+        yield from _bounded((*key, "tensor_parallel"), where, width, MAX_TENSOR_PARALLEL)
+        yield from _bounded((*key, "num_layers"), where, num_layers, MAX_LAYERS)
+
+
+def _bounded(
+    keypath: tuple[str | int, ...], where: str, value: int, maximum: int
+) -> Iterator[Violation]:
+    if not 1 <= value <= maximum:
+        yield Violation(keypath, f"{where}: {keypath[-1]} is {value}; allowed is 1 to {maximum}.")
+
+
+def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
+    for r, s, stage in stages(plan):
+        shares, width = stage.shape.shares, stage.shape.tensor_parallel
+        if shares is None:
+            continue
+        key = stage_key(r, s, "shape", "shares")
+        if len(shares) != width:
+            yield Violation(
+                key,
+                f"{stage_name(r, s)}: {len(shares)} shares for tensor-parallel width {width}; "
+                "give one for each device.",
+            )
+        for share in shares:
+            if not 1 <= share <= MAX_SHARE:
+                yield Violation(
+                    key, f"{stage_name(r, s)}: share {share}; allowed is 1 to {MAX_SHARE}."
+                )
+
+
+def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
+    for r, replica in enumerate(plan.replicas):
+        next_layer = 0
+        for s, stage in enumerate(replica.stages):
+            first = stage.first_layer
+            if first != next_layer:
+                between = layer_range(min(first, next_layer), max(first, next_layer) - 1)
+                trouble = "on no stage" if first > next_layer else "on two stages"
+                yield Violation(
+                    stage_key(r, s, "first_layer"),
+                    f"{stage_name(r, s)} begins at layer {first}, but layer {next_layer} is due: "
+                    f"replica {r} would have {between} {trouble}. "
+                    f"Set first_layer to {next_layer}, or change num_layers before it.",
+                )
+            next_layer = first + stage.shape.num_layers
+
+
+def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
+    """Against the model when there is one, else against the deepest replica."""
+    num_held = [r.shape.num_layers for r in plan.replicas]
+    if plan.workload is not None:
+        num_layers, owner = plan.workload.model.num_layers, "the model"
+    else:
+        num_layers = max(num_held)
+        owner = f"replica {num_held.index(num_layers)}"
+    for r, held in enumerate(num_held):
+        if held < num_layers:
+            verb = "is" if held == num_layers - 1 else "are"
+            yield Violation(
+                ("replicas", r, "stages"),
+                f"replica {r} covers {layer_range(0, held - 1)} of {num_layers}; "
+                f"{layer_range(held, num_layers - 1)} {verb} on no stage. "
+                f"Every replica holds all layers of {owner}: add the missing ones to its stages.",
+            )
+        elif held > num_layers:
+            yield Violation(
+                ("replicas", r, "stages"),
+                f"replica {r} covers {layer_range(0, held - 1)}, but {owner} has {num_layers} "
+                f"(0-{num_layers - 1}). Take {held - num_layers} from its stages.",
+            )
+
+
+def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
+    """A stage that launches fewer forwards than the next one would let it wait for ever."""
+    for r, replica in enumerate(plan.replicas):
+        previous: int | None = None
+        for s, stage in enumerate(replica.stages):
+            count = launched_forwards(plan, r, s)
+            key = stage_key(r, s, "num_launched_forwards")
+            if not 1 <= count <= replica.num_micro_batches:
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: num_launched_forwards is {count}; allowed is 1 to the "
+                    f"replica's {replica.num_micro_batches} micro-batches.",
+                )
+            elif previous is not None and count > previous:
+                named = "" if stage.num_launched_forwards is not None else " (1F1B's own)"
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: num_launched_forwards is {count}{named}, more than the "
+                    f"{previous} of stage {s - 1}, and the pipeline would deadlock. "
+                    f"Allowed is 1 to {previous}.",
+                )
+            previous = count
+
+
+def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+    """Forwards of a stage before its first backward: its own number, or 1F1B's."""
+    own = plan.replicas[replica].stages[stage].num_launched_forwards
+    return default_launched_forwards(plan, replica, stage) if own is None else own
+
+
+def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+    """1F1B: one forward for each stage from this one to the last, if there are as many."""
+    shape = plan.replicas[replica]
+    return min(len(shape.stages) - stage, shape.num_micro_batches)
+
+
+def recompute_is_complete(plan: Plan) -> Iterator[Violation]:
+    for r, s, stage in stages(plan):
+        count = stage.recompute_num_layers
+        if count is None:
+            continue
+        key = stage_key(r, s, "recompute_num_layers")
+        if stage.recompute != "full":
+            yield Violation(
+                key,
+                f"{stage_name(r, s)}: recompute_num_layers is {count}, but recompute is "
+                f"{stage.recompute!r}; it counts layers of 'full' recompute only.",
+            )
+        elif not 1 <= count <= stage.shape.num_layers:
+            yield Violation(
+                key,
+                f"{stage_name(r, s)}: recompute_num_layers is {count}; "
+                f"allowed is 1 to the stage's {stage.shape.num_layers} layers.",
+            )
+
+
+def estimates_have_the_plans_shape(plan: Plan) -> Iterator[Violation]:
+    if plan.estimates is None:
+        return
+    estimates, num_stages = plan.estimates, [len(r.stages) for r in plan.replicas]
+    shapes = {
+        "replica_times_s": (len(estimates.replica_times_s), len(num_stages)),
+        "stage_times_s": ([len(t) for t in estimates.stage_times_s], num_stages),
+        "boundary_times_s": (
+            [len(t) for t in estimates.boundary_times_s],
+            [n - 1 for n in num_stages],
+        ),
+    }
+    for field, (found, wanted) in shapes.items():
+        if found != wanted:
+            yield Violation(
+                ("estimates", field),
+                f"estimates.{field} has {found} entries, the plan needs {wanted}. "
+                "Estimate the plan again.",
+            )
+    devices = {device for _, _, stage in stages(plan) for device in stage.devices}
+    for device in sorted(set(estimates.devices) - devices):
+        yield Violation(
+            ("estimates", "devices", device),
+            f"estimates.devices names {device}, which is in no stage. Estimate the plan again.",
+        )
+
+
+def estimates_are_possible(plan: Plan) -> Iterator[Violation]:
+    if plan.estimates is None:
+        return
+    for field, value in _times(plan.estimates):
+        if not (math.isfinite(value) and value >= 0):
+            yield Violation(
+                ("estimates", field), f"estimates.{field} holds {value}; allowed is 0 or more."
+            )
+    bound, step = plan.estimates.bound_s, plan.estimates.step_time_s
+    if bound is not None and bound > step * (1 + RELATIVE_ROUNDING):
+        yield Violation(
+            ("estimates", "bound_s"),
+            f"estimates.bound_s is {bound}, above step_time_s {step}; a lower bound cannot be.",
+        )
+    for device, memory in sorted(plan.estimates.devices.items()):
+        if memory.peak_bytes > memory.capacity_bytes:
+            yield Violation(
+                ("estimates", "devices", device, "peak_bytes"),
+                f"{device} needs {memory.peak_bytes} bytes at its peak and has "
+                f"{memory.capacity_bytes}: {memory.peak_bytes - memory.capacity_bytes} too many. "
+                "Give its stage fewer layers, more devices or recompute.",
+            )
+
+
+def _times(estimates: Estimates) -> Iterator[tuple[str, float]]:
+    yield "step_time_s", estimates.step_time_s
+    yield "tokens_per_s", estimates.tokens_per_s
+    yield "gradient_sync_s", estimates.gradient_sync_s
+    yield from (("bound_s", v) for v in [estimates.bound_s] if v is not None)
+    yield from (("gap", max(v, 0.0)) for v in [estimates.gap] if v is not None)
+    yield from (("replica_times_s", v) for v in estimates.replica_times_s)
+    yield from (("stage_times_s", v) for times in estimates.stage_times_s for v in times)
+    yield from (("boundary_times_s", v) for times in estimates.boundary_times_s for v in times)
+
+
+INVARIANTS = (
+    known_schema_version,
+    something_to_run,
+    numbers_in_bounds,
+    shares_fit_widths,
+    layers_follow_each_other,
+    replicas_hold_every_layer,
+    launch_counts_feed_the_pipeline,
+    recompute_is_complete,
+    estimates_have_the_plans_shape,
+    estimates_are_possible,
+)

@@ -1,0 +1,163 @@
+"""The one-line form of the asymmetric part of a plan: `tp4:20,tp2:12 @12 | tp1:16,tp1:16 @4`.
+
+    layout  := replica ('|' replica)*
+    replica := stage (',' stage)* '@' COUNT ['x' SIZE]
+    stage   := 'tp' WIDTH ['(' share (':' share)* ')'] ':' LAYERS
+
+COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
+White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
+
+MAX_LAYOUT_CHARACTERS = 64 * 1024
+MAX_TENSOR_PARALLEL = 1024
+MAX_LAYERS = 100_000
+MAX_MICRO_BATCHES = 1_000_000
+MAX_MICRO_BATCH_SIZE = 1_000_000
+MAX_SHARE = 1024
+MAX_DEVICES = 65_536
+"""A line of text must not be able to ask for more ranks than any cluster has."""
+
+_CARET_CONTEXT = 36
+"""Characters of the line shown on each side of an error."""
+
+
+def parse_layout(text: str) -> Layout:
+    """Read a layout line.
+
+    Raises:
+        PlanFormatError: the line breaks the grammar or a bound; the message has the column, the
+            line and a caret below the place.
+    """
+    if len(text) > MAX_LAYOUT_CHARACTERS:
+        raise PlanFormatError(
+            f"layout: {len(text)} characters long; at most {MAX_LAYOUT_CHARACTERS} are read. "
+            "Put a plan of this size into plan.json and use --hetero-plan."
+        )
+    return _Parser(text).layout()
+
+
+def format_layout(layout: Layout) -> str:
+    """Print a layout canonically: one space around `|` and before `@`, none elsewhere."""
+    return " | ".join(_format_replica(replica) for replica in layout.replicas)
+
+
+def _format_replica(replica: ReplicaShape) -> str:
+    stages = ",".join(_format_stage(stage) for stage in replica.stages)
+    size = "" if replica.micro_batch_size is None else f"x{replica.micro_batch_size}"
+    return f"{stages} @{replica.num_micro_batches}{size}"
+
+
+def _format_stage(stage: StageShape) -> str:
+    shares = "" if stage.shares is None else f"({':'.join(map(str, stage.shares))})"
+    return f"tp{stage.tensor_parallel}{shares}:{stage.num_layers}"
+
+
+class _Parser:
+    """Recursive descent: a method for each rule of the grammar, at character `position`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def layout(self) -> Layout:
+        replicas = [self.replica()]
+        while self.accept("|"):
+            replicas.append(self.replica())
+        if self.peek():
+            self.fail("expected '|' and another replica, or the end of the layout")
+        layout = Layout(tuple(replicas))
+        if layout.num_devices > MAX_DEVICES:
+            self.fail(
+                f"the layout uses {layout.num_devices} devices; at most {MAX_DEVICES} are allowed"
+            )
+        return layout
+
+    def replica(self) -> ReplicaShape:
+        stages = [self.stage()]
+        while self.accept(","):
+            stages.append(self.stage())
+        if not self.accept("@"):
+            self.fail(
+                "expected ',' and another stage, or '@' and the replica's number of micro-batches "
+                "(for example 'tp2:4 @8')"
+            )
+        count = self.number("a number of micro-batches after '@'", MAX_MICRO_BATCHES)
+        size = None
+        if self.accept("x"):
+            size = self.number("a micro-batch size after 'x'", MAX_MICRO_BATCH_SIZE)
+        return ReplicaShape(tuple(stages), count, size)
+
+    def stage(self) -> StageShape:
+        if not self.accept("tp"):
+            self.fail("expected a stage, for example 'tp4:20' (tensor-parallel width : layers)")
+        width = self.number("a tensor-parallel width after 'tp'", MAX_TENSOR_PARALLEL)
+        shares = self.shares(width) if self.accept("(") else None
+        if not self.accept(":"):
+            self.fail("expected ':' and the stage's number of layers")
+        return StageShape(width, self.number("a number of layers after ':'", MAX_LAYERS), shares)
+
+    def shares(self, width: int) -> tuple[int, ...]:
+        start = self.position - 1
+        shares = [self.number("a share", MAX_SHARE)]
+        while self.accept(":"):
+            shares.append(self.number("a share", MAX_SHARE))
+        if not self.accept(")"):
+            self.fail("expected ':' and another share, or ')'")
+        if len(shares) != width:
+            self.fail(
+                f"a stage of tensor-parallel width {width} takes {width} shares, not {len(shares)}",
+                start,
+            )
+        return tuple(shares)
+
+    def number(self, what: str, maximum: int) -> int:
+        self.skip_space()
+        start = self.position
+        while self.position < len(self.text) and self.text[self.position] in "0123456789":
+            self.position += 1
+        digits = self.text[start : self.position]
+        if not digits:
+            self.fail(f"expected {what}")
+        # Length first: int() of an endless row of digits is slow and, past 4300, a ValueError.
+        if len(digits.lstrip("0")) > len(str(maximum)) or not 1 <= int(digits) <= maximum:
+            shown = digits if len(digits) <= 20 else f"{digits[:17]}..."
+            self.fail(f"expected {what} from 1 to {maximum}, not {shown}", start)
+        return int(digits)
+
+    def accept(self, token: str) -> bool:
+        self.skip_space()
+        if not self.text.startswith(token, self.position):
+            return False
+        self.position += len(token)
+        return True
+
+    def peek(self) -> str:
+        self.skip_space()
+        return self.text[self.position : self.position + 1]
+
+    def skip_space(self) -> None:
+        while self.position < len(self.text) and self.text[self.position].isspace():
+            self.position += 1
+
+    def fail(self, message: str, position: int | None = None) -> NoReturn:
+        """Raise with the column (from 1), the line around it, and a caret under the place."""
+        if position is None:
+            found = self.peek()
+            position = self.position
+            message += f"; found {found!r}" if found else "; the layout ends here"
+        start = max(0, position - _CARET_CONTEXT)
+        stop = position + _CARET_CONTEXT
+        # Control characters would move the caret, or the user's terminal.
+        line = "".join(c if c.isprintable() else " " for c in self.text[start:stop])
+        head, tail = "..." if start else "", "..." if stop < len(self.text) else ""
+        caret = " " * (len(head) + position - start) + "^"
+        raise PlanFormatError(
+            f"layout, column {position + 1}: {message}\n  {head}{line}{tail}\n  {caret}"
+        )

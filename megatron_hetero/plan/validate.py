@@ -1,0 +1,49 @@
+"""Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
+
+One function states one invariant; they live in `check_structure` (the plan by itself),
+`check_devices`, `check_workload` and `check_cluster`.  Every way into a Plan ends here.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan import check_cluster, check_devices, check_structure, check_workload
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.violation import Violation
+
+MAX_SHOWN = 5
+"""A plan with one wrong number often breaks the same invariant at every stage."""
+
+
+def validate_plan(plan: Plan, cluster: Cluster | None = None) -> None:
+    """Refuse a plan that breaks an invariant; with `cluster`, also one that is not for it.
+
+    Raises:
+        PlanFormatError: names replica and stage, the value, what is allowed and what to do.
+    """
+    violations = first_violations(plan, cluster)
+    if violations:
+        raise PlanFormatError(format_messages([v.message for v in violations]))
+
+
+def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violation, ...]:
+    """All violations of the first invariant that is broken; empty for a valid plan."""
+    for invariant in (
+        *check_structure.INVARIANTS,
+        *check_devices.INVARIANTS,
+        *check_workload.INVARIANTS,
+    ):
+        if violations := tuple(invariant(plan)):
+            return violations
+    if cluster is not None:
+        for cluster_invariant in check_cluster.INVARIANTS:
+            if violations := tuple(cluster_invariant(plan, cluster)):
+                return violations
+    return ()
+
+
+def format_messages(messages: list[str]) -> str:
+    """The first few messages, a line each, and how many were left out."""
+    left_out = len(messages) - MAX_SHOWN
+    return "\n".join(messages[:MAX_SHOWN] + ([f"... and {left_out} more"] if left_out > 0 else []))
