@@ -1,0 +1,75 @@
+"""Packaging of megatron-hetero: metadata only, nothing runs at installation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+
+def version() -> str:
+    """The one place that states it is `megatron_hetero/__init__.py`; importing it is not needed."""
+    text = (ROOT / "megatron_hetero" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError("megatron_hetero/__init__.py does not state __version__")
+    return found[1]
+
+
+setup(
+    name="megatron-hetero",
+    version=version(),
+    description="Plan and run NVIDIA Megatron training on GPUs that do not match",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["megatron_hetero", "megatron_hetero.*"]),
+    package_data={"megatron_hetero": ["py.typed"], "": ["*.json"]},
+    python_requires=">=3.12",
+    # The planner: any operating system, no torch.
+    install_requires=[
+        "networkx>=3.2",
+        "pydantic>=2.8",
+        "rich>=13.7",
+        "ruamel.yaml>=0.18",
+        "scipy>=1.12",
+    ],
+    extras_require={
+        # The training run.  megatron-core ships wheels for Linux x86-64 alone, and imports psutil
+        # and triton (which only CUDA builds of torch bring along) without declaring them.
+        "runtime": [
+            "megatron-core>=0.19,<0.20",
+            "numpy",
+            "psutil",
+            "torch>=2.6",
+            'triton; platform_system == "Linux"',
+        ],
+        "te": ["transformer-engine[pytorch]"],
+        "plot": ["matplotlib>=3.8"],
+        "dev": [
+            "hypothesis>=6.100",
+            "import-linter>=2.1",
+            "mypy>=1.11",
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "ruff>=0.6",
+        ],
+    },
+    entry_points={"console_scripts": ["megatron-hetero = megatron_hetero.cli.main:main"]},
+)
