@@ -1,0 +1,156 @@
+"""A file as plain data that knows its lines, and the builder that keeps it within limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from megatron_hetero.errors import FileFormatError
+
+MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_VALUES = 100_000
+
+KeyPath = tuple[str | int, ...]
+
+
+def format_keypath(keypath: Sequence[str | int]) -> str:
+    """`nodes[2].link.bandwidth`."""
+    text = ""
+    for part in keypath:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+@dataclass(frozen=True)
+class Document:
+    """Parsed content of a file, and the line on which each key or list item stands."""
+
+    data: Any
+    path: Path
+    lines: Mapping[KeyPath, int]
+
+    def existing(self, keypath: Sequence[str | int]) -> KeyPath:
+        """`keypath` without the parts that the file does not have (a schema's own labels)."""
+        known: KeyPath = ()
+        for part in keypath:
+            if (*known, part) in self.lines:
+                known = (*known, part)
+        return known
+
+    def line(self, keypath: Sequence[str | int]) -> int:
+        """Line of a key path, or of the innermost container of it that the file has."""
+        return self.lines[self.existing(keypath)]
+
+    def locate(self, keypath: Sequence[str | int]) -> str:
+        """`file:line` of a key path; a missing key is located at the mapping that lacks it."""
+        return f"{self.path}:{self.line(keypath)}"
+
+
+class DocumentBuilder:
+    """Builds plain data from a stream of keys, values and ends; refuses what is beyond the limits.
+
+    `_keypath` is the place of the value that comes next or is open now: one part for each open
+    container that has its key or index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._root: Any = None
+        self._lines: dict[KeyPath, int] = {(): 1}
+        self._num_values = 0
+        self._open: list[dict[str, Any] | list[Any]] = []
+        self._keypath: list[str | int] = []
+
+    def fail(self, line: int, message: str) -> NoReturn:
+        """Raise `FileFormatError` with the file, the line and the key that is being read."""
+        key = format_keypath(self._keypath)
+        raise FileFormatError(f"{self._path}:{line}: {key + ': ' if key else ''}{message}")
+
+    @property
+    def expects_key(self) -> bool:
+        """Whether a key of a mapping has to come next."""
+        inside_mapping = bool(self._open) and isinstance(self._open[-1], dict)
+        return inside_mapping and len(self._keypath) < len(self._open)
+
+    def key(self, key: object, line: int) -> None:
+        """The key of the next value."""
+        if not isinstance(key, str):
+            self.fail(line, f"the key {key!r} is not text; put it in quotes")
+        if key in self._open[-1]:
+            first = self._lines[*self._keypath, key]
+            self.fail(line, f'duplicate key "{key}", first on line {first}; keep one of them')
+        self._keypath.append(key)
+        self._lines[tuple(self._keypath)] = line
+
+    def scalar(self, value: Any, line: int) -> None:
+        """A value that holds no others."""
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(line, "NaN and infinite numbers are not allowed; write a finite number")
+        self._place(value, line)
+        self._leave()
+
+    def begin(self, container: dict[str, Any] | list[Any], line: int) -> None:
+        """An empty mapping or list whose content comes next, up to `end`."""
+        self._place(container, line)
+        if len(self._open) == MAX_DEPTH:
+            self.fail(line, f"nested deeper than {MAX_DEPTH} levels, the limit of a file")
+        self._open.append(container)
+
+    def end(self) -> None:
+        """The container begun last is complete."""
+        self._open.pop()
+        self._leave()
+
+    def document(self) -> Document:
+        """Everything that was built."""
+        if self._num_values == 0:
+            self.fail(1, "the file is empty")
+        return Document(self._root, self._path, self._lines)
+
+    def _place(self, value: Any, line: int) -> None:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            self.fail(line, f"more than {MAX_VALUES} values, the limit of a file")
+        if not self._open:
+            if self._num_values > 1:
+                self.fail(line, "a second document begins here; keep one")
+            self._root = value
+            return
+        container = self._open[-1]
+        if isinstance(container, dict):
+            container[str(self._keypath[-1])] = value
+        else:
+            self._keypath.append(len(container))
+            self._lines[tuple(self._keypath)] = line
+            container.append(value)
+
+    def _leave(self) -> None:
+        if self._open:
+            self._keypath.pop()
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file of at most `MAX_FILE_BYTES` (a byte order mark is dropped).
+
+    Raises:
+        FileFormatError: unreadable, too large, or not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise FileFormatError(f"{path}:1: larger than {MAX_FILE_BYTES} bytes, the limit of a file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise FileFormatError(
+            f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8 text; "
+            "save the file as UTF-8"
+        ) from None

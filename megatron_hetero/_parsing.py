@@ -1,0 +1,204 @@
+"""YAML events and JSON tokens, fed to a `DocumentBuilder`.
+
+Both work on syntax alone: no constructor, no resolver and no tag of a library is in the path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from megatron_hetero._document import DocumentBuilder
+
+MAX_DIGITS = 40
+
+# YAML 1.2 core schema: `NO` and `12:30:45` are text, `1e9` is a number.
+_YAML_NULL = re.compile(r"|~|null|Null|NULL")
+_YAML_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_YAML_INT = re.compile(r"[-+]?[0-9]+")
+_YAML_RADIX_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_YAML_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_YAML_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+_JSON_TOKEN = re.compile(
+    r"(?P<punctuation>[{}\[\],:])"
+    r'|(?P<string>"(?:[^"\\\x00-\x1f]|\\.)*")'
+    r"|(?P<number>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(?![0-9.a-zA-Z_])"
+    r"|(?P<word>-?[A-Za-z_]+)"
+)
+_JSON_WORDS = {"true": True, "false": False, "null": None}
+_JSON_NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
+
+_Token = tuple[Literal["punctuation", "scalar", "end"], Any, int]
+
+
+def feed_yaml(builder: DocumentBuilder, text: str) -> None:
+    """Read YAML 1.2 text into `builder`."""
+    from ruamel.yaml import YAML  # a tenth of a second that reading JSON need not pay
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        for event in YAML(typ="safe", pure=True).parse(text):
+            _feed_yaml_event(builder, event)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        builder.fail(line, f"not valid YAML: {error.problem or error.context}")
+    except YAMLError as error:
+        builder.fail(1, f"not valid YAML: {str(error).splitlines()[0]}")
+
+
+def _feed_yaml_event(builder: DocumentBuilder, event: Any) -> None:
+    from ruamel.yaml import events
+
+    line = event.start_mark.line + 1
+    if isinstance(event, events.AliasEvent):
+        builder.fail(line, f"the alias *{event.anchor} is not allowed; write the value out")
+    if getattr(event, "anchor", None) is not None:
+        builder.fail(line, f"the anchor &{event.anchor} is not allowed; write the values out")
+    if getattr(event, "tag", None) is not None:
+        builder.fail(line, f"the tag {event.tag} is not allowed; remove it")
+
+    if isinstance(event, events.MappingEndEvent | events.SequenceEndEvent):
+        builder.end()
+    elif isinstance(event, events.ScalarEvent):
+        value = event.value if event.style else _plain_yaml_value(builder, event.value, line)
+        if not builder.expects_key:
+            builder.scalar(value, line)
+        elif value == "<<" and not event.style:
+            builder.fail(line, "the merge key << is not allowed; write the values out")
+        else:
+            builder.key(value, line)
+    elif isinstance(event, events.CollectionStartEvent):
+        if builder.expects_key:
+            builder.fail(line, "a list or mapping is used as a key; a key is text")
+        builder.begin({} if isinstance(event, events.MappingStartEvent) else [], line)
+
+
+def _plain_yaml_value(builder: DocumentBuilder, text: str, line: int) -> Any:
+    """Value of an unquoted scalar by the core schema."""
+    if _YAML_NULL.fullmatch(text):
+        return None
+    if _YAML_BOOL.fullmatch(text):
+        return text.lower() == "true"
+    if _YAML_INT.fullmatch(text):
+        return _int(builder, text, 10, line)
+    if _YAML_RADIX_INT.fullmatch(text):
+        return _int(builder, text, 0, line)
+    if _YAML_FLOAT.fullmatch(text):
+        return float(text)
+    if _YAML_NOT_FINITE.fullmatch(text):
+        return math.nan  # one refusal for all of them, in the builder
+    return text
+
+
+def feed_json(builder: DocumentBuilder, text: str) -> None:
+    """Read JSON text (RFC 8259) into `builder`."""
+    tokens = _json_tokens(builder, text)
+    _feed_json_value(builder, tokens, next(tokens))
+    kind, _, line = next(tokens)
+    if kind != "end":
+        builder.fail(line, "something follows the end of the JSON value; remove it")
+
+
+def _feed_json_value(builder: DocumentBuilder, tokens: Iterator[_Token], token: _Token) -> None:
+    kind, value, line = token
+    if kind == "scalar":
+        builder.scalar(value, line)
+    elif value == "{":
+        builder.begin({}, line)
+        _feed_json_members(builder, tokens)
+    elif value == "[":
+        builder.begin([], line)
+        _feed_json_items(builder, tokens)
+    else:
+        builder.fail(line, f"not valid JSON: expected a value, found {_name(token)}")
+
+
+def _feed_json_members(builder: DocumentBuilder, tokens: Iterator[_Token]) -> None:
+    token = next(tokens)
+    while token[1] != "}" or token[0] != "punctuation":
+        kind, key, line = token
+        if kind != "scalar" or not isinstance(key, str):
+            builder.fail(line, f"not valid JSON: expected a key in quotes, found {_name(token)}")
+        builder.key(key, line)
+        _expect(builder, next(tokens), ":")
+        _feed_json_value(builder, tokens, next(tokens))
+        if _expect(builder, next(tokens), ",", "}") == "}":
+            break
+        token = next(tokens)
+        if token[:2] == ("punctuation", "}"):
+            builder.fail(token[2], "not valid JSON: a comma stands before }; remove it")
+    builder.end()
+
+
+def _feed_json_items(builder: DocumentBuilder, tokens: Iterator[_Token]) -> None:
+    token = next(tokens)
+    while token[:2] != ("punctuation", "]"):
+        _feed_json_value(builder, tokens, token)
+        if _expect(builder, next(tokens), ",", "]") == "]":
+            break
+        token = next(tokens)
+        if token[:2] == ("punctuation", "]"):
+            builder.fail(token[2], "not valid JSON: a comma stands before ]; remove it")
+    builder.end()
+
+
+def _expect(builder: DocumentBuilder, token: _Token, *allowed: str) -> str:
+    kind, value, line = token
+    if kind != "punctuation" or value not in allowed:
+        expected = " or ".join(allowed)
+        builder.fail(line, f"not valid JSON: expected {expected}, found {_name(token)}")
+    return str(value)
+
+
+def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
+    """Tokens with their lines; after the last one, "end" for ever."""
+    position, line = 0, 1
+    while True:
+        space = _JSON_SPACE.match(text, position)
+        assert space is not None  # the pattern matches the empty string
+        line += space.group().count("\n")
+        position = space.end()
+        if position == len(text):
+            yield "end", None, line
+            continue
+        match = _JSON_TOKEN.match(text, position)
+        if match is None:
+            builder.fail(line, f"not valid JSON: unexpected {text[position : position + 20]!r}")
+        position = match.end()
+        if match["punctuation"]:
+            yield "punctuation", match["punctuation"], line
+        else:
+            yield "scalar", _json_scalar(builder, match, line), line
+
+
+def _json_scalar(builder: DocumentBuilder, match: re.Match[str], line: int) -> Any:
+    text = match.group()
+    if match["string"]:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            builder.fail(line, f"not valid JSON: {error}")
+    if match["number"]:
+        return _int(builder, text, 10, line) if re.fullmatch(r"-?\d+", text) else float(text)
+    if text in _JSON_NOT_FINITE:
+        return float(text)
+    if text not in _JSON_WORDS:
+        builder.fail(line, f'not valid JSON: "{text}" is not a value; text stands in quotes')
+    return _JSON_WORDS[text]
+
+
+def _int(builder: DocumentBuilder, text: str, base: int, line: int) -> int:
+    if len(text) > MAX_DIGITS:
+        builder.fail(line, f"a number of {len(text)} digits; the limit is {MAX_DIGITS}")
+    return int(text, base)
+
+
+def _name(token: _Token) -> str:
+    kind, value, _ = token
+    return "the end of the file" if kind == "end" else repr(value)

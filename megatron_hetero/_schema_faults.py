@@ -1,0 +1,102 @@
+"""What a schema found wrong with a file, in words for the person who wrote the file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from megatron_hetero._document import Document, format_keypath
+
+
+def describe_faults(
+    document: Document, model_class: type[BaseModel], error: ValidationError
+) -> list[str]:
+    """`file:line: key: fault`, one for each fault, in the order of the file."""
+    faults = []
+    for fault in error.errors(include_url=False):
+        keypath = document.existing(fault["loc"])
+        key = format_keypath(keypath)
+        text = _fault_text(dict(fault), document, model_class)
+        faults.append((document.line(keypath), f"{key}: {text}" if key else text))
+    return [f"{document.path}:{line}: {text}" for line, text in sorted(faults)]
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?`, or nothing when no known name is near."""
+    by_folded = {k.casefold(): k for k in known}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
+    if not near:
+        return ""
+    return "; did you mean " + " or ".join(f'"{by_folded[n]}"' for n in near) + "?"
+
+
+def _fault_text(fault: dict[str, Any], document: Document, model_class: type[BaseModel]) -> str:
+    location: Sequence[str | int] = fault["loc"]
+    kind, message = str(fault["type"]), str(fault["msg"])
+    if kind == "extra_forbidden":
+        known = _keys(_model_at(model_class, location[:-1]))
+        unknown = str(location[-1])
+        hint = near_names(unknown, known)
+        return f'unknown key "{unknown}"{hint or "; allowed: " + ", ".join(known)}'
+    if kind == "missing":
+        return f'the key "{location[-1]}" is missing; add it'
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if document.existing(location) and not isinstance(fault["input"], dict | list):
+        message += f"; it is {json.dumps(fault['input'], ensure_ascii=False)}"
+    return message
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    if model is None:
+        return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    """The schema class that describes the value at `location`, None where that is ambiguous."""
+    candidates: list[Any] = [model]
+    for part in location:
+        following: list[Any] = []
+        for candidate in candidates:
+            following += _children(candidate, part)
+        # A part that leads nowhere is a label of the schema (a union's branch): stay.
+        candidates = following or candidates
+    models = [m for c in candidates for m in _models(c)]
+    return models[0] if len(models) == 1 else None
+
+
+def _children(annotation: Any, part: str | int) -> list[Any]:
+    """Annotations of what stands at `part` of a value annotated `annotation`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [
+            field.annotation
+            for name, field in annotation.model_fields.items()
+            if part in (name, field.alias)
+        ]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _children(arguments[0], part)
+    if origin in (Union, types.UnionType):
+        return [child for a in arguments for child in _children(a, part)]
+    if origin is dict and isinstance(part, str):
+        return [arguments[1]]
+    if origin in (list, tuple) and isinstance(part, int):
+        return [arguments[0]]
+    return []
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _models(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [m for a in get_args(annotation) for m in _models(a)]
+    return []

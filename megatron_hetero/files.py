@@ -1,0 +1,115 @@
+"""The only reader and writer of YAML and JSON: strict, bounded, and always knowing the line.
+
+A file is a stranger's: it is read as plain data (null, bool, int, float, str, list, dict) and never
+constructs an object.  Refused with `file:line`: more than 1 MiB, text that is not UTF-8, more than
+32 levels or 100 000 values, duplicate keys, keys that are not text, NaN and infinities, YAML
+aliases, anchors, merge keys, tags, and more than one document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from megatron_hetero._document import Document, DocumentBuilder, format_keypath, read_text
+from megatron_hetero._parsing import feed_json, feed_yaml
+from megatron_hetero._schema_faults import describe_faults, near_names
+from megatron_hetero.errors import FileFormatError, HeteroError
+
+__all__ = [
+    "Document",
+    "canonical_json",
+    "content_hash",
+    "format_keypath",
+    "near_names",
+    "read_json",
+    "read_text",
+    "read_yaml",
+    "validate_document",
+    "write_json",
+]
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def read_yaml(path: Path | str) -> Document:
+    """Read a file of one YAML 1.2 document.
+
+    Raises:
+        FileFormatError: unreadable, malformed, or one of the refusals of this module.
+    """
+    builder = DocumentBuilder(Path(path))
+    feed_yaml(builder, read_text(Path(path)))
+    return builder.document()
+
+
+def read_json(path: Path | str) -> Document:
+    """Read a file of one JSON value (RFC 8259).
+
+    Raises:
+        FileFormatError: unreadable, malformed, or one of the refusals of this module.
+    """
+    builder = DocumentBuilder(Path(path))
+    feed_json(builder, read_text(Path(path)))
+    return builder.document()
+
+
+def validate_document(
+    document: Document, model_class: type[Schema], error_class: type[HeteroError]
+) -> Schema:
+    """Check a document against a pydantic schema.
+
+    Args:
+        model_class: the schema: strict, frozen, `extra="forbid"`, `allow_inf_nan=False`.
+        error_class: what to raise.
+    Returns:
+        The instance of `model_class`.
+    Raises:
+        error_class: lists every fault of the file in its order, one a line, as
+            `file:line: key: what is wrong`.
+    """
+    try:
+        # In JSON mode a strict tuple accepts a list, which is all that a file can write.
+        return model_class.model_validate_json(json.dumps(document.data))
+    except ValidationError as error:
+        raise error_class("\n".join(describe_faults(document, model_class, error))) from None
+
+
+def canonical_json(data: Any) -> str:
+    """The one JSON text of `data`: sorted keys, no spaces, ASCII."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_hash(data: Any) -> str:
+    """sha256 (hex) of parsed content; the order, spacing and comments of its file do not count."""
+    return hashlib.sha256(canonical_json(data).encode()).hexdigest()
+
+
+def write_json(path: Path | str, data: Any) -> None:
+    """Write JSON so that equal data give equal bytes, and no reader ever sees half a file.
+
+    Sorted keys, two spaces, a newline at the end.  Floats are printed by `repr`, which reads back
+    to the same bits.
+
+    Raises:
+        FileFormatError: the file cannot be written there.
+    """
+    path = Path(path)
+    text = json.dumps(data, sort_keys=True, indent=2, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror}") from None
