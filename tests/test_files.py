@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from megatron_hetero._document import MAX_FILE_BYTES, MAX_VALUES
 from megatron_hetero.errors import ClusterError, FileFormatError, HeteroError
 from megatron_hetero.files import (
     canonical_json,
@@ -20,6 +19,7 @@ from megatron_hetero.files import (
     validate_document,
     write_json,
 )
+from megatron_hetero.files.document import MAX_FILE_BYTES, MAX_VALUES
 from megatron_hetero.units import parse_bandwidth
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from megatron_hetero._document import Document, format_keypath
+from megatron_hetero.files.document import Document, format_keypath
 
 
 def describe_faults(

@@ -13,14 +13,14 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from megatron_hetero._document import Document, DocumentBuilder, format_keypath, read_text
-from megatron_hetero._parsing import feed_json, feed_yaml
-from megatron_hetero._schema_faults import describe_faults, near_names
 from megatron_hetero.errors import FileFormatError, HeteroError
+from megatron_hetero.files.document import Document, DocumentBuilder, format_keypath, read_text
+from megatron_hetero.files.parsing import feed_json, feed_yaml
+from megatron_hetero.files.schema_faults import describe_faults, near_names
 
 __all__ = [
     "Document",
@@ -34,8 +34,6 @@ __all__ = [
     "validate_document",
     "write_json",
 ]
-
-Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def read_yaml(path: Path | str) -> Document:
@@ -60,7 +58,7 @@ def read_json(path: Path | str) -> Document:
     return builder.document()
 
 
-def validate_document(
+def validate_document[Schema: BaseModel](
     document: Document, model_class: type[Schema], error_class: type[HeteroError]
 ) -> Schema:
     """Check a document against a pydantic schema.

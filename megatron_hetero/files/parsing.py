@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from megatron_hetero._document import DocumentBuilder
+from megatron_hetero.files.document import DocumentBuilder
 
 MAX_DIGITS = 40
 
