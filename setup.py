@@ -39,7 +39,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["megatron_hetero", "megatron_hetero.*"]),
-    package_data={"megatron_hetero": ["py.typed"], "": ["*.json"]},
+    package_data={"megatron_hetero": ["py.typed"], "": ["*.json", "*.LICENSE"]},
     python_requires=">=3.12",
     # The planner: any operating system, no torch.
     install_requires=[

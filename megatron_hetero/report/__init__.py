@@ -1,0 +1,1 @@
+"""Pictures and pages: what people read.  Draws data that others computed; imports no torch."""

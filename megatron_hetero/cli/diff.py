@@ -1,0 +1,37 @@
+"""`megatron-hetero diff`: what differs between two plans, in words."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.plan.diff import diff_plans
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.report.terminal import count, difference_table
+
+DESCRIPTION = """\
+Show how two plans differ: replicas, stages, layers, devices, micro-batches, predicted times.
+The exit code is 0 whether they differ or not."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `diff`."""
+    parser.add_argument("before", type=Path, metavar="A.JSON")
+    parser.add_argument("after", type=Path, metavar="B.JSON")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Compare two plan files."""
+    differences = diff_plans(load_plan(arguments.before), load_plan(arguments.after))
+    if arguments.json:
+        output.json({"differences": [asdict(d) for d in differences]})
+        return 0
+    if not differences:
+        output.show("the plans are equal")
+        return 0
+    output.show(difference_table(differences), count(len(differences), "difference"))
+    return 0

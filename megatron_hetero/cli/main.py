@@ -1,0 +1,138 @@
+"""`megatron-hetero VERB`: finds the verb's file, runs it, and turns errors into exit codes.
+
+Exit codes: 0 well; 1 a check did not pass; 2 usage; 3 no feasible plan; 4 invalid file; 5 version or
+hardware mismatch; 130 interrupted.  Only the file of the verb that was typed is imported, so that
+`--help` answers at once and planning never loads torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from megatron_hetero import __version__
+from megatron_hetero.cli.output import COLOR_CHOICES, Output
+from megatron_hetero.errors import HeteroError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+VERBS = {
+    "plan": "divide a model over a cluster of unlike GPUs",
+    "explain": "show a plan: stages, memory, what bounds its speed",
+    "validate": "check every invariant of a plan, after editing it by hand",
+    "diff": "show how two plans differ",
+    "flags": "print the Megatron flags and the torchrun line of every node",
+    "verify": "train the plan on this machine's CPU and compare it with one process",
+}
+"""Verb -> one line of help.  Verb `x` lives in `megatron_hetero/cli/x.py`."""
+
+EPILOG = """exit codes:
+  0 well   1 a check did not pass   2 usage   3 no feasible plan   4 invalid file
+  5 version or hardware mismatch   130 interrupted
+
+`megatron-hetero VERB --help` tells more about each verb."""
+
+
+class Verb(Protocol):
+    """What the module of a verb offers."""
+
+    DESCRIPTION: str
+    TAKES_MEGATRON_FLAGS: bool
+    """Whether words after `--` are accepted; they arrive as `arguments.megatron_args`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's own arguments."""
+
+    def run(self, arguments: argparse.Namespace, output: Output) -> int:
+        """Do the work and return the exit code; raise `HeteroError` for what the user can mend."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        argv: the words after the program's name; those of this process by default.
+    Raises:
+        SystemExit: after `--help` and `--version` (code 0) and for unknown arguments (code 2), as
+            argparse does.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, megatron_args = _split_at_double_dash(words)
+    verb_name = next((word for word in words if word in VERBS), None)
+    verb = _load(verb_name) if verb_name else None
+    parser = _parser(verb_name, verb)
+    arguments = parser.parse_args(words)
+    if verb is None:
+        parser.error(f"choose a verb: {', '.join(VERBS)}")
+    if megatron_args is not None and not verb.TAKES_MEGATRON_FLAGS:
+        parser.error(f"{verb_name} takes no Megatron flags, so nothing may follow `--`")
+    arguments.megatron_args = tuple(megatron_args or ())
+    output = Output(color=arguments.color, json_to_stdout=getattr(arguments, "json", False))
+    try:
+        return verb.run(arguments, output)
+    except HeteroError as error:
+        output.error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        output.error("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; keep the interpreter from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _split_at_double_dash(words: list[str]) -> tuple[list[str], list[str] | None]:
+    if "--" not in words:
+        return words, None
+    position = words.index("--")
+    return words[:position], words[position + 1 :]
+
+
+def _load(name: str) -> Verb:
+    return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name}"))
+
+
+def _parser(verb_name: str | None, verb: Verb | None) -> argparse.ArgumentParser:
+    """The parser of the whole command line, with the arguments of the one verb that was typed."""
+    parser = argparse.ArgumentParser(
+        prog="megatron-hetero",
+        description="Plan and run NVIDIA Megatron training on GPUs that do not match.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"megatron-hetero {__version__}")
+    _add_color(parser, default="auto")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    for name, summary in VERBS.items():
+        verb_parser = verbs.add_parser(
+            name,
+            help=summary,
+            description=verb.DESCRIPTION if verb and name == verb_name else summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if verb and name == verb_name:
+            verb.add_arguments(verb_parser)
+            # No default here: it would overwrite a --color given before the verb.
+            _add_color(verb_parser, default=argparse.SUPPRESS)
+    return parser
+
+
+def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--color",
+        choices=COLOR_CHOICES,
+        default=default,
+        help="colour the output; auto: on a terminal, unless NO_COLOR is set (default: auto)",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Where a verb's words go: people's text, one JSON object, errors and progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from megatron_hetero.units import format_duration
+
+COLOR_CHOICES = ("auto", "always", "never")
+MAX_WIDTH = 100
+
+
+class Progress(Protocol):
+    """What the planner calls while it searches."""
+
+    def __call__(self, incumbent_step_time_s: float | None, num_evaluated: int) -> None: ...
+
+
+class Output:
+    """The streams of one command.
+
+    Text for people goes to stdout, or to stderr when stdout carries the JSON object.  Markup in
+    user's names is never interpreted.
+    """
+
+    def __init__(self, *, color: str = "auto", json_to_stdout: bool = False) -> None:
+        self.color = color
+        self._errors = _console(sys.stderr, color)
+        self._people = self._errors if json_to_stdout else _console(sys.stdout, color)
+
+    def show(self, *renderables: RenderableType) -> None:
+        """Tables and text for people, wrapped to the terminal."""
+        for renderable in renderables:
+            self._people.print(renderable)
+
+    def verbatim(self, text: str) -> None:
+        """Text that is to be copied or piped: to stdout as it is, never wrapped or coloured."""
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+
+    def json(self, data: Mapping[str, Any]) -> None:
+        """The command's one JSON object."""
+        self.verbatim(json.dumps(data, indent=2, allow_nan=False))
+
+    def note(self, message: str) -> None:
+        """A remark that is no result."""
+        self._errors.print(Text.assemble(("note: ", "cyan"), message))
+
+    def error(self, message: str) -> None:
+        """Why the command stops; the lines are kept as they are, carets point into them."""
+        self._errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+    @contextmanager
+    def search_progress(self) -> Iterator[Progress | None]:
+        """A line on stderr that follows a search; None when nobody is looking."""
+        if not sys.stderr.isatty():
+            yield None
+            return
+        with self._errors.status("searching") as status:
+
+            def update(incumbent_step_time_s: float | None, num_evaluated: int) -> None:
+                best = (
+                    "none yet"
+                    if incumbent_step_time_s is None
+                    else format_duration(incumbent_step_time_s)
+                )
+                status.update(f"searching: {num_evaluated} plans, best step time {best}")
+
+            yield update
+
+
+def wants_color(color: str, stream: IO[str]) -> bool:
+    """Whether `stream` gets colour: `--color` decides, else NO_COLOR, TERM and the terminal."""
+    if color != "auto":
+        return color == "always"
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def _console(stream: IO[str], color: str) -> Console:
+    colored = wants_color(color, stream)
+    width = None if stream.isatty() or "COLUMNS" in os.environ else MAX_WIDTH
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=colored or stream.isatty(),
+        color_system="standard" if colored else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    console.width = min(console.width, MAX_WIDTH)
+    return console

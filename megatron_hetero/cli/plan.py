@@ -1,0 +1,82 @@
+"""`megatron-hetero plan`: search for a plan, print it and write plan.json."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.flags.emit import is_stock
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner import plan_cluster
+from megatron_hetero.report.terminal import plan_report
+
+DESCRIPTION = """\
+Divide a model over a cluster of unlike GPUs: how many replicas, which GPUs form each stage, how
+many layers and which tensor-parallel width each stage has, how many micro-batches each replica
+does.  Needs no GPU and no torch.
+
+  megatron-hetero plan --cluster cluster.yaml --model pretrain_gpt.sh -o plan.json
+  megatron-hetero plan --cluster cluster.yaml --model config.json -- --global-batch-size 64"""
+TAKES_MEGATRON_FLAGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `plan`."""
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="a Megatron script, a file of Megatron flags, or a Hugging Face config.json; "
+        "flags after `--` are added to it and win",
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to plan from"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Plan, print, save."""
+    cluster = load_cluster(arguments.cluster)
+    workload = load_workload(arguments.model, arguments.megatron_args)
+    profile = load_profile(arguments.profile) if arguments.profile else None
+    start_s = time.perf_counter()
+    with output.search_progress() as progress:
+        plan = plan_cluster(cluster, workload, profile=profile, progress=progress)
+    search_s = time.perf_counter() - start_s
+    if arguments.output:
+        save_plan(plan, arguments.output)
+    if arguments.json:
+        output.json(_summary(plan, search_s, arguments.output))
+        return 0
+    output.show(plan_report(plan))
+    return 0
+
+
+def _summary(plan: Plan, search_s: float, path: Path | None) -> dict[str, Any]:
+    estimates = plan.estimates
+    assert estimates is not None, "the planner scores what it returns"
+    return {
+        "plan": str(path) if path else None,
+        "layout": format_layout(plan.layout),
+        "stock_megatron": is_stock(plan),
+        "step_time_s": estimates.step_time_s,
+        "tokens_per_s": estimates.tokens_per_s,
+        "bound_s": estimates.bound_s,
+        "gap": estimates.gap,
+        "bound_relaxes": estimates.bound_relaxes,
+        "measured": estimates.measured,
+        "search_s": round(search_s, 3),
+        "idle_devices": list(plan.idle_devices),
+        "idle_reasons": dict(plan.idle_reasons),
+    }

@@ -1,0 +1,57 @@
+"""`megatron-hetero validate`: check every invariant of a plan, alone or against a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.validate import validate_plan
+
+DESCRIPTION = """\
+Check a plan, for instance after editing it by hand: every layer on one stage, every device used
+once, widths that divide the model, batches that add up.  With --cluster also: the devices exist and
+are what the plan says, the plan keeps the cluster's limits, the memory suffices."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `validate`."""
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Validate; an invalid plan leaves through `PlanFormatError` (exit code 4)."""
+    try:
+        plan = load_plan(arguments.plan)
+        cluster = load_cluster(arguments.cluster) if arguments.cluster else None
+        validate_plan(plan, cluster)
+    except PlanFormatError as error:
+        if arguments.json:
+            output.json({"valid": False, "error": str(error)})
+        raise
+    made_for_cluster = cluster and plan.inputs.get("cluster") == cluster_hash(cluster)
+    if cluster and not made_for_cluster:
+        output.note(
+            f"{arguments.plan} was made for another content of {arguments.cluster}; its estimates "
+            "are of then: `megatron-hetero explain --cluster` scores it anew"
+        )
+    if arguments.json:
+        output.json(
+            {
+                "valid": True,
+                "layout": format_layout(plan.layout),
+                "num_devices": plan.layout.num_devices,
+                "made_for_cluster": None if cluster is None else bool(made_for_cluster),
+            }
+        )
+        return 0
+    against = f" on {arguments.cluster}" if cluster else ""
+    output.show(f"{arguments.plan} is valid{against}: {format_layout(plan.layout)}")
+    return 0

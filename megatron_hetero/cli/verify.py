@@ -1,0 +1,102 @@
+"""`megatron-hetero verify`: train a plan on this machine's CPU beside one process, and compare.
+
+The work is done by `megatron_hetero.runtime.verify.command.run(arguments)`, which prints its own
+report and returns the exit code.  `arguments` holds:
+
+    plan: Path | None             exactly one of plan and layout is given
+    layout: str | None
+    megatron_args: tuple[str]     words after `--`
+    steps: int                    optimizer steps, >= 1
+    optimizer: "adam" | "sgd" | None
+    floor: bool                   also measure the rounding floor
+    json: bool                    one JSON object on stdout, text for people on stderr
+    plant: str | None             name of a planted error, which must make the check fail
+    keep: Path | None             folder that keeps what the runs wrote
+    color: "auto" | "always" | "never"
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import platform
+from pathlib import Path
+from typing import cast
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.errors import EnvironmentMismatchError
+
+DESCRIPTION = """\
+Train a plan on this machine's CPU, one process for each GPU of the plan, in Megatron's own training
+loop, and beside it one process of stock Megatron from the same weights and samples; report how far
+losses, gradients, gradient norm and weights are apart.  The model is shrunk to fit, never the
+replicas, stages, widths, shares or micro-batch counts.  Exit code 0: equal to rounding; 1: not.
+
+  megatron-hetero verify plan.json
+  megatron-hetero verify --layout "tp2:3,tp1:1 @4 | tp1:4 @2" -- --swiglu --normalization RMSNorm"""
+TAKES_MEGATRON_FLAGS = True
+
+RUNTIME_MODULES = ("torch", "megatron.core", "megatron.training")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `verify`."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON")
+    source.add_argument("--layout", metavar="LINE", help='for example "tp2:3,tp1:1 @4 | tp1:4 @2"')
+    parser.add_argument(
+        "--steps", type=_positive, default=5, metavar="N", help="optimizer steps (default: 5)"
+    )
+    parser.add_argument("--optimizer", choices=("adam", "sgd"), help="default: the model's own")
+    parser.add_argument(
+        "--floor",
+        action="store_true",
+        help="also compare one process with one process that sums in another order",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep what the runs wrote: logs, tensors"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--plant", metavar="NAME", help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Check that the runtime is installed and hand over to it."""
+    require_runtime()
+    command = importlib.import_module("megatron_hetero.runtime.verify.command")
+    return cast(int, command.run(arguments))
+
+
+def require_runtime() -> None:
+    """Refuse to start without torch and Megatron.
+
+    Raises:
+        EnvironmentMismatchError: one is missing; the message says what to install.
+    """
+    missing = [name for name in RUNTIME_MODULES if not _is_installed(name)]
+    if not missing:
+        return
+    raise EnvironmentMismatchError(
+        f"this verb trains, and {', '.join(missing)} is not installed. "
+        'Install the runtime with\n\n    pip install "megatron-hetero[runtime]"\n\n'
+        "on Linux x86-64 with Python 3.12 or 3.13. To use a CPU build of torch (smaller, no CUDA "
+        "libraries), install that build first, for instance\n\n"
+        "    pip install ./torch-VERSION+cpu-....whl\n\n"
+        "and then the line above; in a clone of the repository:  make env TORCH=WHEEL_OR_VERSION."
+        f" Here: Python {platform.python_version()} on {platform.system()} {platform.machine()}."
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value

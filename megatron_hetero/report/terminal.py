@@ -1,0 +1,217 @@
+"""A plan as text for a terminal of 80 to 100 columns, in colour and without.
+
+Every function returns something that `rich` prints; none prints.  Colour only underlines what the
+words say already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from megatron_hetero.plan.diff import Difference
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.units import format_duration
+
+GIB = 1 << 30
+TIGHT_MEMORY = 0.9
+"""A device whose predicted peak is above this part of its memory is shown in yellow."""
+NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
+
+
+def plan_report(plan: Plan) -> RenderableType:
+    """The whole plan: speed, replicas, idle GPUs, layout."""
+    return Group(
+        *plan_heading(plan),
+        Text(),
+        *(table for r in range(len(plan.replicas)) for table in replica_table(plan, r)),
+        *idle_lines(plan),
+        layout_line(plan),
+    )
+
+
+def plan_heading(plan: Plan) -> tuple[RenderableType, ...]:
+    """What was planned, and how fast it is predicted to be."""
+    lines: list[RenderableType] = []
+    if plan.workload is not None:
+        model, training = plan.workload.model, plan.workload.training
+        lines.append(
+            facts(
+                ("model", plan.workload.source),
+                (
+                    "",
+                    f"{model.num_layers} layers, hidden {model.hidden_size}, "
+                    f"sequence {model.seq_length}, {training.precision}; "
+                    f"global batch {training.global_batch_size}",
+                ),
+                ("devices", _device_count(plan)),
+            )
+        )
+    if plan.estimates is not None:
+        lines.append(facts(*_speed(plan.estimates)))
+    return tuple(lines)
+
+
+def facts(*rows: tuple[str, str]) -> Table:
+    """Names in one column, values in the next."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", min_width=12)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def replica_table(plan: Plan, replica_index: int) -> tuple[RenderableType, ...]:
+    """One row for each stage: its GPUs, width, layers, time of a micro-batch, memory."""
+    replica = plan.replicas[replica_index]
+    estimates = plan.estimates
+    title = Text.assemble(
+        (f"Replica {replica_index}", "bold"),
+        f"  {count(replica.num_micro_batches, 'micro-batch', 'micro-batches')} a step",
+    )
+    if replica.micro_batch_size is not None:
+        title.append(f" of {count(replica.micro_batch_size, 'sequence')}")
+    if estimates is not None:
+        title.append(f", {format_duration(estimates.replica_times_s[replica_index])}")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table.add_column("stage", justify="right")
+    table.add_column("GPUs", overflow="fold")
+    table.add_column("TP", justify="right")
+    table.add_column("layers", no_wrap=True)
+    if estimates is not None:
+        table.add_column("time / micro-batch", justify="right")
+        table.add_column("memory, worst GPU", justify="right", no_wrap=True)
+    for index, stage in enumerate(replica.stages):
+        row: list[str | Text] = [str(index), _gpus(plan, stage), _width(stage), _layers(stage)]
+        if estimates is not None:
+            row.append(format_duration(estimates.stage_times_s[replica_index][index]))
+            row.append(_memory(_fullest(stage.devices, estimates)))
+        table.add_row(*row)
+    return (title, Padding(table, (0, 0, 1, 1)))
+
+
+def idle_lines(plan: Plan) -> Iterable[RenderableType]:
+    """The GPUs that the plan does not use, and why."""
+    if not plan.idle_devices:
+        return
+    yield Text("Idle GPUs", style="bold")
+    by_reason: dict[str, list[str]] = {}
+    for device in plan.idle_devices:
+        by_reason.setdefault(plan.idle_reasons.get(device, "no reason recorded"), []).append(device)
+    for reason, devices in by_reason.items():
+        yield Text(f"  {devices_by_node(devices)}: {reason}", style="yellow")
+    yield Text()
+
+
+def layout_line(plan: Plan) -> Text:
+    """The plan in one line, as `--hetero-layout` takes it."""
+    return Text.assemble(("Layout  ", "bold"), (format_layout(plan.layout), "green"))
+
+
+def rank_lines(plan: Plan) -> Table:
+    """Which process runs what: global rank -> host, GPU, replica, stage, tensor rank."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    for heading in ("rank", "host", "GPU", "type", "replica", "stage", "tensor rank"):
+        table.add_column(heading, justify="left" if heading in ("host", "type") else "right")
+    places = [(h.host, str(gpu), h.gpu_type) for h in plan.hosts for gpu in h.gpu_indices]
+    for rank, position in enumerate(rank_table(plan)):
+        host, gpu, gpu_type = places[rank] if places else ("any", "any", "any")
+        table.add_row(
+            str(rank), host, gpu, gpu_type,
+            str(position.replica), str(position.stage), str(position.tensor_rank),
+        )  # fmt: skip
+    return table
+
+
+def difference_table(differences: Sequence[Difference]) -> Table:
+    """One row for each difference: where, what, before, after."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    for heading in ("where", "what", "before", "after"):
+        table.add_column(heading, overflow="fold")
+    for d in differences:
+        table.add_row(
+            d.where,
+            d.what,
+            Text("-" if d.before is None else d.before, style="red"),
+            Text("-" if d.after is None else d.after, style="green"),
+        )
+    return table
+
+
+def devices_by_node(devices: Sequence[str]) -> str:
+    """`a:0 a:1 b:0` as `a: 0 1; b: 0`."""
+    indices: dict[str, list[str]] = {}
+    for device in devices:
+        node, _, index = device.rpartition(":")
+        indices.setdefault(node, []).append(index)
+    return "; ".join(f"{node}: {' '.join(found)}" for node, found in indices.items())
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _speed(estimates: Estimates) -> Iterable[tuple[str, str]]:
+    yield (
+        "step time",
+        f"{format_duration(estimates.step_time_s)}, {estimates.tokens_per_s:,.0f} tokens/s",
+    )
+    if estimates.bound_s is not None and estimates.gap is not None:
+        bound = format_duration(estimates.bound_s)
+        yield "lower bound", f"{bound}; this plan is within {estimates.gap:.1%} of it"
+        if estimates.bound_relaxes:
+            yield "", f"(the bound relaxes: {estimates.bound_relaxes})"
+    if not estimates.measured:
+        yield "basis", NOT_MEASURED
+
+
+def _device_count(plan: Plan) -> str:
+    used: dict[str, int] = {}
+    for host in plan.hosts:
+        used[host.gpu_type] = used.get(host.gpu_type, 0) + len(host.gpu_indices)
+    kinds = " + ".join(f"{number} x {kind}" for kind, number in used.items())
+    total = count(plan.layout.num_devices, "GPU")
+    text = f"{total}: {kinds}" if kinds else f"{total}, none named"
+    return f"{text}; {len(plan.idle_devices)} idle" if plan.idle_devices else text
+
+
+def _gpus(plan: Plan, stage: Stage) -> str:
+    if not stage.devices:
+        return "any"
+    nodes = {device.rpartition(":")[0] for device in stage.devices}
+    kinds = sorted({host.gpu_type for host in plan.hosts if host.node in nodes})
+    return f"{devices_by_node(stage.devices)} ({', '.join(kinds)})"
+
+
+def _width(stage: Stage) -> str:
+    shares = stage.shape.shares
+    ratio = f" ({':'.join(map(str, shares))})" if shares else ""
+    return f"{stage.shape.tensor_parallel}{ratio}"
+
+
+def _layers(stage: Stage) -> str:
+    last = stage.first_layer + stage.shape.num_layers - 1
+    return f"{stage.first_layer}-{last} ({stage.shape.num_layers})"
+
+
+def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | None:
+    known = [estimates.devices[device] for device in devices if device in estimates.devices]
+    return max(known, key=lambda d: d.peak_bytes / d.capacity_bytes, default=None)
+
+
+def _memory(device: DeviceEstimate | None) -> Text:
+    if device is None:
+        return Text("-")
+    part = device.peak_bytes / device.capacity_bytes
+    text = f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB  {part:4.0%}"
+    style = "red" if part > 1 else "yellow" if part > TIGHT_MEMORY else ""
+    return Text(text, style=style)

@@ -1,0 +1,108 @@
+"""Streams, colour and width of what verbs print."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from megatron_hetero.cli.output import MAX_WIDTH, Output, wants_color
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.parametrize(
+    ("color", "stream", "environment", "expected"),
+    [
+        ("auto", Terminal(), {}, True),
+        ("auto", io.StringIO(), {}, False),
+        ("auto", Terminal(), {"NO_COLOR": "1"}, False),
+        ("auto", Terminal(), {"NO_COLOR": ""}, True),
+        ("auto", Terminal(), {"TERM": "dumb"}, False),
+        ("always", io.StringIO(), {"NO_COLOR": "1"}, True),
+        ("never", Terminal(), {}, False),
+    ],
+)
+def test_who_decides_about_colour(
+    monkeypatch: pytest.MonkeyPatch,
+    color: str,
+    stream: io.StringIO,
+    environment: dict[str, str],
+    expected: bool,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert wants_color(color, stream) is expected
+
+
+def test_never_means_no_escape_at_all_even_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    Output(color="never").error("no")
+    assert terminal.getvalue() == "error: no\n"
+
+
+def test_always_colours_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(color="always").error("no")
+    assert "\x1b[" in capsys.readouterr().err
+
+
+def test_json_owns_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(json_to_stdout=True)
+    output.show("for people")
+    output.json({"step_time_s": 1.5})
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"step_time_s": 1.5}
+    assert captured.err == "for people\n"
+
+
+def test_nan_is_never_printed_as_json() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Output(json_to_stdout=True).json({"gap": float("nan")})
+
+
+def test_text_wraps_but_verbatim_text_and_errors_do_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long_line = "word " * 60 + "end"
+    output = Output()
+    output.show(long_line)
+    output.verbatim(long_line)
+    output.error(long_line)
+    captured = capsys.readouterr()
+    shown, _, kept = captured.out.rpartition("\n")[0].rpartition("\n")
+    assert max(map(len, shown.splitlines())) <= MAX_WIDTH
+    assert kept == long_line
+    assert captured.err == f"error: {long_line}\n"
+
+
+def test_names_in_square_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().show("nodes[red] [bold]x[/bold] :warning:")
+    assert capsys.readouterr().out == "nodes[red] [bold]x[/bold] :warning:\n"
+
+
+def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output().search_progress() as progress:
+        assert progress is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_follows_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Output(color="never").search_progress() as progress:
+        assert progress is not None
+        progress(None, 1)
+        progress(0.25, 40)

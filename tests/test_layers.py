@@ -1,0 +1,44 @@
+"""The layers: planning loads no torch, and left never imports right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def loaded_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after `code`."""
+    code += "\nimport sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return {name.partition(".")[0] for name in done.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["", ".planner", ".flags", ".flags.emit", ".flags.launch", ".plan.file", ".cli.main",
+     ".cli.plan", ".cli.explain", ".cli.flags", ".cli.verify", ".report.terminal"],
+)  # fmt: skip
+def test_importing_a_planning_module_loads_no_torch(module: str) -> None:
+    assert not loaded_after(f"import megatron_hetero{module}") & {"torch", "megatron", "matplotlib"}
+
+
+def test_help_loads_next_to_nothing() -> None:
+    loaded = loaded_after(
+        "from megatron_hetero.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    )
+    assert not loaded & {"torch", "megatron", "pydantic", "scipy", "numpy", "networkx"}
+
+
+def test_the_import_contracts_hold() -> None:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [lint_imports, "--no-cache"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
