@@ -1,0 +1,1 @@
+"""Seconds, bytes and memory of a piece of model on a piece of cluster."""

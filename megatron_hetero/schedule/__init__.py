@@ -1,0 +1,1 @@
+"""The programme of every pipeline rank as data, its deadlock check and its simulation."""

@@ -1,0 +1,59 @@
+"""What a plan is predicted to take: `Estimates` of a Plan on a Cluster."""
+
+from __future__ import annotations
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.bound import BOUND_RELAXES, step_time_bound_s
+from megatron_hetero.cost.model import CostModel, PlacementCost
+from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan
+
+
+def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
+    """Predict time and memory of a validated plan; fits or not, the numbers say.
+
+    Raises:
+        UsageError: the plan carries no workload.
+        PlanFormatError: it names no devices, or devices that the cluster lacks.
+        UnsupportedError: it asks for something that cannot be priced yet (named).
+    """
+    if plan.workload is None:
+        raise UsageError(
+            "the plan carries no model, so its time cannot be predicted; "
+            "make it with `megatron-hetero plan`, or give the model"
+        )
+    costs = CostModel(cluster, plan.workload, profile)
+    placement = placement_of(plan, cluster)
+    return estimates_of(costs, placement, costs.placement(placement))
+
+
+def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Estimates:
+    """The figures of an already priced placement in the form that plan.json holds."""
+    workload = costs.workload
+    tokens = workload.training.global_batch_size * workload.model.seq_length
+    bound_s = step_time_bound_s(costs)
+    devices = {}
+    for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
+        for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
+            memory = stage_cost.memory
+            estimate = DeviceEstimate(
+                memory.capacity_bytes,
+                memory.peak_bytes(stage.num_layers),
+                memory.parts_bytes(stage.num_layers),
+            )
+            devices.update({device.name: estimate for device in stage.devices})
+    return Estimates(
+        step_time_s=cost.step_time_s,
+        tokens_per_s=tokens / cost.step_time_s,
+        bound_s=bound_s,
+        gap=cost.step_time_s / bound_s - 1,
+        replica_times_s=tuple(r.pipeline_s for r in cost.replicas),
+        stage_times_s=tuple(tuple(s.times.total_s for s in r.stages) for r in cost.replicas),
+        boundary_times_s=tuple(tuple(h.total_s for h in r.forward_hops) for r in cost.replicas),
+        gradient_sync_s=cost.gradient_sync_s,
+        devices=devices,
+        bound_relaxes=BOUND_RELAXES,
+        measured=cost.measured,
+    )

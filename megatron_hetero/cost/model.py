@@ -1,0 +1,236 @@
+"""One price list for a cluster and a workload: what any placement costs, cached piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cost import compute
+from megatron_hetero.cost.compute import ELEMENT_BYTES, PassTimes
+from megatron_hetero.cost.memory import (
+    StageMemory,
+    padded_vocab_rows,
+    stage_memory,
+    stage_params,
+    state_bytes,
+)
+from megatron_hetero.cost.network import BoundaryTime, boundary_time, tensor_parallel_times
+from megatron_hetero.cost.pipeline import pipeline_time_s
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.profile import Piece, Profile
+from megatron_hetero.cost.sync import gradient_sync_s
+from megatron_hetero.model.spec import Workload
+
+
+@dataclass(frozen=True)
+class PieceTimes:
+    """Embedding, one decoder layer and head at one width, TP communication included.
+
+    `communication` is the part of `layer` that is communication (zero when it was measured whole).
+    """
+
+    embedding: PassTimes
+    layer: PassTimes
+    head: PassTimes
+    communication: PassTimes
+    measured: bool
+
+    def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
+        times = self.layer.times(num_layers)
+        times = times + self.embedding if first else times
+        return times + self.head if last else times
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage: its times for a micro-batch, its update once a step, its memory."""
+
+    times: PassTimes
+    tensor_parallel_s: float
+    update_s: float
+    memory: StageMemory
+    num_layers: int
+    measured: bool
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that each device lacks; zero or less when the stage fits."""
+        return self.memory.peak_bytes(self.num_layers) - self.memory.capacity_bytes
+
+
+@dataclass(frozen=True)
+class ReplicaCost:
+    stages: tuple[StageCost, ...]
+    forward_hops: tuple[BoundaryTime, ...]
+    backward_hops: tuple[BoundaryTime, ...]
+    pipeline_s: float
+
+
+@dataclass(frozen=True)
+class PlacementCost:
+    """A step is: the slowest replica's pipeline, the gradient exchange, the slowest update."""
+
+    replicas: tuple[ReplicaCost, ...]
+    gradient_sync_s: float
+    update_s: float
+
+    @property
+    def step_time_s(self) -> float:
+        pipeline_s = max(r.pipeline_s for r in self.replicas)
+        return pipeline_s + self.gradient_sync_s + self.update_s
+
+    @property
+    def missing_bytes(self) -> int:
+        """Most bytes that any device lacks; zero or less when the placement fits."""
+        return max(s.missing_bytes for r in self.replicas for s in r.stages)
+
+    @property
+    def measured(self) -> bool:
+        return all(s.measured for r in self.replicas for s in r.stages)
+
+
+class CostModel:
+    """Prices of one workload on one cluster.  Pure: equal questions get equal answers."""
+
+    def __init__(self, cluster: Cluster, workload: Workload, profile: Profile | None = None):
+        self.cluster = cluster
+        self.workload = workload
+        self.profile = profile
+        self._pieces: dict[tuple[str, int, int], PieceTimes] = {}
+        self._memories: dict[tuple[str, int, bool, bool, int, int], StageMemory] = {}
+        self._hops: dict[tuple[str, str, int, int], BoundaryTime] = {}
+
+    @cached_property
+    def activation_bytes(self) -> int:
+        """Size of the tensor that crosses a stage boundary for one micro-batch."""
+        model, training = self.workload.model, self.workload.training
+        tokens = training.micro_batch_size * model.seq_length
+        return tokens * model.hidden_size * ELEMENT_BYTES[training.precision]
+
+    def vocab_rows(self, widths: Sequence[int]) -> int:
+        return padded_vocab_rows(self.workload.model, widths)
+
+    def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
+        """Times of the model's pieces on a group of `width` GPUs of one node."""
+        key = (node.name, width, vocab_rows)
+        if key not in self._pieces:
+            self._pieces[key] = self._price_pieces(node, width, vocab_rows)
+        return self._pieces[key]
+
+    def memory(
+        self, node: Node, width: int, first: bool, last: bool, num_in_flight: int, vocab_rows: int
+    ) -> StageMemory:
+        """Memory of one GPU of a stage, as a function of its layers."""
+        key = (node.gpu_type.name, width, first, last, num_in_flight, vocab_rows)
+        if key not in self._memories:
+            self._memories[key] = stage_memory(
+                self.workload,
+                node.gpu_type,
+                width,
+                first=first,
+                last=last,
+                num_in_flight=num_in_flight,
+                vocab_rows=vocab_rows,
+                reserve_bytes=self.cluster.limits.memory_reserve_bytes,
+            )
+        return self._memories[key]
+
+    def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
+        """One crossing of a stage boundary."""
+        key = (senders[0].node, receivers[0].node, len(senders), len(receivers))
+        if key not in self._hops:
+            self._hops[key] = boundary_time(
+                self.cluster,
+                senders,
+                receivers,
+                self.activation_bytes,
+                self.workload.training.sequence_parallel,
+            )
+        return self._hops[key]
+
+    def stage(
+        self, stage: PlacedStage, index: int, num_stages: int, num_micro_batches: int, rows: int
+    ) -> StageCost:
+        """Stage `index` of `num_stages` under 1F1B: min(num_stages - index, m) in flight."""
+        node = self.cluster.node_by_name[stage.devices[0].node]
+        first, last = index == 0, index == num_stages - 1
+        pieces = self.pieces(node, stage.width, rows)
+        num_in_flight = min(num_stages - index, num_micro_batches)
+        model, training = self.workload.model, self.workload.training
+        num_params = stage_params(model, stage.width, stage.num_layers, first, last, rows)
+        return StageCost(
+            pieces.stage(stage.num_layers, first, last),
+            stage.num_layers * pieces.communication.total_s,
+            compute.update_time_s(num_params, training, node.gpu_type, state_bytes(training).total),
+            self.memory(node, stage.width, first, last, num_in_flight, rows),
+            stage.num_layers,
+            pieces.measured,
+        )
+
+    def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
+        """Stages, hops and pipeline time of one replica."""
+        stages = tuple(
+            self.stage(stage, i, len(replica.stages), replica.num_micro_batches, vocab_rows)
+            for i, stage in enumerate(replica.stages)
+        )
+        devices = [stage.devices for stage in replica.stages]
+        forward = tuple(self.hop(a, b) for a, b in pairwise(devices))
+        backward = tuple(self.hop(b, a) for a, b in pairwise(devices))
+        pipeline_s = pipeline_time_s(
+            [s.times for s in stages], forward, backward, replica.num_micro_batches
+        )
+        return ReplicaCost(stages, forward, backward, pipeline_s)
+
+    def placement(self, placement: Placement) -> PlacementCost:
+        """The whole step."""
+        rows = self.vocab_rows(placement.widths)
+        replicas = tuple(self.replica(r, rows) for r in placement.replicas)
+        return PlacementCost(
+            replicas,
+            self.sync_s(placement, rows),
+            max(s.update_s for r in replicas for s in r.stages),
+        )
+
+    def sync_s(self, placement: Placement, vocab_rows: int) -> float:
+        gradient_bytes = state_bytes(self.workload.training).gradient
+        model = self.workload.model
+        return gradient_sync_s(placement, self.cluster, model, vocab_rows, gradient_bytes)
+
+    def _price_pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
+        workload, gpu = self.workload, node.gpu_type
+        training = workload.training
+        comm = tensor_parallel_times(
+            self.activation_bytes,
+            width,
+            node.link if width > 1 else None,
+            training.sequence_parallel,
+            training.micro_batch_size * workload.model.seq_length,
+        )
+        layer_comm = PassTimes(comm.layer_forward_s, comm.layer_backward_s)
+        if training.recompute == "full":
+            layer_comm = PassTimes(
+                comm.layer_forward_s, comm.layer_backward_s + comm.layer_forward_s
+            )
+        analytic: dict[Piece, PassTimes] = {
+            "embedding": compute.embedding_times(workload, gpu, width, vocab_rows)
+            + PassTimes(comm.embedding_s, 0.0),
+            "decoder_layer": compute.layer_times(workload, gpu, width) + layer_comm,
+            "head": compute.head_times(workload, gpu, width, vocab_rows)
+            + PassTimes(comm.head_forward_s, comm.head_backward_s),
+        }
+        profile = self.profile
+        found = {
+            piece: profile.times(workload, gpu.name, width, piece) if profile else None
+            for piece in analytic
+        }
+        times = {piece: found[piece] or analytic[piece] for piece in analytic}
+        return PieceTimes(
+            times["embedding"],
+            times["decoder_layer"],
+            times["head"],
+            PassTimes(0.0, 0.0) if found["decoder_layer"] else layer_comm,
+            all(value is not None for value in found.values()),
+        )

@@ -1,0 +1,87 @@
+"""Seconds of one replica's 1F1B pipeline: the exact longest path, and a quick close form.
+
+`schedule.simulate` runs any programme; this file is the same model for 1F1B alone, small enough
+for the planner's innermost loop (a test holds both equal).  Sends do not block the sender's
+computation; a link carries one message per direction at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.cost.compute import PassTimes
+from megatron_hetero.cost.network import BoundaryTime
+
+
+def pipeline_time_s(
+    stages: Sequence[PassTimes],
+    forward_hops: Sequence[BoundaryTime],
+    backward_hops: Sequence[BoundaryTime],
+    num_micro_batches: int,
+) -> float:
+    """Makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+    """
+    num_stages = len(stages)
+    if num_stages == 1:
+        return num_micro_batches * stages[0].total_s
+    last = num_stages - 1
+    forward_s = [s.forward_s for s in stages]
+    backward_s = [s.backward_s for s in stages]
+    forward_hop = [(h.serialisation_s, h.latency_s) for h in forward_hops]
+    backward_hop = [(h.serialisation_s, h.latency_s) for h in backward_hops]
+    free_at = [0.0] * num_stages
+    forward_link_free_at = [0.0] * last
+    backward_link_free_at = [0.0] * last
+    # gradient_at[i]: arrival, at stage i, of the gradient sent in the round before.
+    gradient_at = [0.0] * num_stages
+    for k in range(num_micro_batches + last):
+        if k < num_micro_batches:
+            arrival = 0.0
+            for i in range(num_stages):
+                end = max(free_at[i], arrival) + forward_s[i]
+                free_at[i] = end
+                if i < last:
+                    busy_s, latency_s = forward_hop[i]
+                    forward_link_free_at[i] = max(end, forward_link_free_at[i]) + busy_s
+                    arrival = forward_link_free_at[i] + latency_s
+        # Stage i runs `last - i` forwards ahead, so round k ends with its backward k - (last - i).
+        for i in range(max(0, last - k), min(last, last - k + num_micro_batches - 1) + 1):
+            ready = gradient_at[i] if i < last else 0.0
+            end = max(free_at[i], ready) + backward_s[i]
+            free_at[i] = end
+            if i:
+                busy_s, latency_s = backward_hop[i - 1]
+                backward_link_free_at[i - 1] = max(end, backward_link_free_at[i - 1]) + busy_s
+                gradient_at[i - 1] = backward_link_free_at[i - 1] + latency_s
+    return max(free_at)
+
+
+def steady_period_s(
+    stage_times_s: Sequence[float], round_trips_s: Sequence[float], busiest_link_s: float = 0.0
+) -> float:
+    """Seconds per micro-batch in 1F1B's steady state: the largest mean of any dependency cycle.
+
+    The cycle from stage i down to stage j and back passes every stage and hop between once and
+    advances j - i + 1 micro-batches (1F1B keeps one more in flight per stage).
+    `round_trips_s[i]`: forward plus backward crossing of boundary i.
+    """
+    period_s = busiest_link_s
+    for i in range(len(stage_times_s)):
+        total_s = 0.0
+        for j in range(i, len(stage_times_s)):
+            total_s += stage_times_s[j] + (round_trips_s[j - 1] if j > i else 0.0)
+            period_s = max(period_s, total_s / (j - i + 1))
+    return period_s
+
+
+def quick_pipeline_time_s(
+    stage_times_s: Sequence[float], round_trips_s: Sequence[float], num_micro_batches: int
+) -> float:
+    """First micro-batch's way there and back, then one steady period for each further one."""
+    fill_s = sum(stage_times_s) + sum(round_trips_s)
+    return fill_s + (num_micro_batches - 1) * steady_period_s(stage_times_s, round_trips_s)

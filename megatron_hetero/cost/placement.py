@@ -1,0 +1,94 @@
+"""Which devices hold which layers: the part of a plan that costs time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.errors import PlanFormatError, UnsupportedError
+from megatron_hetero.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class PlacedStage:
+    """`num_layers` layers on the devices of one tensor-parallel group, in rank order."""
+
+    devices: tuple[Device, ...]
+    num_layers: int
+
+    @property
+    def width(self) -> int:
+        return len(self.devices)
+
+
+@dataclass(frozen=True)
+class PlacedReplica:
+    stages: tuple[PlacedStage, ...]
+    num_micro_batches: int
+
+    @cached_property
+    def first_layers(self) -> tuple[int, ...]:
+        """Index of each stage's first layer."""
+        starts = [0]
+        for stage in self.stages:
+            starts.append(starts[-1] + stage.num_layers)
+        return tuple(starts[:-1])
+
+
+@dataclass(frozen=True)
+class Placement:
+    replicas: tuple[PlacedReplica, ...]
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Distinct tensor-parallel widths, ascending."""
+        return tuple(sorted({len(s.devices) for r in self.replicas for s in r.stages}))
+
+    def devices(self) -> Iterator[Device]:
+        for replica in self.replicas:
+            for stage in replica.stages:
+                yield from stage.devices
+
+
+def placement_of(plan: Plan, cluster: Cluster) -> Placement:
+    """The placement of a validated plan.
+
+    Raises:
+        PlanFormatError: the plan names no devices, or one that the cluster lacks.
+        UnsupportedError: the plan asks for what the cost model cannot price yet.
+    """
+    known = {device.name: device for device in cluster.devices}
+    replicas = []
+    for r, replica in enumerate(plan.replicas):
+        stages = []
+        for s, stage in enumerate(replica.stages):
+            where = f"replica {r}, stage {s}"
+            if not stage.devices:
+                raise PlanFormatError(f"{where} names no devices, so its time cannot be predicted")
+            missing = [name for name in stage.devices if name not in known]
+            if missing:
+                raise PlanFormatError(f"{where} uses {missing[0]}, which the cluster does not have")
+            for feature, value in (
+                ("uneven shares", stage.shape.shares),
+                ("recompute of one stage", stage.recompute),
+                ("precision of one stage", stage.precision),
+                ("launch counts", stage.num_launched_forwards),
+            ):
+                if value is not None:
+                    raise UnsupportedError(
+                        f"{where}: the cost model does not price {feature} yet (found {value})"
+                    )
+            stages.append(
+                PlacedStage(tuple(known[name] for name in stage.devices), stage.shape.num_layers)
+            )
+        if replica.micro_batch_size is not None and plan.workload is not None:
+            job_size = plan.workload.training.micro_batch_size
+            if replica.micro_batch_size != job_size:
+                raise UnsupportedError(
+                    f"replica {r}: the cost model does not price a micro-batch size of one replica "
+                    f"yet (found {replica.micro_batch_size}, the job's is {job_size})"
+                )
+        replicas.append(PlacedReplica(tuple(stages), replica.num_micro_batches))
+    return Placement(tuple(replicas))

@@ -1,0 +1,162 @@
+"""profile.json: measured seconds of model pieces, used in place of the analytic model.
+
+A point holds the time of one piece (a decoder layer, the embedding or the head) at one tensor
+parallel width and micro-batch size, for one model shape.  Between two measured micro-batch sizes
+times are interpolated; outside of them the analytic model answers and the plan says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from megatron_hetero.cost.compute import PassTimes
+from megatron_hetero.errors import ProfileError
+from megatron_hetero.files import content_hash, read_json, validate_document
+from megatron_hetero.model.spec import ModelSpec, Workload
+
+PROFILE_SCHEMA_VERSION = 1
+Piece = Literal["embedding", "decoder_layer", "head"]
+PositiveInt = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0, le=1e5)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ShapeModel(_Strict):
+    """The sizes on which a piece's time depends, in Megatron's words."""
+
+    hidden_size: PositiveInt
+    ffn_hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_query_groups: PositiveInt
+    seq_length: PositiveInt
+    vocab_size: PositiveInt
+    gated_mlp: bool = False
+
+
+class PointModel(_Strict):
+    """One measurement, tensor-parallel communication included."""
+
+    gpu: str
+    precision: Literal["fp32", "bf16", "fp16"]
+    tensor_parallel: PositiveInt
+    micro_batch_size: PositiveInt
+    piece: Piece
+    recompute: Literal["none", "selective", "full"] = "none"
+    sequence_parallel: bool = False
+    shape: ShapeModel
+    forward_s: Seconds
+    backward_s: Seconds
+
+
+class ProfileModel(_Strict):
+    """The file.  `provenance` says who measured, where, when and with which versions."""
+
+    version: Literal[1]
+    provenance: dict[str, str] = Field(min_length=1)
+    points: list[PointModel] = Field(min_length=1, max_length=100_000)
+
+
+_Key = tuple[str, str, int, str, str, bool, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured times by piece: for each key, (micro-batch size, times) in ascending size."""
+
+    points: Mapping[_Key, tuple[tuple[int, PassTimes], ...]]
+    content_sha256: str = ""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def times(
+        self, workload: Workload, gpu_name: str, width: int, piece: Piece
+    ) -> PassTimes | None:
+        """Seconds of one micro-batch, or None where nothing was measured around it."""
+        training = workload.training
+        key = (
+            gpu_name,
+            training.precision,
+            width,
+            piece,
+            training.recompute,
+            training.sequence_parallel,
+            _shape_key(workload.model),
+        )
+        series = self.points.get(key)
+        if series is None:
+            return None
+        sizes = [size for size, _ in series]
+        at = bisect_left(sizes, training.micro_batch_size)
+        if at == len(series):
+            return None
+        upper_size, upper = series[at]
+        if upper_size == training.micro_batch_size:
+            return upper
+        if at == 0:
+            return None
+        lower_size, lower = series[at - 1]
+        weight = (training.micro_batch_size - lower_size) / (upper_size - lower_size)
+        return PassTimes(
+            lower.forward_s + weight * (upper.forward_s - lower.forward_s),
+            lower.backward_s + weight * (upper.backward_s - lower.backward_s),
+        )
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Read profile.json.
+
+    Raises:
+        FileFormatError: the file cannot be read as JSON.
+        ProfileError: unknown keys, impossible values, or a point measured twice.
+    """
+    document = read_json(path)
+    model = validate_document(document, ProfileModel, ProfileError)
+    series: dict[_Key, dict[int, PassTimes]] = {}
+    for index, point in enumerate(model.points):
+        key = (
+            point.gpu,
+            point.precision,
+            point.tensor_parallel,
+            point.piece,
+            point.recompute,
+            point.sequence_parallel,
+            _shape_key(point.shape),
+        )
+        by_size = series.setdefault(key, {})
+        if point.micro_batch_size in by_size:
+            raise ProfileError(
+                f"{document.locate(('points', index))}: points[{index}] repeats a measurement "
+                f"({point.gpu}, {point.piece}, TP {point.tensor_parallel}, micro-batch "
+                f"{point.micro_batch_size}); keep one of them"
+            )
+        by_size[point.micro_batch_size] = PassTimes(point.forward_s, point.backward_s)
+    return Profile(
+        {key: tuple(sorted(by_size.items())) for key, by_size in series.items()},
+        content_hash(document.data),
+        dict(model.provenance),
+    )
+
+
+def profile_json_schema() -> dict[str, object]:
+    """JSON Schema of the file, for editors."""
+    return ProfileModel.model_json_schema()
+
+
+def _shape_key(shape: ModelSpec | ShapeModel) -> tuple[int, ...]:
+    return (
+        shape.hidden_size,
+        shape.ffn_hidden_size,
+        shape.num_attention_heads,
+        shape.num_query_groups,
+        shape.seq_length,
+        shape.vocab_size,
+        int(shape.gated_mlp),
+    )
