@@ -1,0 +1,141 @@
+"""What the plan decides of Megatron's flags: the ones it prints, and the ones it contradicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron_hetero.flags.stock import (
+    is_even_split,
+    micro_batch_size,
+    pipeline_layout,
+    rank_orders,
+    recompute,
+)
+from megatron_hetero.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The plan's say on one flag.
+
+    `values` are the flag's own (empty for a switch); None if the plan leaves no room for it at all.
+    `printed`: the flag is written when the user did not.  `meaning` is what the plan has, in words.
+    """
+
+    name: str
+    values: tuple[str, ...] | None
+    meaning: str
+    printed: bool = False
+
+
+def stock_decisions(plan: Plan) -> Iterator[Decision]:
+    """For a plan that stock Megatron expresses (`stock.is_stock`)."""
+    replica = plan.replicas[0]
+    width, depth = replica.stages[0].shape.tensor_parallel, len(replica.stages)
+    yield _number("--tensor-model-parallel-size", width, "tensor-parallel width", printed=True)
+    yield _number("--pipeline-model-parallel-size", depth, "pipeline depth", printed=True)
+    if is_even_split(plan):
+        yield Decision("--pipeline-model-parallel-layout", None, "equal stages")
+    else:
+        layout = pipeline_layout(plan)
+        yield Decision(
+            "--pipeline-model-parallel-layout", (layout,), f"stages {layout}", printed=True
+        )
+    orders = rank_orders(plan)
+    if "tp-dp-pp" not in orders:
+        meaning = "ranks that follow the pipeline before the replicas"
+        yield Decision("--use-tp-pp-dp-mapping", (), meaning, printed=True)
+    elif "tp-pp-dp" not in orders:
+        meaning = "ranks that follow the replicas before the pipeline"
+        yield Decision("--use-tp-pp-dp-mapping", None, meaning)
+    size = micro_batch_size(plan, replica)
+    if size is not None:
+        yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
+    yield from _recompute_decisions(plan)
+    yield from _common_decisions(plan)
+
+
+def hetero_decisions(plan: Plan) -> Iterator[Decision]:
+    """For a plan that needs the plug-in; `--hetero-...` itself is written by `emit`."""
+    widths = plan.layout.tensor_parallel_widths
+    depths = tuple(sorted({len(replica.stages) for replica in plan.replicas}))
+    yield _same_everywhere("--tensor-model-parallel-size", widths, "tensor-parallel width")
+    yield _same_everywhere("--pipeline-model-parallel-size", depths, "pipeline depth")
+    named = "its own layers for each stage"
+    yield Decision("--pipeline-model-parallel-layout", None, named)
+    yield Decision("--use-tp-pp-dp-mapping", None, "its own order of ranks")
+    counted = "a fixed number of micro-batches for each replica"
+    yield Decision("--rampup-batch-size", None, counted)
+    yield Decision("--step-batch-size-schedule", None, counted)
+    size = _job_micro_batch_size(plan)
+    if size is not None:
+        yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
+    yield from _common_decisions(plan)
+
+
+def _job_micro_batch_size(plan: Plan) -> int | None:
+    """What replicas without a size of their own have; Megatron wants it also if none is left."""
+    if plan.workload is not None:
+        return plan.workload.training.micro_batch_size
+    return plan.replicas[0].micro_batch_size
+
+
+def _common_decisions(plan: Plan) -> Iterator[Decision]:
+    num_layers = plan.layout.replicas[0].num_layers
+    yield _number("--num-layers", num_layers, "layers")
+    yield _number("--encoder-num-layers", num_layers, "layers")
+    sizes = [micro_batch_size(plan, replica) for replica in plan.replicas]
+    if None not in sizes:
+        total = sum(
+            replica.num_micro_batches * (size or 0)
+            for replica, size in zip(plan.replicas, sizes, strict=True)
+        )
+        yield _number("--global-batch-size", total, "global batch", printed=True)
+    yield _number("--context-parallel-size", 1, "context-parallel size")
+    yield _number("--expert-model-parallel-size", 1, "expert-parallel size")
+    for name in (
+        "--num-layers-per-virtual-pipeline-stage",
+        "--num-virtual-stages-per-pipeline-rank",
+    ):
+        yield Decision(name, None, "no interleaved (virtual) stages")
+    for name in (
+        "--decoder-first-pipeline-num-layers",
+        "--decoder-last-pipeline-num-layers",
+        "--account-for-embedding-in-pipeline-split",
+        "--account-for-loss-in-pipeline-split",
+        "--hybrid-layer-pattern",
+        "--hybrid-override-pattern",
+    ):
+        yield Decision(name, None, "its own layers for each stage")
+    yield Decision("--mtp-num-layers", None, "no multi-token-prediction layers")
+
+
+def _recompute_decisions(plan: Plan) -> Iterator[Decision]:
+    """Only where the stages say something else than the job, whose flags are the user's own."""
+    granularity, num_layers = recompute(plan, plan.replicas[0].stages[0])
+    job = None if plan.workload is None else plan.workload.training.recompute
+    if granularity is None or (granularity == job and num_layers is None):
+        return
+    meaning = f"{granularity} recompute"
+    if granularity != "selective":
+        yield Decision("--recompute-activations", None, meaning)
+    if granularity == "none":
+        yield Decision("--recompute-granularity", None, meaning)
+        return
+    yield Decision("--recompute-granularity", (granularity,), meaning, printed=True)
+    if granularity == "selective":
+        return
+    method, count = ("uniform", 1) if num_layers is None else ("block", num_layers)
+    yield Decision("--recompute-method", (method,), f"{method} {meaning}", printed=True)
+    yield _number("--recompute-num-layers", count, "recomputed layers", printed=True)
+
+
+def _number(name: str, value: int, what: str, *, printed: bool = False) -> Decision:
+    return Decision(name, (str(value),), f"{what} {value}", printed)
+
+
+def _same_everywhere(name: str, values: tuple[int, ...], what: str) -> Decision:
+    """One value may be written, as it agrees; several leave no room for the flag."""
+    shown = f"{what} {', '.join(map(str, values))}"
+    return Decision(name, (str(values[0]),) if len(values) == 1 else None, shown)

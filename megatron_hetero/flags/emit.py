@@ -1,0 +1,136 @@
+"""From a plan to Megatron's argument vector, and its two renderings for a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.decisions import Decision, hetero_decisions, stock_decisions
+from megatron_hetero.flags.stock import is_stock, micro_batch_size
+from megatron_hetero.flags.table import FlagTable, Option, flag_table, last_of_each
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
+
+__all__ = ["is_stock", "megatron_args", "render_bash", "render_line"]
+
+NOT_FROM_A_PLAN = {
+    "--spec": "it imports the module that it names",
+    "--yaml-cfg": "it replaces all flags by those of another file",
+}
+"""Flags that a plan file, which may be a stranger's, must not carry."""
+
+
+def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
+    """The arguments after the entry script: the user's flags, then the plan's.
+
+    A plan that stock Megatron can express comes out as stock flags alone; any other as the user's
+    flags and `--hetero-plan` (if it says more than a layout can) or `--hetero-layout`.
+
+    Args:
+        plan: a valid plan.
+        plan_path: where the job will find the plan file.
+    Raises:
+        UsageError: a user's flag is unknown or contradicts the plan; a plan that needs its file has
+            no `plan_path`; or a bare stock layout gives no micro-batch size.
+    """
+    table = flag_table()
+    options = last_of_each(
+        table.split(() if plan.workload is None else plan.workload.megatron_args)
+    )
+    _refuse_foreign(options)
+    if is_stock(plan):
+        _need_micro_batch_size(plan)
+        decided = _settle(table, options, tuple(stock_decisions(plan)))
+        return _tokens((*options, *decided))
+    decided = _settle(table, options, tuple(hetero_decisions(plan)))
+    return (*_tokens((*options, *decided)), *_hetero_flag(plan, plan_path))
+
+
+def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
+    """A bash array, one flag with its values a line; use it as `"${NAME[@]}"`."""
+    lines: list[list[str]] = []
+    for token in argv:
+        if token.startswith("--") or not lines:
+            lines.append([])
+        lines[-1].append(token)
+    return "\n".join([f"{name}=(", *(f"    {shlex.join(line)}" for line in lines), ")"])
+
+
+def render_line(argv: Sequence[str]) -> str:
+    """One line for a shell; `shlex.split` gives `argv` back."""
+    return shlex.join(argv)
+
+
+def _tokens(options: Sequence[Option]) -> tuple[str, ...]:
+    return tuple(token for option in options for token in option.tokens)
+
+
+def _refuse_foreign(options: Sequence[Option]) -> None:
+    for option in options:
+        reason = NOT_FROM_A_PLAN.get(option.name)
+        if reason is not None:
+            raise UsageError(
+                f"the plan's Megatron flags hold {option}: {reason}, so a plan may not carry it. "
+                "Take it out of the model's flags and add it to your own command line."
+            )
+
+
+def _settle(
+    table: FlagTable, options: Sequence[Option], decisions: Sequence[Decision]
+) -> tuple[Option, ...]:
+    """The options to add; refuses the user's that contradict a decision."""
+    given = {option.flag.dest: option for option in options}
+    added = []
+    for decision in decisions:
+        option = given.get(table.by_name[decision.name].dest)
+        if option is None:
+            if decision.printed and decision.values is not None:
+                added.append(table.option(decision.name, *decision.values))
+        elif decision.values is None or not _agrees(option, decision.values):
+            remedy = (
+                "Remove the flag" if decision.values is None else "Remove the flag or change it"
+            )
+            raise UsageError(
+                f"{option} contradicts the plan, which has {decision.meaning}. {remedy}, or plan "
+                "again."
+            )
+    return tuple(added)
+
+
+def _agrees(option: Option, values: tuple[str, ...]) -> bool:
+    if option.flag.type == "int":
+        return [int(value) for value in option.values] == [int(value) for value in values]
+    return option.values == values
+
+
+def _need_micro_batch_size(plan: Plan) -> None:
+    if any(micro_batch_size(plan, replica) is None for replica in plan.replicas):
+        count = plan.replicas[0].num_micro_batches
+        raise UsageError(
+            "the layout does not say how many sequences a micro-batch has, and stock Megatron "
+            f"counts in sequences: write '@{count}xSIZE', or give the model's Megatron flags with "
+            "--micro-batch-size."
+        )
+
+
+def _hetero_flag(plan: Plan, plan_path: str | None) -> tuple[str, ...]:
+    if not _says_more_than_a_layout(plan):
+        return ("--hetero-layout", format_layout(plan.layout))
+    if plan_path is None:
+        raise UsageError(
+            "this plan names devices or settings of single stages, which a layout cannot hold: "
+            "save it to a file and give its path."
+        )
+    if plan_path.startswith("-"):
+        return (f"--hetero-plan={plan_path}",)
+    return ("--hetero-plan", plan_path)
+
+
+def _says_more_than_a_layout(plan: Plan) -> bool:
+    return bool(plan.hosts) or any(
+        value is not None
+        for replica in plan.replicas
+        for stage in replica.stages
+        for value in (stage.recompute, stage.precision, stage.num_launched_forwards)
+    )

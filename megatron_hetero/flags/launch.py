@@ -1,0 +1,173 @@
+"""How a plan is started: one `torchrun` line for each node, and what every global rank is.
+
+Nodes may contribute different numbers of GPUs: torchrun's static rendezvous numbers the ranks node
+by node from each node's own `--nproc-per-node`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from dataclasses import dataclass
+
+from megatron_hetero.errors import PlanFormatError, UsageError
+from megatron_hetero.flags.emit import is_stock, megatron_args
+from megatron_hetero.plan.check_devices import is_host_name
+from megatron_hetero.plan.plan import Host, Plan
+from megatron_hetero.plan.ranks import rank_table
+
+STOCK_ENTRY = ("pretrain_gpt.py",)
+HETERO_ENTRY = ("-m", "megatron_hetero.pretrain_gpt")
+DEFAULT_MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class NodeLaunch:
+    """What to start on one node.  `host` is None for a plan without hosts: start it anywhere."""
+
+    node_rank: int
+    host: str | None
+    environment: tuple[tuple[str, str], ...]
+    argv: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The command for a shell on the node."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
+        return " ".join([*assignments, shlex.join(self.argv)])
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One process: where it runs and which place of the plan it has.
+
+    Host and GPU are None for a plan without hosts.
+    """
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    host: str | None
+    gpu_type: str | None
+    gpu_index: int | None
+    replica: int
+    stage: int
+    tensor_rank: int
+
+
+def torchrun_lines(
+    plan: Plan, plan_path: str | None = None, *, master_port: int = DEFAULT_MASTER_PORT
+) -> tuple[str, ...]:
+    """One shell line for each node, in node-rank order; `node_launches` has them as data."""
+    return tuple(launch.line for launch in node_launches(plan, plan_path, master_port=master_port))
+
+
+def node_launches(
+    plan: Plan, plan_path: str | None = None, *, master_port: int = DEFAULT_MASTER_PORT
+) -> tuple[NodeLaunch, ...]:
+    """The `torchrun` command of every node.
+
+    Args:
+        plan: a valid plan.
+        plan_path: where the nodes find the plan file, if the plan needs it.
+        master_port: port of the rendezvous on the first host.
+    Raises:
+        UsageError: as `megatron_args`; or the port is not one.
+        PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
+    """
+    if not 1024 <= master_port <= 65535:
+        raise UsageError(f"master port {master_port}; allowed is 1024 to 65535.")
+    entry = STOCK_ENTRY if is_stock(plan) else HETERO_ENTRY
+    command = (*entry, *megatron_args(plan, plan_path))
+    if not plan.hosts:
+        argv = ("torchrun", "--standalone", "--nproc-per-node", str(plan.layout.num_devices))
+        return (NodeLaunch(0, None, (), (*argv, *command)),)
+    _check_hosts(plan.hosts)
+    return tuple(
+        NodeLaunch(
+            node_rank,
+            host.host,
+            # Indices are those of nvidia-smi, which CUDA numbers so only when told to.
+            (
+                ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+                ("CUDA_VISIBLE_DEVICES", ",".join(map(str, host.gpu_indices))),
+            ),
+            (
+                "torchrun",
+                *_rendezvous(plan.hosts, node_rank, master_port),
+                *command,
+            ),
+        )
+        for node_rank, host in enumerate(plan.hosts)
+    )
+
+
+def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
+    """Every process of the launch by global rank; `plan` is valid."""
+    places = rank_table(plan)
+    if not plan.hosts:
+        return tuple(
+            RankRow(r, 0, r, None, None, None, p.replica, p.stage, p.tensor_rank)
+            for r, p in enumerate(places)
+        )
+    processes = [
+        (node_rank, local_rank, host, index)
+        for node_rank, host in enumerate(plan.hosts)
+        for local_rank, index in enumerate(host.gpu_indices)
+    ]
+    return tuple(
+        RankRow(
+            rank,
+            node_rank,
+            local_rank,
+            host.host,
+            host.gpu_type,
+            gpu_index,
+            place.replica,
+            place.stage,
+            place.tensor_rank,
+        )
+        for rank, ((node_rank, local_rank, host, gpu_index), place) in enumerate(
+            zip(processes, places, strict=True)
+        )
+    )
+
+
+def _rendezvous(hosts: tuple[Host, ...], node_rank: int, master_port: int) -> tuple[str, ...]:
+    processes = ("--nproc-per-node", str(len(hosts[node_rank].gpu_indices)))
+    if len(hosts) == 1:
+        return ("--standalone", *processes)
+    return (
+        *("--nnodes", str(len(hosts))),
+        *("--node-rank", str(node_rank)),
+        *processes,
+        *("--master-addr", hosts[0].host),
+        *("--master-port", str(master_port)),
+    )
+
+
+def _check_hosts(hosts: tuple[Host, ...]) -> None:
+    node_of_gpu: dict[tuple[str, int], str] = {}
+    for host in hosts:
+        if not is_host_name(host.host):
+            raise PlanFormatError(f"node {host.node}: {host.host!r} is not a host name.")
+        if _is_open_to_all(host.host):
+            raise PlanFormatError(
+                f"node {host.node}: {host.host} is every interface or a public address, and the "
+                "rendezvous knows no authentication; name the host or give its private address."
+            )
+        for index in host.gpu_indices:
+            other = node_of_gpu.setdefault((host.host, index), host.node)
+            if other != host.node:
+                raise PlanFormatError(
+                    f"nodes {other} and {host.node} both start a process on GPU {index} of host "
+                    f"{host.host}. Give each node its own host in the cluster file."
+                )
+
+
+def _is_open_to_all(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_unspecified or address.is_global

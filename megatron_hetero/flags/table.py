@@ -1,0 +1,196 @@
+"""Megatron's flags as data, so that argument vectors can be read and printed without torch.
+
+`megatron_flags.json` is generated from the real parser by `tools/make_flag_table.py`; a test keeps
+the two equal.  Splitting follows argparse with `allow_abbrev=False`, as Megatron calls it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.files import read_json
+
+TABLE_PATH = Path(__file__).with_name("megatron_flags.json")
+
+Scalar = str | int | float | bool | None
+
+_NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
+"""What argparse takes for a value although it begins with '-'."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of Megatron's parser.
+
+    `action` is argparse's: "store" takes values (`nargs`: None for one, a number, "+" or "*"), the
+    others none.  `type` is the name of the converter.  `default` is None if JSON cannot say it.
+    """
+
+    names: tuple[str, ...]
+    dest: str
+    action: Literal["store", "store_true", "store_false", "boolean"]
+    nargs: int | str | None
+    type: str | None
+    choices: tuple[Scalar, ...] | None
+    default: Scalar | tuple[Scalar, ...]
+    help: str
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """Fewest and most values; None for no upper bound."""
+        if self.action != "store":
+            return 0, 0
+        if self.nargs is None:
+            return 1, 1
+        if isinstance(self.nargs, int):
+            return self.nargs, self.nargs
+        return (1 if self.nargs == "+" else 0), None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One occurrence of a flag in an argument vector."""
+
+    flag: Flag
+    name: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """As arguments.  A value that begins with '-' is joined: `--flag=-1`.
+
+        Raises:
+            UsageError: such a value among several; argparse has no way to be sure of it.
+        """
+        if not any(value.startswith("-") for value in self.values):
+            return (self.name, *self.values)
+        if len(self.values) > 1:
+            raise UsageError(
+                f"{self}: a value that begins with '-' cannot stand in a list of values, where it "
+                "reads like a flag; write it without the '-'."
+            )
+        return (f"{self.name}={self.values[0]}",)
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *self.values))
+
+
+@dataclass(frozen=True)
+class FlagTable:
+    megatron_core_version: str
+    flags: tuple[Flag, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Flag]:
+        return {name: flag for flag in self.flags for name in flag.names}
+
+    def option(self, name: str, *values: str) -> Option:
+        """The option of a name that Megatron knows, with values that it takes.
+
+        Raises:
+            UsageError: unknown name (near ones are proposed), too few or many values, a value that
+                is not of the flag's type or not among its choices.
+        """
+        flag = self.by_name.get(name)
+        if flag is None:
+            near = difflib.get_close_matches(name, self.by_name, n=3)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(
+                f"{name} is not a flag of Megatron {self.megatron_core_version}.{hint}"
+            )
+        fewest, most = flag.bounds
+        if len(values) < fewest or (most is not None and len(values) > most):
+            wanted = f"{fewest} or more" if most is None else str(most)
+            raise UsageError(f"{name} takes {wanted} value(s), not {len(values)}.")
+        for value in values:
+            _check_value(flag, name, value)
+        return Option(flag, name, values)
+
+    def split(self, argv: Sequence[str]) -> tuple[Option, ...]:
+        """Cut an argument vector into options.
+
+        Raises:
+            UsageError: something that Megatron's parser would refuse.
+        """
+        options = []
+        position = 0
+        while position < len(argv):
+            name, joined, value = argv[position].partition("=")
+            if not name.startswith("--"):
+                raise UsageError(
+                    f"{argv[position]!r} is not a flag; Megatron takes flags and their values only."
+                )
+            position += 1
+            if joined:
+                options.append(self.option(name, value))
+                continue
+            most = self.by_name[name].bounds[1] if name in self.by_name else 0
+            start = position
+            while (
+                position < len(argv)
+                and (most is None or position - start < most)
+                and _is_value(argv[position])
+            ):
+                position += 1
+            options.append(self.option(name, *argv[start:position]))
+        return tuple(options)
+
+
+def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Without options that a later one overrides, as argparse lets the last one win."""
+    kept: dict[str, Option] = {}
+    for option in options:
+        kept.pop(option.flag.dest, None)
+        kept[option.flag.dest] = option
+    return tuple(kept.values())
+
+
+@lru_cache(maxsize=1)
+def flag_table() -> FlagTable:
+    """The committed table of the supported Megatron."""
+    data = read_json(TABLE_PATH).data
+    return FlagTable(
+        data["megatron_core_version"],
+        tuple(
+            Flag(
+                names=tuple(flag["names"]),
+                dest=flag["dest"],
+                action=flag["action"],
+                nargs=flag.get("nargs"),
+                type=flag.get("type"),
+                choices=tuple(flag["choices"]) if "choices" in flag else None,
+                default=_frozen(flag.get("default")),
+                help=flag["help"],
+            )
+            for flag in data["flags"]
+        ),
+    )
+
+
+def _frozen(default: Scalar | list[Scalar]) -> Scalar | tuple[Scalar, ...]:
+    return tuple(default) if isinstance(default, list) else default
+
+
+def _is_value(token: str) -> bool:
+    """Whether argparse reads a token as a value rather than as a flag."""
+    return not token.startswith("-") or token == "-" or bool(_NEGATIVE_NUMBER.match(token))
+
+
+def _check_value(flag: Flag, name: str, value: str) -> None:
+    converted: Scalar = value
+    if flag.type in ("int", "float"):
+        try:
+            converted = int(value) if flag.type == "int" else float(value)
+        except ValueError:
+            raise UsageError(f"{name}: {value!r} is not of type {flag.type}.") from None
+    if flag.choices is not None and converted not in flag.choices:
+        raise UsageError(
+            f"{name}: {value!r} is not among {', '.join(str(c) for c in flag.choices)}."
+        )

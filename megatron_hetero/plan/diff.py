@@ -1,0 +1,197 @@
+"""What differs between two plans, in words: replicas, stages, layers, devices, estimates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
+from megatron_hetero.plan.violation import layer_range, stage_name
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference: where, what, and both values as text; None where a plan has nothing there."""
+
+    where: str
+    what: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        if self.before is None:
+            return f"{self.where}: {self.what} added: {self.after}"
+        if self.after is None:
+            return f"{self.where}: {self.what} removed: {self.before}"
+        return f"{self.where}: {self.what} {self.before} -> {self.after}"
+
+
+def diff_plans(before: Plan, after: Plan) -> tuple[Difference, ...]:
+    """Every difference that matters to a run or to its prediction; empty for equal plans."""
+    return tuple(
+        difference
+        for source in (_replicas, _devices, _job, _estimates, _inputs)
+        for difference in source(before, after)
+    )
+
+
+def _changed(where: str, what: str, before: Any, after: Any) -> Iterator[Difference]:
+    if before != after:
+        yield Difference(where, what, _text(before), _text(after))
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or "none"
+    return None if value is None else str(value)
+
+
+def _replicas(before: Plan, after: Plan) -> Iterator[Difference]:
+    for r in range(max(len(before.replicas), len(after.replicas))):
+        old, new = _at(before.replicas, r), _at(after.replicas, r)
+        if old is None or new is None:
+            yield Difference(f"replica {r}", "replica", _replica_text(old), _replica_text(new))
+            continue
+        yield from _changed(
+            f"replica {r}", "micro-batches", old.num_micro_batches, new.num_micro_batches
+        )
+        yield from _changed_setting(
+            f"replica {r}", "micro-batch size", old.micro_batch_size, new.micro_batch_size
+        )
+        for s in range(max(len(old.stages), len(new.stages))):
+            yield from _stage(stage_name(r, s), _at(old.stages, s), _at(new.stages, s))
+
+
+def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Difference]:
+    if old is None or new is None:
+        yield Difference(where, "stage", _stage_text(old), _stage_text(new))
+        return
+    yield from _changed(
+        where, "tensor-parallel width", old.shape.tensor_parallel, new.shape.tensor_parallel
+    )
+    yield from _changed_setting(where, "shares", old.shape.shares, new.shape.shares)
+    yield from _changed(where, "holds", _layers(old), _layers(new))
+    for field in ("recompute", "recompute_num_layers", "precision", "num_launched_forwards"):
+        yield from _changed_setting(
+            where, field.replace("_", " "), getattr(old, field), getattr(new, field)
+        )
+
+
+def _changed_setting(where: str, what: str, before: Any, after: Any) -> Iterator[Difference]:
+    """For what follows the job when it is None: that is a value, not an absence."""
+    if before != after:
+        yield Difference(where, what, _text(before) or "the job's", _text(after) or "the job's")
+
+
+def _devices(before: Plan, after: Plan) -> Iterator[Difference]:
+    """Moves by device: easier to follow than two lists for each stage."""
+    old, new = _place_of_device(before), _place_of_device(after)
+    for device in sorted(old.keys() | new.keys()):
+        if old.get(device) != new.get(device):
+            yield Difference(
+                f"device {device}",
+                "moves",
+                old.get(device, "not in the plan"),
+                new.get(device, "not in the plan"),
+            )
+
+
+def _place_of_device(plan: Plan) -> dict[str, str]:
+    places = dict.fromkeys(plan.idle_devices, "idle")
+    for r, replica in enumerate(plan.replicas):
+        for s, stage in enumerate(replica.stages):
+            for t, device in enumerate(stage.devices):
+                places[device] = f"{stage_name(r, s)}, tensor rank {t}"
+    return places
+
+
+def _job(before: Plan, after: Plan) -> Iterator[Difference]:
+    yield from _changed("plan", "schedule", before.schedule, after.schedule)
+    yield from _changed(
+        "launch",
+        "hosts in rank order",
+        *([f"{h.node}{list(h.gpu_indices)}" for h in plan.hosts] for plan in (before, after)),
+    )
+    if before.workload is None or after.workload is None:
+        if before.workload is not after.workload:
+            yield Difference("plan", "workload", *map(_workload_text, (before, after)))
+        return
+    for part in ("model", "training"):
+        old, new = getattr(before.workload, part), getattr(after.workload, part)
+        for field in dataclasses.fields(old):
+            yield from _changed(
+                part, field.name, getattr(old, field.name), getattr(new, field.name)
+            )
+    old_args, new_args = before.workload.megatron_args, after.workload.megatron_args
+    yield from _changed("workload", "Megatron flags", " ".join(old_args), " ".join(new_args))
+
+
+def _workload_text(plan: Plan) -> str | None:
+    return None if plan.workload is None else plan.workload.source
+
+
+def _estimates(before: Plan, after: Plan) -> Iterator[Difference]:
+    old, new = before.estimates, after.estimates
+    if old is None or new is None:
+        if old is not new:
+            yield Difference("estimates", "step time", _step_text(old), _step_text(new))
+        return
+    for what, field, unit in (
+        ("step time", "step_time_s", " s"),
+        ("throughput", "tokens_per_s", " tokens/s"),
+        ("lower bound", "bound_s", " s"),
+        ("gradient sync", "gradient_sync_s", " s"),
+    ):
+        yield from _number("estimates", what, getattr(old, field), getattr(new, field), unit)
+    yield from _changed("estimates", "measured", old.measured, new.measured)
+    for device in sorted(old.devices.keys() & new.devices.keys()):
+        yield from _number(
+            f"device {device}",
+            "peak memory",
+            old.devices[device].peak_bytes / 2**30,
+            new.devices[device].peak_bytes / 2**30,
+            " GiB",
+        )
+
+
+def _number(
+    where: str, what: str, old: float | None, new: float | None, unit: str
+) -> Iterator[Difference]:
+    """Both values and, where it says something, their ratio."""
+    if old == new:
+        return
+    before = None if old is None else f"{old:.4g}{unit}"
+    after = None if new is None else f"{new:.4g}{unit}"
+    if old and new is not None:
+        after = f"{after} ({new / old:.3f}x)"
+    yield Difference(where, what, before, after)
+
+
+def _inputs(before: Plan, after: Plan) -> Iterator[Difference]:
+    for name in sorted(before.inputs.keys() | after.inputs.keys()):
+        old, new = before.inputs.get(name), after.inputs.get(name)
+        yield from _changed("inputs", f"hash of the {name}", old and old[:12], new and new[:12])
+    yield from _changed("plan", "made by", before.made_by, after.made_by)
+
+
+def _at[Item](items: tuple[Item, ...], index: int) -> Item | None:
+    return items[index] if index < len(items) else None
+
+
+def _replica_text(replica: Replica | None) -> str | None:
+    return None if replica is None else format_layout(Layout((replica.shape,)))
+
+
+def _stage_text(stage: Stage | None) -> str | None:
+    return None if stage is None else f"tp{stage.shape.tensor_parallel}, {_layers(stage)}"
+
+
+def _layers(stage: Stage) -> str:
+    return layer_range(stage.first_layer, stage.first_layer + stage.shape.num_layers - 1)
+
+
+def _step_text(estimates: Estimates | None) -> str | None:
+    return None if estimates is None else f"{estimates.step_time_s:.4g} s"
