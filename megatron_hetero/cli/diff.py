@@ -12,8 +12,8 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.report.terminal import count, difference_table
 
 DESCRIPTION = """\
-Show how two plans differ: replicas, stages, layers, devices, micro-batches, predicted times.
-The exit code is 0 whether they differ or not."""
+Show how two plans differ: replicas, stages, layers, devices, micro-batches,
+predicted times.  The exit code is 0 whether they differ or not."""
 TAKES_MEGATRON_FLAGS = False
 
 

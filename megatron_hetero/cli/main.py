@@ -1,8 +1,8 @@
 """`megatron-hetero VERB`: finds the verb's file, runs it, and turns errors into exit codes.
 
-Exit codes: 0 well; 1 a check did not pass; 2 usage; 3 no feasible plan; 4 invalid file; 5 version or
-hardware mismatch; 130 interrupted.  Only the file of the verb that was typed is imported, so that
-`--help` answers at once and planning never loads torch.
+Exit codes: 0 well; 1 a check did not pass; 2 usage; 3 no feasible plan; 4 invalid file; 5 version
+or hardware mismatch; 130 interrupted.  Only the file of the verb that was typed is imported, so
+that `--help` answers at once and planning never loads torch.
 """
 
 from __future__ import annotations

@@ -19,12 +19,13 @@ from megatron_hetero.planner import plan_cluster
 from megatron_hetero.report.terminal import plan_report
 
 DESCRIPTION = """\
-Divide a model over a cluster of unlike GPUs: how many replicas, which GPUs form each stage, how
-many layers and which tensor-parallel width each stage has, how many micro-batches each replica
-does.  Needs no GPU and no torch.
+Divide a model over a cluster of unlike GPUs: how many replicas, which GPUs form
+each stage, how many layers and which tensor-parallel width each stage has, how
+many micro-batches each replica does.  Needs no GPU and no torch.
 
-  megatron-hetero plan --cluster cluster.yaml --model pretrain_gpt.sh -o plan.json
-  megatron-hetero plan --cluster cluster.yaml --model config.json -- --global-batch-size 64"""
+  megatron-hetero plan --cluster cluster.yaml --model gpt.sh -o plan.json
+  megatron-hetero plan --cluster cluster.yaml --model config.json \\
+      -- --global-batch-size 64 --micro-batch-size 1 --bf16"""
 TAKES_MEGATRON_FLAGS = True
 
 

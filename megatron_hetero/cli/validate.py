@@ -7,15 +7,16 @@ from pathlib import Path
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
-from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.errors import FileFormatError
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.validate import validate_plan
 
 DESCRIPTION = """\
-Check a plan, for instance after editing it by hand: every layer on one stage, every device used
-once, widths that divide the model, batches that add up.  With --cluster also: the devices exist and
-are what the plan says, the plan keeps the cluster's limits, the memory suffices."""
+Check a plan, for instance after editing it by hand: every layer on one stage,
+every device used once, widths that divide the model, batches that add up.  With
+--cluster also: the devices exist and are what the plan says, the plan keeps the
+cluster's limits, and the memory suffices."""
 TAKES_MEGATRON_FLAGS = False
 
 
@@ -27,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Validate; an invalid plan leaves through `PlanFormatError` (exit code 4)."""
+    """Validate; an invalid plan leaves through `FileFormatError` (exit code 4)."""
     try:
         plan = load_plan(arguments.plan)
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
         validate_plan(plan, cluster)
-    except PlanFormatError as error:
+    except FileFormatError as error:
         if arguments.json:
             output.json({"valid": False, "error": str(error)})
         raise

@@ -28,13 +28,14 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError
 
 DESCRIPTION = """\
-Train a plan on this machine's CPU, one process for each GPU of the plan, in Megatron's own training
-loop, and beside it one process of stock Megatron from the same weights and samples; report how far
-losses, gradients, gradient norm and weights are apart.  The model is shrunk to fit, never the
-replicas, stages, widths, shares or micro-batch counts.  Exit code 0: equal to rounding; 1: not.
+Train a plan on this machine's CPU, one process for each GPU of the plan, in
+Megatron's own training loop, and beside it one process of stock Megatron from
+the same weights and samples; report how far losses, gradients, gradient norm
+and weights are apart.  The model is shrunk to fit, never the replicas, stages,
+widths, shares or micro-batch counts.  Exit code 0: equal to rounding; 1: not.
 
   megatron-hetero verify plan.json
-  megatron-hetero verify --layout "tp2:3,tp1:1 @4 | tp1:4 @2" -- --swiglu --normalization RMSNorm"""
+  megatron-hetero verify --layout "tp2:3,tp1:1 @4 | tp1:4 @2" -- --swiglu"""
 TAKES_MEGATRON_FLAGS = True
 
 RUNTIME_MODULES = ("torch", "megatron.core", "megatron.training")

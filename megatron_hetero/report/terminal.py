@@ -6,7 +6,8 @@ words say already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,12 +18,21 @@ from rich.text import Text
 from megatron_hetero.plan.diff import Difference
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
-from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.units import format_duration
 
 GIB = 1 << 30
 TIGHT_MEMORY = 0.9
 """A device whose predicted peak is above this part of its memory is shown in yellow."""
+STAGE_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("stage", "right"),
+    ("GPUs", "left"),
+    ("TP", "right"),
+    ("layers", "left"),
+    ("micro-batch", "right"),
+    ("memory, worst GPU", "right"),
+)
+MAX_NAMES_WIDTH = 28
+"""Names of GPUs beyond this many columns wrap."""
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
 
 
@@ -31,7 +41,7 @@ def plan_report(plan: Plan) -> RenderableType:
     return Group(
         *plan_heading(plan),
         Text(),
-        *(table for r in range(len(plan.replicas)) for table in replica_table(plan, r)),
+        *replica_tables(plan),
         *idle_lines(plan),
         layout_line(plan),
     )
@@ -69,33 +79,64 @@ def facts(*rows: tuple[str, str]) -> Table:
     return table
 
 
-def replica_table(plan: Plan, replica_index: int) -> tuple[RenderableType, ...]:
-    """One row for each stage: its GPUs, width, layers, time of a micro-batch, memory."""
+def replica_tables(plan: Plan) -> Iterator[RenderableType]:
+    """For each replica a title and a table, with one row for each stage.
+
+    The columns of all tables have the same widths, so that replicas compare at a glance.  Times are
+    forward and backward of one micro-batch; memory is that of the stage's fullest device.
+    """
+    rows = [
+        [_stage_row(plan, r, s) for s in range(len(replica.stages))]
+        for r, replica in enumerate(plan.replicas)
+    ]
+    columns = STAGE_COLUMNS if plan.estimates is not None else STAGE_COLUMNS[:4]
+    widths = [
+        max(len(heading), *(len(row[c]) for replica_rows in rows for row in replica_rows))
+        for c, (heading, _) in enumerate(columns)
+    ]
+    for r, replica_rows in enumerate(rows):
+        yield _replica_title(plan, r)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+        for (heading, justify), width in zip(columns, widths, strict=True):
+            # Only the names of GPUs may wrap; numbers cut in two cannot be read.
+            names = heading == "GPUs"
+            table.add_column(
+                heading,
+                justify=justify,
+                no_wrap=not names,
+                min_width=min(width, MAX_NAMES_WIDTH) if names else width,
+            )
+        for row in replica_rows:
+            table.add_row(*row)
+        yield Padding(table, (0, 0, 1, 1))
+
+
+def _replica_title(plan: Plan, replica_index: int) -> Text:
     replica = plan.replicas[replica_index]
-    estimates = plan.estimates
     title = Text.assemble(
         (f"Replica {replica_index}", "bold"),
         f"  {count(replica.num_micro_batches, 'micro-batch', 'micro-batches')} a step",
     )
     if replica.micro_batch_size is not None:
         title.append(f" of {count(replica.micro_batch_size, 'sequence')}")
-    if estimates is not None:
-        title.append(f", {format_duration(estimates.replica_times_s[replica_index])}")
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    table.add_column("stage", justify="right")
-    table.add_column("GPUs", overflow="fold")
-    table.add_column("TP", justify="right")
-    table.add_column("layers", no_wrap=True)
-    if estimates is not None:
-        table.add_column("time / micro-batch", justify="right")
-        table.add_column("memory, worst GPU", justify="right", no_wrap=True)
-    for index, stage in enumerate(replica.stages):
-        row: list[str | Text] = [str(index), _gpus(plan, stage), _width(stage), _layers(stage)]
-        if estimates is not None:
-            row.append(format_duration(estimates.stage_times_s[replica_index][index]))
-            row.append(_memory(_fullest(stage.devices, estimates)))
-        table.add_row(*row)
-    return (title, Padding(table, (0, 0, 1, 1)))
+    if plan.estimates is not None:
+        title.append(f", {format_duration(plan.estimates.replica_times_s[replica_index])}")
+    return title
+
+
+def _stage_row(plan: Plan, replica_index: int, stage_index: int) -> list[Text]:
+    stage = plan.replicas[replica_index].stages[stage_index]
+    row = [
+        Text(str(stage_index)),
+        Text(_gpus(plan, stage)),
+        Text(_width(stage)),
+        Text(_layers(stage)),
+    ]
+    if plan.estimates is not None:
+        time_s = plan.estimates.stage_times_s[replica_index][stage_index]
+        row.append(Text(format_duration(time_s)))
+        row.append(_memory(_fullest(stage.devices, plan.estimates)))
+    return row
 
 
 def idle_lines(plan: Plan) -> Iterable[RenderableType]:
@@ -114,21 +155,6 @@ def idle_lines(plan: Plan) -> Iterable[RenderableType]:
 def layout_line(plan: Plan) -> Text:
     """The plan in one line, as `--hetero-layout` takes it."""
     return Text.assemble(("Layout  ", "bold"), (format_layout(plan.layout), "green"))
-
-
-def rank_lines(plan: Plan) -> Table:
-    """Which process runs what: global rank -> host, GPU, replica, stage, tensor rank."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for heading in ("rank", "host", "GPU", "type", "replica", "stage", "tensor rank"):
-        table.add_column(heading, justify="left" if heading in ("host", "type") else "right")
-    places = [(h.host, str(gpu), h.gpu_type) for h in plan.hosts for gpu in h.gpu_indices]
-    for rank, position in enumerate(rank_table(plan)):
-        host, gpu, gpu_type = places[rank] if places else ("any", "any", "any")
-        table.add_row(
-            str(rank), host, gpu, gpu_type,
-            str(position.replica), str(position.stage), str(position.tensor_rank),
-        )  # fmt: skip
-    return table
 
 
 def difference_table(differences: Sequence[Difference]) -> Table:
@@ -212,6 +238,6 @@ def _memory(device: DeviceEstimate | None) -> Text:
     if device is None:
         return Text("-")
     part = device.peak_bytes / device.capacity_bytes
-    text = f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB  {part:4.0%}"
+    text = f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB {part:4.0%}"
     style = "red" if part > 1 else "yellow" if part > TIGHT_MEMORY else ""
     return Text(text, style=style)

@@ -16,7 +16,9 @@ from megatron_hetero.cli import main as cli
 from megatron_hetero.cli.output import Output
 
 
-def fake_verb(outcome: Exception | BaseException | int, takes_flags: bool = True) -> SimpleNamespace:
+def fake_verb(
+    outcome: Exception | BaseException | int, takes_flags: bool = True
+) -> SimpleNamespace:
     """A verb that raises or returns `outcome` and remembers its arguments."""
     verb = SimpleNamespace(DESCRIPTION="fake", TAKES_MEGATRON_FLAGS=takes_flags, seen=None)
 

@@ -1,0 +1,129 @@
+"""`megatron-hetero flags`: a plan as Megatron arguments and `torchrun` lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.flags.emit import megatron_args, render_bash
+from megatron_hetero.flags.launch import (
+    DEFAULT_MASTER_PORT,
+    NodeLaunch,
+    node_launches,
+    rank_rows,
+)
+from megatron_hetero.flags.stock import reasons_not_stock
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.report.ranks import rank_lines
+
+DESCRIPTION = """\
+Print what runs a plan: Megatron's arguments, one torchrun line for each node,
+and which process is which part of the plan.  The output is a piece of bash;
+nothing is started.  Where stock Megatron can express the plan, only its own
+flags are printed.  Needs no torch."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `flags`."""
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument(
+        "--style",
+        choices=("bash", "line"),
+        default="bash",
+        help="bash: an array with one flag a line, and lines that use it; "
+        "line: each node's whole command on one line (default: bash)",
+    )
+    parser.add_argument(
+        "--plan-path",
+        metavar="PATH",
+        help="where the nodes will find the plan (default: PLAN.JSON as given)",
+    )
+    parser.add_argument(
+        "--master-port",
+        type=int,
+        default=DEFAULT_MASTER_PORT,
+        metavar="PORT",
+        help=f"port of the rendezvous on the first host (default: {DEFAULT_MASTER_PORT})",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the flags of a plan."""
+    plan = load_plan(arguments.plan)
+    plan_path = arguments.plan_path or str(arguments.plan)
+    argv = megatron_args(plan, plan_path)
+    launches = node_launches(plan, plan_path, master_port=arguments.master_port)
+    if arguments.json:
+        output.json(_data(plan, argv, launches))
+    elif arguments.style == "line":
+        output.verbatim("\n".join(_commands(launches)))
+    else:
+        output.verbatim("\n".join(_script(plan, argv, launches)))
+    return 0
+
+
+def _data(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -> dict[str, Any]:
+    reasons = reasons_not_stock(plan)
+    return {
+        "argv": list(argv),
+        "layout": format_layout(plan.layout),
+        "stock_megatron": not reasons,
+        "reasons_not_stock": list(reasons),
+        "nodes": [
+            {
+                "node_rank": launch.node_rank,
+                "host": launch.host,
+                "environment": dict(launch.environment),
+                "argv": list(launch.argv),
+                "line": launch.line,
+            }
+            for launch in launches
+        ],
+        "ranks": [asdict(row) for row in rank_rows(plan)],
+    }
+
+
+def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -> Iterator[str]:
+    """The output as bash: what is not a command is a comment."""
+    yield comment(format_layout(plan.layout))
+    reasons = reasons_not_stock(plan)
+    if reasons:
+        yield comment("Stock Megatron cannot run this plan; megatron-hetero is needed for")
+        yield from (comment(f"  {reason}") for reason in reasons)
+    else:
+        yield comment("Stock Megatron runs this plan: these are its own flags, without plug-in.")
+    yield ""
+    yield render_bash(argv)
+    yield ""
+    if len(launches) > 1:
+        yield comment("One line for each node; start them all.")
+    shared = tuple(NodeLaunch(n.node_rank, n.host, n.environment, _head(n, argv)) for n in launches)
+    yield from _commands(shared, tail=' "${MEGATRON_ARGS[@]}"')
+    yield ""
+    yield comment("Which process is which part of the plan")
+    yield from map(comment, rank_lines(rank_rows(plan)))
+
+
+def comment(text: str) -> str:
+    """A bash comment that stays one: a name from a plan file cannot begin a new line."""
+    return "# " + "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _head(launch: NodeLaunch, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a node's command before the Megatron arguments."""
+    return launch.argv[: len(launch.argv) - len(argv)]
+
+
+def _commands(launches: tuple[NodeLaunch, ...], tail: str = "") -> Iterator[str]:
+    for launch in launches:
+        if launch.host is not None:
+            yield comment(f"node {launch.node_rank}, on {launch.host}")
+        yield launch.line + tail

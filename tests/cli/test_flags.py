@@ -1,0 +1,96 @@
+"""`flags`: bash that says what it means, one command for each node, JSON with the same content."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.flags import comment
+from megatron_hetero.cli.main import main
+
+
+def test_bash_style_is_bash(layout_plan: Callable[..., Path], capsys) -> None:
+    path = layout_plan()
+    assert main(["flags", str(path)]) == 0
+    script = capsys.readouterr().out
+    # torchrun is replaced by a function that prints its words, one a line.
+    probe = "torchrun() { printf '%s\\n' \"$@\"; }\n" + script
+    done = subprocess.run(["bash", "-eu"], input=probe, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "--standalone", "--nproc-per-node", "4", "-m", "megatron_hetero.pretrain_gpt",
+        "--hetero-layout", "tp2:3,tp1:1 @4 | tp1:4 @2",
+    ]  # fmt: skip
+    assert done.stderr == ""
+
+
+def test_bash_style_says_why_the_plug_in_is_needed(
+    layout_plan: Callable[..., Path], capsys
+) -> None:
+    main(["flags", str(layout_plan())])
+    text = capsys.readouterr().out
+    assert text.startswith("# tp2:3,tp1:1 @4 | tp1:4 @2\n# Stock Megatron cannot run this plan")
+    assert "#   stages of different tensor-parallel widths (1, 2)\n" in text
+
+
+def test_a_stock_plan_names_no_plug_in(layout_plan: Callable[..., Path], capsys) -> None:
+    main(["flags", str(layout_plan("tp2:2,tp2:2 @4x1"))])
+    text = capsys.readouterr().out
+    assert "# Stock Megatron runs this plan" in text
+    assert "megatron_hetero" not in text
+    assert "hetero-" not in text
+
+
+def test_line_style_is_one_command_for_each_node(layout_plan: Callable[..., Path], capsys) -> None:
+    main(["flags", str(layout_plan()), "--style", "line"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert shlex.split(lines[0])[-2:] == ["--hetero-layout", "tp2:3,tp1:1 @4 | tp1:4 @2"]
+
+
+def test_json(layout_plan: Callable[..., Path], capsys) -> None:
+    assert main(["flags", str(layout_plan()), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["argv"] == ["--hetero-layout", "tp2:3,tp1:1 @4 | tp1:4 @2"]
+    assert data["stock_megatron"] is False
+    assert len(data["reasons_not_stock"]) == 3
+    assert [node["node_rank"] for node in data["nodes"]] == [0]
+    assert [(r["replica"], r["stage"], r["tensor_rank"]) for r in data["ranks"]] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0),
+    ]  # fmt: skip
+
+
+def test_rank_table_is_aligned_comments(layout_plan: Callable[..., Path], capsys) -> None:
+    main(["flags", str(layout_plan())])
+    table = capsys.readouterr().out.split("# Which process is which part of the plan\n")[1]
+    lines = table.splitlines()
+    assert lines[0].split() == [
+        "#",
+        "rank",
+        "host",
+        "GPU",
+        "type",
+        "replica",
+        "stage",
+        "tensor",
+        "rank",
+    ]
+    assert len(lines) == 5
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_a_port_out_of_range_is_refused(layout_plan: Callable[..., Path], capsys) -> None:
+    assert main(["flags", str(layout_plan()), "--master-port", "80"]) == 2
+    assert "master port 80" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["a\nrm -rf x", "a\r\nb", "a\x1b[31m", "a\u2028b"])
+def test_a_comment_stays_a_comment(text: str) -> None:
+    line = comment(text)
+    assert line.startswith("# ")
+    assert line.isprintable()
+    assert len(line.splitlines()) == 1

@@ -1,0 +1,52 @@
+"""`validate`: exit code 0 for a valid plan, 4 and the place for a broken one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from megatron_hetero.cli.main import main
+
+
+def break_plan(path: Path) -> None:
+    """Take a layer off the last stage of replica 1, as a slip of an editor would."""
+    data = json.loads(path.read_text())
+    data["replicas"][1]["stages"][0]["shape"]["num_layers"] = 3
+    path.write_text(json.dumps(data, indent=2))
+
+
+def test_valid(layout_plan: Callable[..., Path], capsys) -> None:
+    path = layout_plan()
+    assert main(["validate", str(path)]) == 0
+    assert "is valid: tp2:3,tp1:1 @4 | tp1:4 @2" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_valid_as_json(layout_plan: Callable[..., Path], capsys) -> None:
+    assert main(["validate", str(layout_plan()), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "valid": True,
+        "layout": "tp2:3,tp1:1 @4 | tp1:4 @2",
+        "num_devices": 4,
+        "made_for_cluster": None,
+    }
+
+
+def test_a_missing_layer_is_named(layout_plan: Callable[..., Path], capsys) -> None:
+    path = layout_plan()
+    break_plan(path)
+    assert main(["validate", str(path)]) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {path}:")
+    assert "replica 1" in captured.err
+    assert "layer 3" in captured.err
+
+
+def test_a_broken_plan_as_json(layout_plan: Callable[..., Path], capsys) -> None:
+    path = layout_plan()
+    break_plan(path)
+    assert main(["validate", str(path), "--json"]) == 4
+    data = json.loads(capsys.readouterr().out)
+    assert data["valid"] is False
+    assert "replica 1" in data["error"]

@@ -1,0 +1,140 @@
+"""A plan on a terminal: everything is said in words, and it fits in 80 columns."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.plan import (
+    DeviceEstimate,
+    Estimates,
+    Host,
+    Plan,
+    Replica,
+    Stage,
+    StageShape,
+)
+from megatron_hetero.report.terminal import count, devices_by_node, plan_report
+
+GIB = 1 << 30
+MODEL = ModelSpec(32, 4096, 16384, 32, 32, 128, 50257, 2048, 2048)
+WORKLOAD = Workload(MODEL, TrainingSpec(64, 1, "bf16"), (), "gpt-7b.sh")
+
+
+def memory(peak_gib: float, capacity_gib: int) -> DeviceEstimate:
+    return DeviceEstimate(capacity_gib * GIB, round(peak_gib * GIB), {})
+
+
+PLAN = Plan(
+    replicas=(
+        Replica(
+            (
+                Stage(StageShape(2, 24), 0, ("big:0", "big:1")),
+                Stage(StageShape(2, 8, (2, 1)), 24, ("small:0", "small:1")),
+            ),
+            48,
+        ),
+        Replica((Stage(StageShape(1, 32), 0, ("small:2",)),), 16, 2),
+    ),
+    workload=WORKLOAD,
+    hosts=(
+        Host("big", "big.example", "A100-40GB", (0, 1)),
+        Host("small", "small.example", "RTX-4090", (0, 1, 2)),
+    ),
+    idle_devices=("small:3",),
+    idle_reasons={"small:3": "a fourth stage would be slower"},
+    estimates=Estimates(
+        step_time_s=3.5,
+        tokens_per_s=37449.1,
+        bound_s=3.0,
+        gap=3.5 / 3.0 - 1,
+        replica_times_s=(3.4, 3.3),
+        stage_times_s=((0.05, 0.04), (0.2,)),
+        boundary_times_s=((0.001,), ()),
+        gradient_sync_s=0.1,
+        devices={
+            "big:0": memory(30, 40), "big:1": memory(31, 40),
+            "small:0": memory(23, 24), "small:1": memory(12, 24), "small:2": memory(25, 24),
+        },
+        bound_relaxes="memory, whole layers",
+    ),
+)  # fmt: skip
+
+
+def printed(plan: Plan, width: int = 80, color: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        markup=False,
+        highlight=False,
+    )
+    console.print(plan_report(plan))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "gpt-7b.sh", "32 layers", "global batch 64", "5 GPUs: 2 x A100-40GB + 3 x RTX-4090; 1 idle",
+        "3.5 s, 37,449 tokens/s", "within 16.7% of it", "relaxes: memory, whole layers",
+        "not measured", "48 micro-batches a step", "16 micro-batches a step of 2 sequences",
+        "big: 0 1 (A100-40GB)", "2 (2:1)", "0-23 (24)", "24-31 (8)", "50 ms",
+        "31.0 of 40.0 GiB  78%",
+        "23.0 of 24.0 GiB  96%", "small: 3: a fourth stage would be slower",
+        "tp2:24,tp2(2:1):8 @48 | tp1:32 @16x2",
+    ],
+)  # fmt: skip
+def test_every_fact_is_printed_on_one_line(fact: str) -> None:
+    assert fact in printed(PLAN, width=100)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_it_fits_the_terminal(width: int) -> None:
+    assert max(map(len, printed(PLAN, width).splitlines())) <= width
+
+
+def test_colour_adds_no_information() -> None:
+    colored = printed(PLAN, color=True)
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == printed(PLAN)
+
+
+def test_without_colour_there_is_no_escape() -> None:
+    assert "\x1b" not in printed(PLAN)
+
+
+def test_memory_beyond_the_device_is_red() -> None:
+    red_row = next(x for x in printed(PLAN, 100, color=True).splitlines() if "104%" in x)
+    assert "\x1b[31m" in red_row
+
+
+def test_a_bare_layout_is_printed_without_numbers() -> None:
+    bare = Plan((Replica((Stage(StageShape(2, 3), 0), Stage(StageShape(1, 1), 3)), 4),))
+    text = printed(bare)
+    assert "time / micro-batch" not in text
+    assert "any" in text
+    assert text.endswith("Layout  tp2:3,tp1:1 @4\n")
+
+
+def test_measured_plans_do_not_say_otherwise() -> None:
+    assert PLAN.estimates is not None
+    measured = replace(PLAN, estimates=replace(PLAN.estimates, measured=True))
+    assert "not measured" not in printed(measured)
+
+
+def test_devices_by_node() -> None:
+    assert devices_by_node(("a:0", "b:3", "a:1")) == "a: 0 1; b: 3"
+
+
+def test_count() -> None:
+    assert [count(1, "layer"), count(2, "layer"), count(0, "batch", "batches")] == [
+        "1 layer", "2 layers", "0 batches",
+    ]  # fmt: skip
