@@ -230,7 +230,8 @@ def test_a_schema_reports_every_fault_with_its_line(tmp_path: Path) -> None:
         'a byte (8 bits): write for example "25 Gb/s" or "3.1 GB/s"',
         'c.yaml:5: links[1].latncy: unknown key "latncy"; allowed: bandwidth',
         'c.yaml:6: links[2]: the key "bandwidth" is missing; add it',
-        'c.yaml:7: named.x.bandwith: unknown key "bandwith"; did you mean "bandwidth"?',
+        'c.yaml:7: named.x.bandwith: unknown key "bandwith" (did you mean "bandwidth"?); allowed: '
+        "bandwidth",
         'c.yaml:7: named.x: the key "bandwidth" is missing; add it',
         'c.yaml:8: bogus: unknown key "bogus"; allowed: version, links, named',
     ]

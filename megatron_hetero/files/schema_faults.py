@@ -27,12 +27,12 @@ def describe_faults(
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or nothing when no known name is near."""
+    """` (did you mean "x"?)`, or nothing when no known name is near."""
     by_folded = {k.casefold(): k for k in known}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
     if not near:
         return ""
-    return "; did you mean " + " or ".join(f'"{by_folded[n]}"' for n in near) + "?"
+    return " (did you mean " + " or ".join(f'"{by_folded[n]}"' for n in near) + "?)"
 
 
 def _fault_text(fault: dict[str, Any], document: Document, model_class: type[BaseModel]) -> str:
@@ -41,8 +41,8 @@ def _fault_text(fault: dict[str, Any], document: Document, model_class: type[Bas
     if kind == "extra_forbidden":
         known = _keys(_model_at(model_class, location[:-1]))
         unknown = str(location[-1])
-        hint = near_names(unknown, known)
-        return f'unknown key "{unknown}"{hint or "; allowed: " + ", ".join(known)}'
+        allowed = f"; allowed: {', '.join(known)}" if known else "; remove it"
+        return f'unknown key "{unknown}"{near_names(unknown, known)}{allowed}'
     if kind == "missing":
         return f'the key "{location[-1]}" is missing; add it'
     if kind == "value_error":

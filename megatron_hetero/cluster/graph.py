@@ -1,0 +1,57 @@
+"""The cluster as a graph: nodes joined by links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from megatron_hetero.cluster.spec import Cluster, Link
+
+if TYPE_CHECKING:
+    import networkx
+
+
+def cluster_graph(cluster: Cluster) -> networkx.Graph[Any]:
+    """Graph of the nodes of a cluster.
+
+    Graph nodes are node names with attributes `gpu_type`, `num_gpus` and `site`; edges carry
+    `bytes_per_s` and `latency_s` of the slower direction.
+    """
+    graph = link_graph((n.name for n in cluster.nodes), cluster.node_links)
+    for node in cluster.nodes:
+        graph.add_node(
+            node.name, gpu_type=node.gpu_type.name, num_gpus=node.num_gpus, site=node.site
+        )
+    return graph
+
+
+def link_graph(
+    node_names: Iterable[str], node_links: Mapping[tuple[str, str], Link]
+) -> networkx.Graph[Any]:
+    """Undirected graph of node names; where the directions differ, an edge has the slower one."""
+    import networkx  # a tenth of a second
+
+    graph: networkx.Graph[Any] = networkx.Graph()
+    graph.add_nodes_from(node_names)
+    for (a, b), link in sorted(node_links.items(), key=lambda item: item[0]):
+        known = graph.get_edge_data(a, b, {"bytes_per_s": link.bytes_per_s, "latency_s": 0.0})
+        graph.add_edge(
+            a,
+            b,
+            bytes_per_s=min(link.bytes_per_s, known["bytes_per_s"]),
+            latency_s=max(link.latency_s, known["latency_s"]),
+        )
+    return graph
+
+
+def connected_parts(
+    node_names: Iterable[str], node_links: Mapping[tuple[str, str], Link]
+) -> tuple[tuple[str, ...], ...]:
+    """The sets of nodes that reach each other, each in the order of `node_names`."""
+    import networkx
+
+    names = tuple(node_names)
+    position = {name: i for i, name in enumerate(names)}
+    parts = networkx.connected_components(link_graph(names, node_links))
+    ordered = (tuple(sorted(part, key=position.__getitem__)) for part in parts)
+    return tuple(sorted(ordered, key=lambda part: position[part[0]]))

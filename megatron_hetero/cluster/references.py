@@ -1,0 +1,43 @@
+"""Refusals of a cluster file: with its line and key, and near names for what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from megatron_hetero.errors import ClusterError
+from megatron_hetero.files import Document, format_keypath, near_names
+
+
+@dataclass(frozen=True)
+class References:
+    """The names that a cluster file defines, and the file itself, for messages."""
+
+    document: Document
+    nodes: tuple[str, ...]
+    sites: tuple[str, ...]
+
+    def fail(self, keypath: Sequence[str | int], message: str) -> NoReturn:
+        """Raise `ClusterError` as `file:line: key: message`."""
+        where = self.document.locate(keypath)
+        key = format_keypath(self.document.existing(keypath))
+        raise ClusterError(f"{where}: {key + ': ' if key else ''}{message}")
+
+    def check(
+        self, keypath: Sequence[str | int], kind: str, name: str, known: Iterable[str]
+    ) -> None:
+        """Raise `ClusterError` when `name`, at `keypath` of the file, is not one of `known`."""
+        names = tuple(known)
+        if name not in names:
+            hint = near_names(name, names)
+            self.fail(keypath, f'there is no {kind} "{name}"{hint}; there is {listed(names)}')
+
+
+def listed(names: Sequence[str], limit: int = 8) -> str:
+    """`"a"` alone, or `{"a", "b" and 3 more}`."""
+    if len(names) == 1:
+        return f'"{names[0]}"'
+    shown = ", ".join(f'"{name}"' for name in names[:limit])
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{{{shown}{more}}}"
