@@ -72,7 +72,7 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     yield from _changed(
         where, "tensor-parallel width", old.shape.tensor_parallel, new.shape.tensor_parallel
     )
-    yield from _changed_setting(where, "shares", old.shape.shares, new.shape.shares)
+    yield from _changed(where, "shares", _shares(old), _shares(new))
     yield from _changed(where, "holds", _layers(old), _layers(new))
     for field in ("recompute", "recompute_num_layers", "precision", "num_launched_forwards"):
         yield from _changed_setting(
@@ -187,6 +187,10 @@ def _replica_text(replica: Replica | None) -> str | None:
 
 def _stage_text(stage: Stage | None) -> str | None:
     return None if stage is None else f"tp{stage.shape.tensor_parallel}, {_layers(stage)}"
+
+
+def _shares(stage: Stage) -> str:
+    return "equal" if stage.shape.shares is None else ":".join(map(str, stage.shape.shares))
 
 
 def _layers(stage: Stage) -> str:

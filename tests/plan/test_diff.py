@@ -1,0 +1,114 @@
+"""Differences between plans, as sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.diff import Difference, diff_plans
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+from tests.plan.strategies import placed_plans, workload
+from tests.plan.test_validate import (
+    PLAN,
+    with_estimates,
+    with_replica,
+    with_stage,
+    with_training,
+)
+
+
+def lines(before: Plan, after: Plan) -> list[str]:
+    return [str(difference) for difference in diff_plans(before, after)]
+
+
+def layout_lines(before: str, after: str) -> list[str]:
+    return lines(*(plan_from_layout(parse_layout(text)) for text in (before, after)))
+
+
+@settings(max_examples=25)
+@given(placed_plans())
+def test_a_plan_does_not_differ_from_itself(planned: tuple[Plan, Cluster]) -> None:
+    assert diff_plans(planned[0], planned[0]) == ()
+
+
+def test_layers_move_between_stages() -> None:
+    assert layout_lines("tp4:20,tp2:12 @8", "tp4:22,tp2:10 @8") == [
+        "replica 0, stage 0: holds layers 0-19 -> layers 0-21",
+        "replica 0, stage 1: holds layers 20-31 -> layers 22-31",
+    ]
+
+
+def test_widths_shares_and_batches() -> None:
+    assert layout_lines("tp4:32 @8", "tp2(2:1):32 @4x2") == [
+        "replica 0: micro-batches 8 -> 4",
+        "replica 0: micro-batch size the job's -> 2",
+        "replica 0, stage 0: tensor-parallel width 4 -> 2",
+        "replica 0, stage 0: shares equal -> 2:1",
+    ]
+
+
+def test_replicas_and_stages_come_and_go() -> None:
+    assert layout_lines("tp1:4 @8", "tp1:4 @8 | tp1:1,tp1:3 @8") == [
+        "replica 1: replica added: tp1:1,tp1:3 @8"
+    ]
+    assert layout_lines("tp1:4 @8 | tp1:4 @8", "tp1:4 @8") == [
+        "replica 1: replica removed: tp1:4 @8"
+    ]
+    assert "replica 0, stage 1: stage added: tp1, layers 1-3" in layout_lines(
+        "tp1:4 @8", "tp1:1,tp1:3 @8"
+    )
+
+
+def test_devices_move() -> None:
+    moved = with_stage(replace(PLAN, idle_devices=("b:2",)), 1, 0, devices=("b:1",))
+    assert lines(PLAN, moved) == [
+        "device b:1: moves idle -> replica 1, stage 0, tensor rank 0",
+        "device b:2: moves replica 1, stage 0, tensor rank 0 -> idle",
+    ]
+
+
+def test_settings_of_stage_and_job() -> None:
+    assert lines(PLAN, with_stage(PLAN, 0, 0, recompute="full")) == [
+        "replica 0, stage 0: recompute the job's -> full"
+    ]
+    assert lines(PLAN, with_training(PLAN, precision="bf16")) == [
+        "training: precision fp32 -> bf16"
+    ]
+    assert lines(PLAN, replace(PLAN, workload=None)) == ["plan: workload removed: test"]
+    assert lines(PLAN, replace(PLAN, hosts=PLAN.hosts[:1])) == [
+        "launch: hosts in rank order a[0, 1, 2, 3], b[0, 2] -> a[0, 1, 2, 3]"
+    ]
+
+
+def test_estimates_have_a_ratio() -> None:
+    assert lines(PLAN, with_estimates(PLAN, step_time_s=2.5, bound_s=None)) == [
+        "estimates: step time 2 s -> 2.5 s (1.250x)",
+        "estimates: lower bound removed: 1.5 s",
+    ]
+    assert diff_plans(PLAN, replace(PLAN, estimates=None)) == (
+        Difference("estimates", "step time", "2 s", None),
+    )
+
+
+def test_inputs_are_compared_by_hash() -> None:
+    before = replace(PLAN, inputs={"cluster": "a" * 64})
+    after = replace(PLAN, inputs={"cluster": "b" * 64}, made_by="me")
+    assert lines(before, after) == [
+        f"inputs: hash of the cluster {'a' * 12} -> {'b' * 12}",
+        "plan: made by  -> me",
+    ]
+
+
+def test_counts_and_flags() -> None:
+    assert lines(PLAN, with_replica(PLAN, 1, num_micro_batches=5)) == [
+        "replica 1: micro-batches 4 -> 5"
+    ]
+    other = replace(workload(), megatron_args=("--bf16",))
+    assert any(
+        line.startswith("workload: Megatron flags ") and line.endswith(" -> --bf16")
+        for line in lines(PLAN, replace(PLAN, workload=other))
+    )

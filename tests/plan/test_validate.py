@@ -1,0 +1,417 @@
+"""Every invariant: a plan that breaks it is refused in words that name place, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan import check_cluster, check_devices, check_structure, check_workload
+from megatron_hetero.plan.build import canonical_hosts, in_rank_order
+from megatron_hetero.plan.plan import (
+    DeviceEstimate,
+    Estimates,
+    Host,
+    Plan,
+    Replica,
+    ReplicaShape,
+    Stage,
+    StageShape,
+)
+from megatron_hetero.plan.validate import first_violations, validate_plan
+from tests.plan.strategies import (
+    GIB,
+    MODEL,
+    RTX_4090,
+    cluster_of,
+    node,
+    place,
+    placed_plans,
+    workload,
+)
+
+CLUSTER = cluster_of(node("a", 4), node("b", 3, RTX_4090))
+
+
+def sound_plan() -> Plan:
+    """tp4:5,tp1:3 @12 | tp1:8 @4 on a:0-3, b:0 and b:2; b:1 is idle."""
+    shapes = [
+        ReplicaShape((StageShape(4, 5), StageShape(1, 3)), 12),
+        ReplicaShape((StageShape(1, 8),), 4),
+    ]
+    replicas = place(shapes, ["a:0", "a:1", "a:2", "a:3", "b:0", "b:2"])
+    hosts = canonical_hosts(replicas, CLUSTER)
+    return Plan(
+        in_rank_order(replicas, hosts),
+        workload=workload(),
+        hosts=hosts,
+        idle_devices=("b:1",),
+        idle_reasons={"b:1": "no use"},
+        estimates=Estimates(
+            step_time_s=2.0,
+            tokens_per_s=100.0,
+            bound_s=1.5,
+            gap=1 / 3,
+            replica_times_s=(2.0, 1.0),
+            stage_times_s=((0.1, 0.1), (0.2,)),
+            boundary_times_s=((0.01,), ()),
+            gradient_sync_s=0.1,
+            devices={"a:0": DeviceEstimate(40 * GIB, 20 * GIB, {"weights": 20 * GIB})},
+        ),
+    )
+
+
+PLAN = sound_plan()
+
+
+def with_stage(plan: Plan, r: int, s: int, **changes: Any) -> Plan:
+    stages = list(plan.replicas[r].stages)
+    stages[s] = replace(stages[s], **changes)
+    return with_replica(plan, r, stages=tuple(stages))
+
+
+def with_shape(plan: Plan, r: int, s: int, **changes: Any) -> Plan:
+    return with_stage(plan, r, s, shape=replace(plan.replicas[r].stages[s].shape, **changes))
+
+
+def with_replica(plan: Plan, r: int, **changes: Any) -> Plan:
+    replicas = list(plan.replicas)
+    replicas[r] = replace(replicas[r], **changes)
+    return replace(plan, replicas=tuple(replicas))
+
+
+def with_host(plan: Plan, i: int, **changes: Any) -> Plan:
+    hosts = list(plan.hosts)
+    hosts[i] = replace(hosts[i], **changes)
+    return replace(plan, hosts=tuple(hosts))
+
+
+def with_estimates(plan: Plan, **changes: Any) -> Plan:
+    assert plan.estimates is not None
+    return replace(plan, estimates=replace(plan.estimates, **changes))
+
+
+def with_training(plan: Plan, **changes: Any) -> Plan:
+    assert plan.workload is not None
+    training = replace(plan.workload.training, **changes)
+    return replace(plan, workload=replace(plan.workload, training=training))
+
+
+def with_model(plan: Plan, **changes: Any) -> Plan:
+    assert plan.workload is not None
+    return replace(plan, workload=replace(plan.workload, model=replace(MODEL, **changes)))
+
+
+def test_the_sound_plan_passes() -> None:
+    validate_plan(PLAN)
+    validate_plan(PLAN, CLUSTER)
+
+
+BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
+    check_structure.known_schema_version: [
+        (replace(PLAN, schema_version=2), "schema_version is 2; .* reads 1"),
+    ],
+    check_structure.something_to_run: [
+        (Plan(()), "the plan has no replica"),
+        (with_replica(PLAN, 1, stages=()), "replica 1 has no stage"),
+    ],
+    check_structure.numbers_in_bounds: [
+        (with_replica(PLAN, 1, num_micro_batches=0), "replica 1: num_micro_batches is 0; allowed"),
+        (with_replica(PLAN, 0, micro_batch_size=0), "replica 0: micro_batch_size is 0"),
+        (
+            with_shape(PLAN, 0, 1, tensor_parallel=2000),
+            "replica 0, stage 1: tensor_parallel is 2000; allowed is 1 to 1024",
+        ),
+        (with_shape(PLAN, 0, 1, num_layers=-1), "replica 0, stage 1: num_layers is -1"),
+    ],
+    check_structure.shares_fit_widths: [
+        (
+            with_shape(PLAN, 0, 0, shares=(2, 1)),
+            "replica 0, stage 0: 2 shares for tensor-parallel width 4",
+        ),
+        (with_shape(PLAN, 0, 0, shares=(2, 1, 1, 0)), "share 0; allowed is 1 to 1024"),
+    ],
+    check_structure.layers_follow_each_other: [
+        (
+            with_shape(PLAN, 0, 0, num_layers=3),
+            "replica 0, stage 1 begins at layer 5, but layer 3 is due: "
+            "replica 0 would have layers 3, 4 on no stage. Set first_layer to 3",
+        ),
+        (with_shape(PLAN, 0, 0, num_layers=6), "would have layer 5 on two stages"),
+        (with_stage(PLAN, 1, 0, first_layer=1), "replica 1 would have layer 0 on no stage"),
+    ],
+    check_structure.replicas_hold_every_layer: [
+        (
+            with_shape(PLAN, 1, 0, num_layers=6),
+            "replica 1 covers layers 0-5 of 8; layers 6, 7 are on no stage",
+        ),
+        (
+            with_shape(PLAN, 0, 1, num_layers=4),
+            r"replica 0 covers layers 0-8, but the model has 8 \(0-7\)",
+        ),
+        (
+            with_shape(replace(PLAN, workload=None), 0, 1, num_layers=2),
+            "replica 0 covers layers 0-6 of 8; layer 7 is on no stage. .* of replica 1",
+        ),
+    ],
+    check_structure.launch_counts_feed_the_pipeline: [
+        (
+            with_stage(PLAN, 1, 0, num_launched_forwards=5),
+            "replica 1, stage 0: num_launched_forwards is 5; allowed is 1 to .* 4 micro-batches",
+        ),
+        (with_stage(PLAN, 0, 0, num_launched_forwards=0), "num_launched_forwards is 0"),
+        (
+            with_stage(PLAN, 0, 1, num_launched_forwards=3),
+            "is 3, more than the 2 of stage 0, and the pipeline would deadlock",
+        ),
+    ],
+    check_structure.recompute_is_complete: [
+        (
+            with_stage(PLAN, 0, 0, recompute="selective", recompute_num_layers=1),
+            "recompute_num_layers is 1, but recompute is 'selective'",
+        ),
+        (
+            with_stage(PLAN, 0, 0, recompute="full", recompute_num_layers=6),
+            "recompute_num_layers is 6; allowed is 1 to the stage's 5 layers",
+        ),
+    ],
+    check_structure.estimates_have_the_plans_shape: [
+        (with_estimates(PLAN, replica_times_s=(1.0,)), "replica_times_s has 1 entries, .* needs 2"),
+        (with_estimates(PLAN, stage_times_s=((1.0,), (1.0,))), r"stage_times_s has \[1, 1\]"),
+        (with_estimates(PLAN, boundary_times_s=((), ())), "boundary_times_s"),
+        (
+            with_estimates(PLAN, devices={"a:9": DeviceEstimate(2, 1, {})}),
+            "names a:9, which is in no stage",
+        ),
+    ],
+    check_structure.estimates_are_possible: [
+        (with_estimates(PLAN, step_time_s=float("nan")), "estimates.step_time_s holds nan"),
+        (with_estimates(PLAN, tokens_per_s=-1.0), "estimates.tokens_per_s holds -1.0"),
+        (with_estimates(PLAN, bound_s=2.1), "bound_s is 2.1, above step_time_s 2.0"),
+        (
+            with_estimates(PLAN, devices={"a:0": DeviceEstimate(10, 13, {})}),
+            "a:0 needs 13 bytes at its peak and has 10: 3 too many",
+        ),
+    ],
+    check_devices.devices_everywhere_or_nowhere: [
+        (with_stage(PLAN, 0, 1, devices=()), "replica 0, stage 1 names no devices"),
+        (replace(PLAN, hosts=()), "stages name devices, but the plan has no hosts"),
+    ],
+    check_devices.one_device_for_each_tensor_rank: [
+        (
+            with_stage(PLAN, 0, 0, devices=("a:0", "a:1", "a:2")),
+            "replica 0, stage 0 names 3 devices for tensor-parallel width 4",
+        ),
+    ],
+    check_devices.each_device_in_one_place: [
+        (
+            with_stage(PLAN, 1, 0, devices=("b:0",)),
+            "device b:0 is in replica 1, stage 0 and in replica 0, stage 1",
+        ),
+        (replace(PLAN, idle_devices=("b:2",)), "device b:2 is idle and in replica 1, stage 0"),
+        (replace(PLAN, idle_devices=("b:1", "b:1")), "device b:1 is listed 2 times"),
+        (replace(PLAN, idle_devices=()), "idle_reasons explains b:1"),
+    ],
+    check_devices.hosts_are_sound: [
+        (with_host(PLAN, 0, host="-oProxyCommand=x"), "'-oProxyCommand=x' .* not a host name"),
+        (with_host(PLAN, 0, host="a b"), "not a host name"),
+        (with_host(PLAN, 0, host="a\n"), "not a host name"),
+        (with_host(PLAN, 1, node="a"), "node a is listed twice"),
+        (with_host(PLAN, 1, gpu_indices=()), "node b gives no GPU"),
+        (with_host(PLAN, 1, gpu_indices=(0, 2, 2)), "GPU index 2 of node b is listed twice"),
+        (with_host(PLAN, 1, gpu_indices=(-1, 2)), "GPU index -1 of node b is negative"),
+    ],
+    check_devices.hosts_hold_exactly_the_devices: [
+        (with_host(PLAN, 1, gpu_indices=(2,)), "device b:0 of replica 0, stage 1 is on no host"),
+        (with_host(PLAN, 1, gpu_indices=(0, 3, 2)), "starts a process for GPU 3, which is in no"),
+    ],
+    check_devices.stages_are_in_rank_order: [
+        (
+            with_host(PLAN, 0, gpu_indices=(1, 0, 2, 3)),
+            "a:0, a:1, a:2, a:3 are not in rank order; .* it is a:1, a:0, a:2, a:3",
+        ),
+    ],
+    check_devices.last_rank_is_the_last_place: [
+        (
+            with_host(PLAN, 1, gpu_indices=(2, 0)),
+            "the last global rank is b:0, but .* last replica, b:2",
+        ),
+        (replace(PLAN, hosts=PLAN.hosts[::-1]), "the last global rank is a:3"),
+    ],
+    check_workload.widths_divide_the_model: [
+        (
+            with_model(PLAN, num_attention_heads=6, num_query_groups=6),
+            "replica 0, stage 0: tensor-parallel width 4 does not divide the model's 6 attention "
+            r"heads \(--num-attention-heads\). .* shares, as in tp4\(2:2:2:1\)",
+        ),
+        (with_model(PLAN, num_query_groups=3), "4 does not divide the model's 3 query groups"),
+        (with_model(PLAN, ffn_hidden_size=190), "190 MLP columns"),
+        (
+            with_model(PLAN, num_experts=2, moe_ffn_hidden_size=90),
+            r"90 columns of an expert \(--moe-ffn-hidden-size\)",
+        ),
+        (
+            with_shape(with_model(PLAN, num_query_groups=3), 0, 0, shares=(2, 1, 1, 1)),
+            "3 query groups .* cannot give each of 4 devices one",
+        ),
+    ],
+    check_workload.sequence_parallel_divides: [
+        (
+            with_model(with_training(PLAN, sequence_parallel=True), seq_length=22),
+            "the width 4 must divide --seq-length 22",
+        ),
+    ],
+    check_workload.micro_batches_make_the_global_batch: [
+        (
+            with_replica(PLAN, 1, num_micro_batches=5),
+            r"make 12\*1 \+ 5\*1 = 17 sequences, but --global-batch-size is 16",
+        ),
+    ],
+    check_workload.unlike_sizes_are_weighted_by_token: [
+        (
+            with_replica(PLAN, 1, num_micro_batches=2, micro_batch_size=2),
+            "replica 1 has micro-batch size 2, replica 0 has 1: .* --calculate-per-token-loss",
+        ),
+    ],
+}
+
+
+def limited(**limits: Any) -> Cluster:
+    return replace(CLUSTER, limits=Limits(**limits))
+
+
+BROKEN_FOR_CLUSTER: dict[Callable[..., Any], list[tuple[Plan, Cluster, str]]] = {
+    check_cluster.hosts_are_the_clusters: [
+        (PLAN, cluster_of(node("a", 4)), "node b is not in the cluster, which has a"),
+        (with_host(PLAN, 0, host="other"), CLUSTER, "on host other in the plan, a.example in the"),
+        (
+            PLAN,
+            cluster_of(node("a", 4, RTX_4090), node("b", 3, RTX_4090)),
+            "node a has A100-40GB in the plan, RTX-4090 in the cluster",
+        ),
+        (PLAN, cluster_of(node("a", 4), node("b", 2, RTX_4090)), r"has no GPU 2; it has 2 \(0-1\)"),
+    ],
+    check_cluster.every_device_is_used_or_idle: [
+        (
+            replace(PLAN, idle_devices=(), idle_reasons={}),
+            CLUSTER,
+            "device b:1 of the cluster is in no stage and not among idle_devices",
+        ),
+        (replace(PLAN, idle_devices=("b:1", "c:0")), CLUSTER, "idle device c:0 is not in the"),
+    ],
+    check_cluster.idle_limit_holds: [
+        (PLAN, limited(idle_devices=("a:2",)), "replica 0, stage 0 uses a:2, which"),
+        (PLAN, limited(idle_devices=("b",)), "replica 0, stage 1 uses b:0, which"),
+    ],
+    check_cluster.size_limits_hold: [
+        (PLAN, limited(num_replicas=3), "the plan has 2 replicas; .* ask for 3"),
+        (PLAN, limited(max_pipeline_parallel=1), "replica 0 has 2 stages; .* allow 1"),
+        (PLAN, limited(max_tensor_parallel=2), "has tensor-parallel width 4; .* allow 2"),
+    ],
+    check_cluster.pinned_stages_are_where_they_belong: [
+        (PLAN, limited(first_stage_nodes=("a",)), "replica 1, stage 0 uses b:2; .* pin it to a"),
+        (PLAN, limited(last_stage_nodes=("a",)), "replica 0, stage 1 uses b:0; .* pin it to a"),
+    ],
+    check_cluster.tensor_parallel_stays_where_allowed: [
+        (PLAN, limited(no_tensor_parallel_across=("a",)), "width 4 on node a; .* forbid"),
+    ],
+    check_cluster.data_parallel_stays_in_sites: [
+        (
+            PLAN,
+            replace(
+                cluster_of(node("a", 4), node("b", 3, RTX_4090, site="cloud")),
+                limits=Limits(no_data_parallel_across_sites=True),
+            ),
+            r"replicas hold layer 0 on sites cloud, main \(5 layers in all\)",
+        ),
+    ],
+    check_cluster.estimated_memory_fits: [
+        (
+            with_estimates(PLAN, devices={"b:0": DeviceEstimate(80 * GIB, 30 * GIB, {})}),
+            CLUSTER,
+            f"b:0 needs {30 * GIB} bytes at its peak; its GPU has {24 * GIB}",
+        ),
+    ],
+}
+
+
+def test_every_invariant_has_a_plan_that_breaks_it() -> None:
+    for module in (check_structure, check_devices, check_workload):
+        assert set(module.INVARIANTS) <= set(BROKEN)
+    assert set(check_cluster.INVARIANTS) == set(BROKEN_FOR_CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("invariant", "plan", "says"),
+    [(f, plan, says) for f, cases in BROKEN.items() for plan, says in cases],
+)
+def test_a_broken_plan_is_refused(invariant: Callable[..., Any], plan: Plan, says: str) -> None:
+    with pytest.raises(PlanFormatError, match=says):
+        validate_plan(plan)
+    assert first_violations(plan) == tuple(invariant(plan))
+
+
+@pytest.mark.parametrize(
+    ("invariant", "plan", "cluster", "says"),
+    [(f, *case) for f, cases in BROKEN_FOR_CLUSTER.items() for case in cases],
+)
+def test_a_plan_for_another_cluster_is_refused(
+    invariant: Callable[..., Any], plan: Plan, cluster: Cluster, says: str
+) -> None:
+    validate_plan(plan)
+    with pytest.raises(PlanFormatError, match=says):
+        validate_plan(plan, cluster)
+    assert first_violations(plan, cluster) == tuple(invariant(plan, cluster))
+
+
+def test_tensor_parallel_over_nodes_is_refused_where_forbidden() -> None:
+    cluster = cluster_of(node("a", 1), node("b", 1, site="cloud"))
+    replicas = place([ReplicaShape((StageShape(2, 8),), 16)], ["a:0", "b:0"])
+    plan = Plan(replicas, workload=workload(), hosts=canonical_hosts(replicas, cluster))
+    with pytest.raises(PlanFormatError, match=r"spans nodes a, b; .* across nodes"):
+        validate_plan(plan, cluster)
+    sites_only = replace(cluster, limits=Limits(no_tensor_parallel_across=("sites",)))
+    with pytest.raises(PlanFormatError, match="spans sites cloud, main"):
+        validate_plan(plan, sites_only)
+    validate_plan(plan, replace(cluster, limits=Limits(no_tensor_parallel_across=())))
+
+
+def test_what_the_flags_allow_is_not_refused() -> None:
+    unlike_sizes = with_replica(PLAN, 1, num_micro_batches=2, micro_batch_size=2)
+    validate_plan(with_training(unlike_sizes, per_token_loss=True))
+    uneven = with_model(PLAN, num_attention_heads=6, num_query_groups=6, ffn_hidden_size=190)
+    validate_plan(with_shape(uneven, 0, 0, shares=(2, 2, 1, 1)))
+    validate_plan(with_stage(PLAN, 0, 0, recompute="full", recompute_num_layers=5))
+    validate_plan(with_stage(PLAN, 0, 0, num_launched_forwards=12))
+
+
+def test_many_violations_of_one_kind_are_shortened() -> None:
+    stages = tuple(Stage(StageShape(5, 1), layer) for layer in range(8))
+    with pytest.raises(PlanFormatError) as caught:
+        validate_plan(Plan((Replica(stages, 16),), workload=workload()))
+    lines = str(caught.value).split("\n")
+    assert len(lines) == 6
+    assert lines[-1] == "... and 19 more"
+
+
+def test_hosts_by_address_are_allowed() -> None:
+    for host in ("10.0.0.1", "fe80::1", "gpu-7.lab.example", "localhost"):
+        validate_plan(with_host(PLAN, 0, host=host))
+
+
+def test_a_host_without_devices_in_the_plan_is_refused() -> None:
+    bare = Plan((Replica((Stage(StageShape(1, 8), 0),), 16),))
+    with pytest.raises(PlanFormatError, match="has hosts, but its stages name no devices"):
+        validate_plan(replace(bare, hosts=(Host("a", "a", "A100-40GB", (0,)),)))
+
+
+@settings(max_examples=50)
+@given(placed_plans())
+def test_random_sound_plans_pass(planned: tuple[Plan, Cluster]) -> None:
+    plan, cluster = planned
+    validate_plan(plan, cluster)
