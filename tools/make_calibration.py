@@ -88,7 +88,9 @@ def main() -> None:
                     memory_efficiencies.append(rate / gpu.memory_bytes_per_s)
     gemm["default"] = {
         precision: {
-            key: statistics.median(c[precision][key] for c in gemm.values() if precision in c)
+            key: round(
+                statistics.median(c[precision][key] for c in gemm.values() if precision in c), 7
+            )
             for key in ("max_efficiency", "overhead_s")
         }
         for precision in ("fp16", "fp32")

@@ -1,0 +1,194 @@
+"""Why a plan is what it is, as data: what binds, where the time goes, what was next best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import PlacementCost
+from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.run import search
+from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+
+_NUM_RUNNERS_UP = 3
+
+
+@dataclass(frozen=True)
+class TimeByCause:
+    """Parts of the step of the slowest replica's slowest stage; they sum to the step time.
+
+    `waiting_s` is pipeline bubble and, with several replicas of unlike end, nothing else: the
+    replica shown ends last.
+    """
+
+    compute_s: float
+    tensor_parallel_s: float
+    boundary_s: float
+    waiting_s: float
+    gradient_sync_s: float
+    update_s: float
+
+
+@dataclass(frozen=True)
+class BindingStage:
+    """The stage that sets the pace of the replica that ends last."""
+
+    replica: int
+    stage: int
+    devices: tuple[str, ...]
+    time_s: float
+    """Forward and backward of one micro-batch."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another plan that fits, and how it loses."""
+
+    layout: str
+    strategy: str
+    step_time_s: float
+    slower_by: float
+    """Ratio to the plan's step time, minus 1."""
+    because: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """See the fields; `headroom_bytes` is what each device of the plan has left at its peak, and
+    `best_stock` the fastest symmetric plan found, which needs no plug-in (None: none fits)."""
+
+    step_time_s: float
+    binding: BindingStage
+    time_by_cause: TimeByCause
+    headroom_bytes: Mapping[str, int]
+    best_stock: Alternative | None
+    runners_up: tuple[Alternative, ...]
+    num_priced: int
+    idle_reasons: Mapping[str, str]
+
+
+def explain_candidate(
+    problem: Problem,
+    board: Scoreboard,
+    best: Candidate,
+    idle_reasons: Mapping[str, str] | None = None,
+) -> Explanation:
+    """Explain a placement beside what else is on the board."""
+    placement, cost = best.placement, best.cost
+    binding, causes = _causes(placement, cost)
+    headroom = {
+        device.name: -stage_cost.missing_bytes
+        for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True)
+        for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True)
+        for device in stage.devices
+    }
+    stock = board.best_stock
+    return Explanation(
+        step_time_s=best.step_time_s,
+        binding=binding,
+        time_by_cause=causes,
+        headroom_bytes=headroom,
+        best_stock=_alternative(stock, best) if stock else None,
+        runners_up=_runners_up(board, best),
+        num_priced=board.num_priced,
+        idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
+    )
+
+
+def explain_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Explanation:
+    """Explain any validated plan, edited by hand or not, beside what a new search finds.
+
+    Raises:
+        UsageError: the plan carries no workload.
+    """
+    if plan.workload is None:
+        raise UsageError("the plan carries no model, so it cannot be explained; give the model")
+    problem = make_problem(cluster, plan.workload, profile)
+    placement = placement_of(plan, problem.cluster)
+    candidate = Candidate(placement, problem.costs.placement(placement), "given")
+    return explain_candidate(problem, search(problem), candidate, plan.idle_reasons)
+
+
+def layout_text(placement: Placement) -> str:
+    """The one-line layout of a placement."""
+    return format_layout(
+        Layout(
+            tuple(
+                ReplicaShape(
+                    tuple(StageShape(s.width, s.num_layers) for s in r.stages), r.num_micro_batches
+                )
+                for r in placement.replicas
+            )
+        )
+    )
+
+
+def _causes(placement: Placement, cost: PlacementCost) -> tuple[BindingStage, TimeByCause]:
+    r = max(range(len(cost.replicas)), key=lambda i: cost.replicas[i].pipeline_s)
+    replica, replica_cost = placement.replicas[r], cost.replicas[r]
+    s = max(range(len(replica.stages)), key=lambda i: replica_cost.stages[i].times.total_s)
+    stage, stage_cost = replica.stages[s], replica_cost.stages[s]
+    busy_s = replica.num_micro_batches * stage_cost.times.total_s
+    tensor_parallel_s = replica.num_micro_batches * stage_cost.tensor_parallel_s
+    hops = replica_cost.forward_hops + replica_cost.backward_hops
+    # The first micro-batch pays every hop once; what else the stage waits is bubble.
+    boundary_s = min(sum(h.total_s for h in hops), replica_cost.pipeline_s - busy_s)
+    causes = TimeByCause(
+        compute_s=busy_s - tensor_parallel_s,
+        tensor_parallel_s=tensor_parallel_s,
+        boundary_s=boundary_s,
+        waiting_s=replica_cost.pipeline_s - busy_s - boundary_s,
+        gradient_sync_s=cost.gradient_sync_s,
+        update_s=cost.update_s,
+    )
+    devices = tuple(device.name for device in stage.devices)
+    return BindingStage(r, s, devices, stage_cost.times.total_s), causes
+
+
+def _alternative(other: Candidate, best: Candidate) -> Alternative:
+    return Alternative(
+        layout_text(other.placement),
+        other.strategy,
+        other.step_time_s,
+        other.step_time_s / best.step_time_s - 1,
+        _why_slower(other.cost, best.cost),
+    )
+
+
+def _runners_up(board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
+    """The next best plans whose layouts differ from each other in more than layer counts."""
+    seen = [_structure(best.placement)]
+    found: list[Alternative] = []
+    for candidate in board.ranking:
+        structure = _structure(candidate.placement)
+        if structure not in seen and len(found) < _NUM_RUNNERS_UP:
+            seen.append(structure)
+            found.append(_alternative(candidate, best))
+    return tuple(found)
+
+
+def _structure(placement: Placement) -> list[list[tuple[str, int]]]:
+    return sorted(
+        [(stage.devices[0].node, stage.width) for stage in replica.stages]
+        for replica in placement.replicas
+    )
+
+
+def _why_slower(other: PlacementCost, best: PlacementCost) -> str:
+    """The part of the step that grew most."""
+    growth = {
+        "its slowest pipeline": max(r.pipeline_s for r in other.replicas)
+        - max(r.pipeline_s for r in best.replicas),
+        "its gradient exchange": other.gradient_sync_s - best.gradient_sync_s,
+        "its optimizer update": other.update_s - best.update_s,
+    }
+    cause = max(growth, key=lambda key: growth[key])
+    if growth[cause] <= 0:
+        return "it takes no longer"
+    return f"{cause} takes {growth[cause]:.4g} s more"

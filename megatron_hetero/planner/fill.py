@@ -1,0 +1,112 @@
+"""From chains of units to a placement: layers and micro-batches for given stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatron_hetero.cost.pipeline import steady_period_s
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.planner.layers import split_layers
+from megatron_hetero.planner.micro_batches import share_micro_batches
+from megatron_hetero.planner.problem import Chain, Problem
+
+
+@dataclass(frozen=True)
+class FilledChain:
+    """Layers of a chain, and its quick times: the first micro-batch, and each further one."""
+
+    layers: tuple[int, ...]
+    fill_s: float
+    period_s: float
+    fits: bool
+
+    def quick_time_s(self, num_micro_batches: float) -> float:
+        return self.fill_s + (num_micro_batches - 1) * self.period_s
+
+
+class Filler:
+    """Fills chains with layers; remembers what it has filled."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._chains: dict[tuple[Chain, int, int], FilledChain] = {}
+
+    def chain(self, chain: Chain, vocab_rows: int, max_in_flight: int) -> FilledChain:
+        """Minimax layers within memory; where nothing fits, the split that lacks least memory."""
+        key = (chain, vocab_rows, max_in_flight)
+        if key not in self._chains:
+            self._chains[key] = self._fill(chain, vocab_rows, max_in_flight)
+        return self._chains[key]
+
+    def placement(self, chains: Sequence[Chain]) -> Placement | None:
+        """Layers for every chain, micro-batches in proportion to speed; None if a chain is not
+        allowed or there are too few micro-batches."""
+        problem = self.problem
+        if not all(problem.chain_is_allowed(chain) for chain in chains):
+            return None
+        rows = problem.costs.vocab_rows(sorted({u.width for chain in chains for u in chain}))
+        most = problem.num_micro_batches - len(chains) + 1
+        filled = [self.chain(chain, rows, most) for chain in chains]
+        shares = share_micro_batches(
+            problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
+        )
+        if shares is None:
+            return None
+        return Placement(
+            tuple(
+                placed_replica(chain, f.layers, share)
+                for chain, f, share in zip(chains, filled, shares, strict=True)
+            )
+        )
+
+    def _fill(self, chain: Chain, vocab_rows: int, max_in_flight: int) -> FilledChain:
+        problem, costs = self.problem, self.problem.costs
+        nodes = problem.cluster.node_by_name
+        num_stages, last = len(chain), len(chain) - 1
+        pieces = [costs.pieces(nodes[u.node], u.width, vocab_rows) for u in chain]
+        memories = [
+            costs.memory(
+                nodes[u.node],
+                u.width,
+                i == 0,
+                i == last,
+                min(num_stages - i, max_in_flight),
+                vocab_rows,
+            )
+            for i, u in enumerate(chain)
+        ]
+        base = [p.stage(0, i == 0, i == last).total_s for i, p in enumerate(pieces)]
+        per_layer = [p.layer.total_s for p in pieces]
+        caps = [m.max_layers for m in memories]
+        layers = split_layers(problem.num_layers, per_layer, base, caps)
+        fits = layers is not None
+        if layers is None:
+            missing = [float(m.peak_bytes(0) - m.capacity_bytes) for m in memories]
+            added = [float(sum(m.per_layer.values())) for m in memories]
+            layers = split_layers(
+                problem.num_layers, added, missing, [problem.num_layers] * num_stages
+            )
+        if layers is None:
+            raise ValueError(f"{num_stages} stages for {problem.num_layers} layers")
+        times = [b + n * t for b, n, t in zip(base, layers, per_layer, strict=True)]
+        hops = [
+            (costs.hop(a.devices, b.devices), costs.hop(b.devices, a.devices))
+            for a, b in pairwise(chain)
+        ]
+        round_trips = [there.total_s + back.total_s for there, back in hops]
+        busiest = max(
+            (max(there.serialisation_s, back.serialisation_s) for there, back in hops),
+            default=0.0,
+        )
+        period_s = steady_period_s(times, round_trips, busiest)
+        return FilledChain(layers, sum(times) + sum(round_trips), period_s, fits)
+
+
+def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:
+    """A replica from its parts."""
+    return PlacedReplica(
+        tuple(PlacedStage(u.devices, n) for u, n in zip(chain, layers, strict=True)),
+        num_micro_batches,
+    )

@@ -1,0 +1,42 @@
+"""Why a GPU stays unused."""
+
+from __future__ import annotations
+
+from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.planner.fill import Filler
+from megatron_hetero.planner.local import insertions
+from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+
+
+def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
+    """A sentence for every GPU outside the plan: forbidden, unable, or tried and slower."""
+    used = {device.name for device in best.placement.devices()}
+    reasons = dict(problem.idle_reasons)
+    filler = Filler(problem)
+    chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
+    for node in problem.nodes:
+        idle = [i for i in problem.gpus[node.name] if f"{node.name}:{i}" not in used]
+        if not idle:
+            continue
+        unit = Unit(node.name, (idle[0],))
+        times_s = []
+        for moved in insertions(chains, [unit], problem.replica_counts()):
+            placement = filler.placement(moved)
+            candidate = board.score(placement, "idle check") if placement else None
+            if candidate is not None:
+                times_s.append(candidate.step_time_s)
+        if times_s:
+            reason = (
+                f"with it too, the best place tried gives a step of {min(times_s):.4g} s "
+                f"instead of {best.step_time_s:.4g} s"
+            )
+        else:
+            reason = "no place for it fits memory, limits and the number of layers"
+        reasons.update({f"{node.name}:{i}": reason for i in idle})
+    return dict(sorted(reasons.items()))
+
+
+def unit_of(stage: PlacedStage) -> Unit:
+    """The unit that a placed stage runs on."""
+    return Unit(stage.devices[0].node, tuple(device.index for device in stage.devices))

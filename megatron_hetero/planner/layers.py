@@ -1,0 +1,43 @@
+"""Exact minimax split of equal decoder layers over unequal stages with memory limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+
+def split_layers(
+    num_layers: int,
+    layer_times_s: Sequence[float],
+    base_times_s: Sequence[float],
+    max_layers: Sequence[int],
+) -> tuple[int, ...] | None:
+    """Layers per stage such that the slowest stage is as fast as possible; None if none fits.
+
+    Stage i with n layers takes `base_times_s[i] + n * layer_times_s[i]`.  Layers are equal and
+    times grow with each, so giving one at a time to the stage that then ends first is optimal: any
+    other split takes a layer from one stage and gives it to another, and the greedy rule has
+    already passed over that other because it would have ended later.
+
+    Args:
+        layer_times_s: seconds of one layer, shape [stage].
+        base_times_s: seconds of a stage without layers (embedding, head), shape [stage].
+        max_layers: layers that fit into memory, shape [stage].
+    Returns:
+        Layers per stage, each at least 1, summing to `num_layers`.
+    """
+    num_stages = len(layer_times_s)
+    if num_stages > num_layers or min(max_layers) < 1 or sum(max_layers) < num_layers:
+        return None
+    layers = [1] * num_stages
+    # Among equals the later stage, which keeps fewer micro-batches, takes the layer.
+    heap = [
+        (base_times_s[i] + 2 * layer_times_s[i], -i) for i in range(num_stages) if max_layers[i] > 1
+    ]
+    heapify(heap)
+    for _ in range(num_layers - num_stages):
+        time_s, key = heappop(heap)
+        layers[-key] += 1
+        if layers[-key] < max_layers[-key]:
+            heappush(heap, (time_s + layer_times_s[-key], key))
+    return tuple(layers)

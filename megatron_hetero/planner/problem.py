@@ -1,0 +1,150 @@
+"""What a strategy searches: the devices that may be used, in an order that no file can change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cost.bound import usable_gpus, usable_widths
+from megatron_hetero.cost.compute import peak_flops_per_s
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.model.spec import Workload
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """GPUs of one node that work as one tensor-parallel group: what one stage runs on."""
+
+    node: str
+    indices: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.indices)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device(self.node, index) for index in self.indices)
+
+
+Chain = tuple[Unit, ...]
+"""The stages of one replica, first to last."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One planning question.
+
+    `nodes` have at least one usable GPU and are sorted by name; `gpus` and `widths` give each its
+    usable GPU indices and tensor-parallel widths, ascending; `idle_reasons` says why the rest of
+    the cluster stays unused.
+    """
+
+    costs: CostModel
+    nodes: tuple[Node, ...]
+    gpus: Mapping[str, tuple[int, ...]]
+    widths: Mapping[str, tuple[int, ...]]
+    idle_reasons: Mapping[str, str]
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.costs.cluster
+
+    @property
+    def workload(self) -> Workload:
+        return self.costs.workload
+
+    @property
+    def num_layers(self) -> int:
+        return self.workload.model.num_layers
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one step over all replicas."""
+        training = self.workload.training
+        return training.global_batch_size // training.micro_batch_size
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(len(self.gpus[node.name]) for node in self.nodes)
+
+    def max_stages(self) -> int:
+        limit = self.cluster.limits.max_pipeline_parallel or self.num_layers
+        return min(limit, self.num_layers)
+
+    def replica_counts(self) -> range:
+        """Replica counts that the limits, the batch and the GPUs allow."""
+        wanted = self.cluster.limits.num_replicas
+        most = min(self.num_micro_batches, self.num_gpus)
+        if wanted is None:
+            return range(1, most + 1)
+        return range(wanted, wanted + 1) if wanted <= most else range(0)
+
+    def may_start(self, unit: Unit) -> bool:
+        """Whether a replica's first stage may be there."""
+        pins = self.cluster.limits.first_stage_nodes
+        return not pins or unit.node in pins
+
+    def may_end(self, unit: Unit) -> bool:
+        """Whether a replica's last stage may be there."""
+        pins = self.cluster.limits.last_stage_nodes
+        return not pins or unit.node in pins
+
+    def chain_is_allowed(self, chain: Chain) -> bool:
+        return (
+            0 < len(chain) <= self.max_stages()
+            and self.may_start(chain[0])
+            and self.may_end(chain[-1])
+        )
+
+
+def canonical_cluster(cluster: Cluster) -> Cluster:
+    """The same cluster with its nodes sorted by name: the order of a file does not count."""
+    return replace(cluster, nodes=tuple(sorted(cluster.nodes, key=lambda node: node.name)))
+
+
+def make_problem(cluster: Cluster, workload: Workload, profile: Profile | None = None) -> Problem:
+    """Check the workload and sort out which GPUs can be used at all.
+
+    Raises:
+        UsageError: the micro-batch size does not divide the global batch.
+        UnsupportedError: the job asks for something that no plan of this version does.
+    """
+    training = workload.training
+    if training.global_batch_size % training.micro_batch_size:
+        raise UsageError(
+            f"--global-batch-size {training.global_batch_size} is no multiple of "
+            f"--micro-batch-size {training.micro_batch_size}; change one of them"
+        )
+    if training.use_distributed_optimizer:
+        raise UnsupportedError(
+            "--use-distributed-optimizer is not supported on unlike replicas yet; drop the flag"
+        )
+    if workload.model.num_experts:
+        raise UnsupportedError(
+            f"mixture-of-experts models are not planned yet (--num-experts "
+            f"{workload.model.num_experts}); plan a dense model"
+        )
+    cluster = canonical_cluster(cluster)
+    gpus: dict[str, tuple[int, ...]] = {}
+    widths: dict[str, tuple[int, ...]] = {}
+    idle_reasons: dict[str, str] = {}
+    for node in cluster.nodes:
+        usable = usable_gpus(cluster, node)
+        can_train = peak_flops_per_s(node.gpu_type, training.precision) is not None
+        for index in range(node.num_gpus):
+            if index not in usable:
+                idle_reasons[f"{node.name}:{index}"] = "kept idle by the cluster's limits"
+            elif not can_train:
+                idle_reasons[f"{node.name}:{index}"] = (
+                    f"{node.gpu_type.name} cannot train in {training.precision}"
+                )
+        if usable and can_train:
+            gpus[node.name] = usable
+            allowed = usable_widths(cluster, workload, node)
+            widths[node.name] = tuple(w for w in allowed if w <= len(usable))
+    nodes = tuple(node for node in cluster.nodes if node.name in gpus)
+    return Problem(CostModel(cluster, workload, profile), nodes, gpus, widths, idle_reasons)

@@ -1,0 +1,154 @@
+"""Every placement that is scored goes through here: price, cache, best so far, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatron_hetero.cost.model import PlacementCost, ReplicaCost
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.planner.problem import Problem
+
+Progress = Callable[[float, int], None]
+"""Called with (best step time so far in seconds, placements priced so far)."""
+
+_NUM_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A priced placement and the strategy that found it."""
+
+    placement: Placement
+    cost: PlacementCost
+    strategy: str
+    stock: bool = False
+    """All replicas have the same stages and micro-batches, so stock Megatron can run it."""
+
+    @property
+    def step_time_s(self) -> float:
+        return self.cost.step_time_s
+
+    @property
+    def key(self) -> tuple[float, int, tuple[object, ...]]:
+        """Total order: faster, then fewer GPUs, then by devices and layers (never by chance)."""
+        devices = tuple(self.placement.devices())
+        shape = tuple(
+            (r.num_micro_batches, tuple(s.num_layers for s in r.stages))
+            for r in self.placement.replicas
+        )
+        return self.step_time_s, len(devices), (devices, shape)
+
+
+class Scoreboard:
+    """Prices placements; keeps the best that fit and the one that came closest to fitting."""
+
+    def __init__(self, problem: Problem, progress: Progress | None = None) -> None:
+        self.problem = problem
+        self.num_priced = 0
+        self.nearest_miss: Candidate | None = None
+        self._progress = progress
+        self._fitting: list[Candidate] = []
+        self._best_stock: Candidate | None = None
+        self._replicas: dict[tuple[PlacedReplica, int], ReplicaCost] = {}
+        self._seen: dict[Placement, Candidate | None] = {}
+
+    @property
+    def best(self) -> Candidate | None:
+        return self._fitting[0] if self._fitting else None
+
+    @property
+    def best_stock(self) -> Candidate | None:
+        return self._best_stock
+
+    @property
+    def ranking(self) -> tuple[Candidate, ...]:
+        """The best placements that fit, best first (a few dozen are kept)."""
+        return tuple(self._fitting)
+
+    def score(self, placement: Placement, strategy: str) -> Candidate | None:
+        """Price a placement; the candidate if it fits memory and limits, else None."""
+        placement = canonical_placement(placement)
+        if placement in self._seen:
+            return self._seen[placement]
+        candidate = self._price(placement, strategy)
+        self._seen[placement] = candidate
+        return candidate
+
+    def _price(self, placement: Placement, strategy: str) -> Candidate | None:
+        costs = self.problem.costs
+        rows = costs.vocab_rows(placement.widths)
+        replicas = []
+        for replica in placement.replicas:
+            key = (replica, rows)
+            if key not in self._replicas:
+                self._replicas[key] = costs.replica(replica, rows)
+            replicas.append(self._replicas[key])
+        update_s = max(s.update_s for r in replicas for s in r.stages)
+        cost = PlacementCost(tuple(replicas), costs.sync_s(placement, rows), update_s)
+        candidate = Candidate(placement, cost, strategy, is_symmetric(placement))
+        self.num_priced += 1
+        if not _sites_are_apart(self.problem, placement):
+            return None
+        if cost.missing_bytes > 0:
+            miss = self.nearest_miss
+            if miss is None or _miss_key(candidate) < _miss_key(miss):
+                self.nearest_miss = candidate
+            return None
+        self._keep(candidate)
+        return candidate
+
+    def _keep(self, candidate: Candidate) -> None:
+        if candidate.stock and (self._best_stock is None or candidate.key < self._best_stock.key):
+            self._best_stock = candidate
+        before = self.best
+        if len(self._fitting) < _NUM_KEPT or candidate.step_time_s <= self._fitting[-1].step_time_s:
+            self._fitting.append(candidate)
+            self._fitting.sort(key=lambda c: c.key)
+            del self._fitting[_NUM_KEPT:]
+        best = self.best
+        if self._progress and best is not None and best is not before:
+            self._progress(best.step_time_s, self.num_priced)
+
+
+def canonical_placement(placement: Placement) -> Placement:
+    """Replicas in one order: more micro-batches first, then by devices."""
+    return Placement(
+        tuple(
+            sorted(
+                placement.replicas,
+                key=lambda r: (-r.num_micro_batches, tuple(s.devices for s in r.stages)),
+            )
+        )
+    )
+
+
+def is_symmetric(placement: Placement) -> bool:
+    """Whether all replicas have the same micro-batches, and stages of one common width with the
+    same layers: the shapes that stock Megatron can be told."""
+    first = placement.replicas[0]
+    shapes = [s.num_layers for s in first.stages]
+    return len(placement.widths) == 1 and all(
+        r.num_micro_batches == first.num_micro_batches
+        and [s.num_layers for s in r.stages] == shapes
+        for r in placement.replicas
+    )
+
+
+def _miss_key(candidate: Candidate) -> tuple[int, tuple[object, ...]]:
+    return candidate.cost.missing_bytes, candidate.key[2]
+
+
+def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
+    """With data parallelism kept inside sites, all holders of a layer are on one site."""
+    if not problem.cluster.limits.no_data_parallel_across_sites:
+        return True
+    nodes = problem.cluster.node_by_name
+    site_of_layer: dict[int, str] = {}
+    for replica in placement.replicas:
+        for first, stage in zip(replica.first_layers, replica.stages, strict=True):
+            site = nodes[stage.devices[0].node].site
+            for layer in range(first, first + stage.num_layers):
+                if site_of_layer.setdefault(layer, site) != site:
+                    return False
+    return True

@@ -1,0 +1,94 @@
+"""From a cluster and a workload to a plan: run the strategies, keep the best, write it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_hetero import __version__
+from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import estimates_of
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.model.load import workload_hash
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import canonical_hosts
+from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner.explain import Explanation, explain_candidate
+from megatron_hetero.planner.idle import idle_reasons
+from megatron_hetero.planner.infeasible import infeasible_error
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.run import search
+from megatron_hetero.planner.scoreboard import Candidate, Progress
+
+
+def plan_cluster(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    profile: Profile | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan found for training `workload` on `cluster`; it fits and is validated.
+
+    Equal inputs give equal plans, whatever the order of nodes in the file.
+
+    Args:
+        progress: called with (best step time so far in seconds, placements priced so far).
+    Raises:
+        InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.
+        UnsupportedError, UsageError: the job itself cannot be planned.
+    """
+    return plan_and_explain(cluster, workload, profile=profile, progress=progress)[0]
+
+
+def plan_and_explain(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    profile: Profile | None = None,
+    progress: Progress | None = None,
+) -> tuple[Plan, Explanation]:
+    """`plan_cluster`, with why the plan is good from the same search."""
+    problem = make_problem(cluster, workload, profile)
+    board = search(problem, progress)
+    if board.best is None:
+        raise infeasible_error(problem, board)
+    best = board.best
+    plan = plan_of(problem, best, idle_reasons(problem, board, best))
+    return plan, explain_candidate(problem, board, best, plan.idle_reasons)
+
+
+def plan_of(problem: Problem, best: Candidate, reasons: Mapping[str, str]) -> Plan:
+    """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
+    cluster, workload = problem.cluster, problem.workload
+    replicas = tuple(
+        Replica(
+            tuple(
+                Stage(
+                    StageShape(stage.width, stage.num_layers),
+                    first,
+                    tuple(device.name for device in stage.devices),
+                )
+                for first, stage in zip(replica.first_layers, replica.stages, strict=True)
+            ),
+            replica.num_micro_batches,
+        )
+        for replica in best.placement.replicas
+    )
+    used = {device.name for device in best.placement.devices()}
+    inputs = {"cluster": cluster_hash(cluster), "model": workload_hash(workload)}
+    if problem.costs.profile is not None:
+        inputs["profile"] = problem.costs.profile.content_sha256
+    plan = Plan(
+        replicas,
+        workload=workload,
+        hosts=canonical_hosts(replicas, cluster),
+        idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
+        idle_reasons=reasons,
+        estimates=estimates_of(problem.costs, best.placement, best.cost),
+        inputs=inputs,
+        made_by=f"megatron-hetero {__version__} strategy {best.strategy}",
+    )
+    validate_plan(plan, cluster)
+    return plan

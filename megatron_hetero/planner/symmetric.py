@@ -1,0 +1,98 @@
+"""Plans with equal replicas and widths, as stock Megatron expresses them; also the naive plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.fill import placed_replica
+from megatron_hetero.planner.layers import split_layers
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.scoreboard import Scoreboard
+
+
+class Symmetric:
+    """Every (TP, PP, DP) grid on the GPUs of one type, and on all GPUs.
+
+    One width, one layer split for all replicas (even, and by the slowest GPU of each stage
+    position), equal micro-batches.  PP 1 and DP 1 at width 1 is the plan on a single GPU.
+    """
+
+    name = "symmetric"
+
+    def search(self, board: Scoreboard) -> None:
+        problem = board.problem
+        for nodes in _node_groups(problem):
+            for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
+                units = [u for node in nodes for u in equal_units(problem, node, width)]
+                for chains in _grids(problem, units):
+                    for layers in _shared_layers(problem, chains):
+                        share = problem.num_micro_batches // len(chains)
+                        board.score(
+                            Placement(tuple(placed_replica(c, layers, share) for c in chains)),
+                            self.name,
+                        )
+
+
+def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
+    """As many units of one width as the node's usable GPUs give."""
+    if width not in problem.widths[node.name]:
+        return []
+    gpus = problem.gpus[node.name]
+    starts = range(0, len(gpus) - width + 1, width)
+    return [Unit(node.name, gpus[start : start + width]) for start in starts]
+
+
+def _node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
+    """The nodes of each GPU type, then (where there are several types) all nodes."""
+    types = sorted({node.gpu_type.name for node in problem.nodes})
+    for name in types:
+        yield [node for node in problem.nodes if node.gpu_type.name == name]
+    if len(types) > 1:
+        yield sorted(problem.nodes, key=lambda n: (n.site, n.gpu_type.name, n.name))
+
+
+def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[tuple[Chain, ...]]:
+    """Every number of equal replicas and stages, with pipelines along and across the nodes."""
+    for num_replicas in problem.replica_counts():
+        if problem.num_micro_batches % num_replicas:
+            continue
+        for num_stages in range(1, min(len(units) // num_replicas, problem.max_stages()) + 1):
+            along = tuple(
+                tuple(units[r * num_stages + s] for s in range(num_stages))
+                for r in range(num_replicas)
+            )
+            across = tuple(
+                tuple(units[s * num_replicas + r] for s in range(num_stages))
+                for r in range(num_replicas)
+            )
+            for chains in (along, across) if along != across else (along,):
+                if all(problem.chain_is_allowed(chain) for chain in chains):
+                    yield chains
+
+
+def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[int, ...]]:
+    """The even split (left-over layers on the last stages), and the minimax one for the slowest
+    and smallest GPU at each stage position."""
+    num_stages = len(chains[0])
+    quotient, left_over = divmod(problem.num_layers, num_stages)
+    even = tuple(quotient + (i >= num_stages - left_over) for i in range(num_stages))
+    yield even
+    costs, nodes = problem.costs, problem.cluster.node_by_name
+    width = chains[0][0].width
+    rows = costs.vocab_rows([width])
+    per_layer, base, caps = [], [], []
+    share = problem.num_micro_batches // len(chains)
+    for i in range(num_stages):
+        first, last = i == 0, i == num_stages - 1
+        held = [nodes[chain[i].node] for chain in chains]
+        pieces = [costs.pieces(node, width, rows) for node in held]
+        in_flight = min(num_stages - i, share)
+        memories = [costs.memory(node, width, first, last, in_flight, rows) for node in held]
+        per_layer.append(max(p.layer.total_s for p in pieces))
+        base.append(max(p.stage(0, first, last).total_s for p in pieces))
+        caps.append(min(m.max_layers for m in memories))
+    balanced = split_layers(problem.num_layers, per_layer, base, caps)
+    if balanced is not None and balanced != even:
+        yield balanced
