@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
-from megatron_hetero.flags.emit import is_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
-from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.report.explanation import comparison_lines
 from megatron_hetero.report.terminal import plan_report
 
 DESCRIPTION = """\
@@ -53,31 +52,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     profile = load_profile(arguments.profile) if arguments.profile else None
     start_s = time.perf_counter()
     with output.search_progress() as progress:
-        plan = plan_cluster(cluster, workload, profile=profile, progress=progress)
+        plan, explanation = plan_and_explain(cluster, workload, profile=profile, progress=progress)
     search_s = time.perf_counter() - start_s
     if arguments.output:
         save_plan(plan, arguments.output)
     if arguments.json:
-        output.json(_summary(plan, search_s, arguments.output))
+        stock = explanation.best_stock
+        summary = plan_summary(plan, arguments.output)
+        summary["search_s"] = round(search_s, 3)
+        summary["best_stock"] = None if stock is None else asdict(stock)
+        output.json(summary)
         return 0
-    output.show(plan_report(plan))
+    output.show(plan_report(plan), "", *comparison_lines(explanation, runners_up=False))
+    if arguments.output:
+        output.show(
+            f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"
+        )
+    else:
+        output.show("Nothing was written: -o plan.json saves the plan")
     return 0
-
-
-def _summary(plan: Plan, search_s: float, path: Path | None) -> dict[str, Any]:
-    estimates = plan.estimates
-    assert estimates is not None, "the planner scores what it returns"
-    return {
-        "plan": str(path) if path else None,
-        "layout": format_layout(plan.layout),
-        "stock_megatron": is_stock(plan),
-        "step_time_s": estimates.step_time_s,
-        "tokens_per_s": estimates.tokens_per_s,
-        "bound_s": estimates.bound_s,
-        "gap": estimates.gap,
-        "bound_relaxes": estimates.bound_relaxes,
-        "measured": estimates.measured,
-        "search_s": round(search_s, 3),
-        "idle_devices": list(plan.idle_devices),
-        "idle_reasons": dict(plan.idle_reasons),
-    }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.errors import FileFormatError
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
@@ -33,6 +35,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         plan = load_plan(arguments.plan)
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
         validate_plan(plan, cluster)
+        if cluster and plan.workload:
+            # An edit may have outgrown a GPU, which the figures in the file cannot know.
+            validate_plan(replace(plan, estimates=estimate_plan(plan, cluster)), cluster)
     except FileFormatError as error:
         if arguments.json:
             output.json({"valid": False, "error": str(error)})
@@ -40,8 +45,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     made_for_cluster = cluster and plan.inputs.get("cluster") == cluster_hash(cluster)
     if cluster and not made_for_cluster:
         output.note(
-            f"{arguments.plan} was made for another content of {arguments.cluster}; its estimates "
-            "are of then: `megatron-hetero explain --cluster` scores it anew"
+            f"{arguments.plan} was made for another content of {arguments.cluster}, so its figures "
+            "are old: `megatron-hetero explain --cluster` scores it anew"
         )
     if arguments.json:
         output.json(

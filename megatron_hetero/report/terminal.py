@@ -28,11 +28,12 @@ STAGE_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("GPUs", "left"),
     ("TP", "right"),
     ("layers", "left"),
-    ("micro-batch", "right"),
-    ("memory, worst GPU", "right"),
+    ("time", "right"),
+    ("memory", "right"),
 )
-MAX_NAMES_WIDTH = 28
-"""Names of GPUs beyond this many columns wrap."""
+STAGE_LEGEND = "time: one micro-batch forward and backward; memory: the stage's fullest GPU"
+MIN_NAMES_WIDTH = 12
+"""Names of GPUs wrap before any number is cut, down to this many columns."""
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
 
 
@@ -98,17 +99,16 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
         yield _replica_title(plan, r)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
         for (heading, justify), width in zip(columns, widths, strict=True):
-            # Only the names of GPUs may wrap; numbers cut in two cannot be read.
-            names = heading == "GPUs"
-            table.add_column(
-                heading,
-                justify=justify,
-                no_wrap=not names,
-                min_width=min(width, MAX_NAMES_WIDTH) if names else width,
-            )
+            if heading == "GPUs":
+                # Padded, so that it is as wide in every table; yet it wraps when space is short.
+                table.add_column(heading.ljust(width), min_width=MIN_NAMES_WIDTH)
+            else:
+                table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
         for row in replica_rows:
             table.add_row(*row)
         yield Padding(table, (0, 0, 1, 1))
+    if plan.estimates is not None:
+        yield Text(STAGE_LEGEND + "\n", style="dim")
 
 
 def _replica_title(plan: Plan, replica_index: int) -> Text:
@@ -238,6 +238,6 @@ def _memory(device: DeviceEstimate | None) -> Text:
     if device is None:
         return Text("-")
     part = device.peak_bytes / device.capacity_bytes
-    text = f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB {part:4.0%}"
+    text = f"{device.peak_bytes / GIB:.1f} / {device.capacity_bytes / GIB:.1f} GiB {part:4.0%}"
     style = "red" if part > 1 else "yellow" if part > TIGHT_MEMORY else ""
     return Text(text, style=style)

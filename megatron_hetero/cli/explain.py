@@ -1,0 +1,64 @@
+"""`megatron-hetero explain`: a plan file in words; with its cluster, scored and explained anew."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.summary import plan_summary
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cost.estimate import estimate_plan
+from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner.explain import explain_plan
+from megatron_hetero.report.explanation import explanation_report
+from megatron_hetero.report.terminal import plan_report
+
+DESCRIPTION = """\
+Show a plan: its replicas and stages, memory, predicted speed, the GPUs it leaves
+idle and why.  With --cluster the plan is scored anew, so that one edited by hand
+gets fresh figures, and explained: where the time goes, which stage sets the pace,
+how it compares with stock Megatron's best plan and with the next best ones."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `explain`."""
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="PROFILE.JSON",
+        help="measurements to score with (needs --cluster)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the plan and, with a cluster, why it is what it is."""
+    if arguments.profile and not arguments.cluster:
+        raise UsageError("--profile scores the plan on a cluster; give --cluster too")
+    plan = load_plan(arguments.plan)
+    explanation = None
+    if arguments.cluster:
+        cluster = load_cluster(arguments.cluster)
+        profile = load_profile(arguments.profile) if arguments.profile else None
+        # The file's figures are of another moment; a plan that does not fit is shown as such.
+        plan = replace(plan, estimates=None)
+        validate_plan(plan, cluster)
+        plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
+        explanation = explain_plan(plan, cluster, profile)
+    if arguments.json:
+        data = plan_summary(plan, arguments.plan)
+        data["explanation"] = None if explanation is None else asdict(explanation)
+        output.json(data)
+        return 0
+    output.show(plan_report(plan))
+    if explanation is not None:
+        output.show("", explanation_report(explanation))
+    return 0

@@ -1,0 +1,98 @@
+"""Why a plan is as fast as it is, as text for a terminal: causes, comparison, headroom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from megatron_hetero.planner.explain import Alternative, Explanation
+from megatron_hetero.report.terminal import GIB, count, devices_by_node
+from megatron_hetero.units import format_duration
+
+BAR_WIDTH = 24
+CAUSES = (
+    ("compute", "compute_s"),
+    ("tensor-parallel communication", "tensor_parallel_s"),
+    ("stage boundaries", "boundary_s"),
+    ("waiting (pipeline bubble)", "waiting_s"),
+    ("gradient exchange", "gradient_sync_s"),
+    ("optimizer update", "update_s"),
+)
+"""What is printed for each field of `TimeByCause`, in the order in which a step meets them."""
+
+
+def explanation_report(explanation: Explanation) -> RenderableType:
+    """Causes, memory left and alternatives."""
+    return Group(
+        *cause_lines(explanation),
+        *headroom_lines(explanation),
+        *comparison_lines(explanation, runners_up=True),
+    )
+
+
+def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """Where the step's time goes on the stage that sets the pace."""
+    binding = explanation.binding
+    yield Text.assemble(
+        ("Where the time goes", "bold"),
+        f"  on the slowest stage of the replica that ends last: replica {binding.replica}, "
+        f"stage {binding.stage} ({devices_by_node(binding.devices)})",
+    )
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, field in CAUSES:
+        seconds: float = getattr(explanation.time_by_cause, field)
+        part = seconds / explanation.step_time_s
+        bar = "#" * round(part * BAR_WIDTH)
+        table.add_row(name, format_duration(seconds), f"{part:.1%}", Text(bar, style="cyan"))
+    table.add_row(Text("step", style="bold"), format_duration(explanation.step_time_s), "100.0%")
+    yield Padding(table, (0, 0, 1, 2))
+
+
+def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """The device that has the least memory left, and the one that has the most."""
+    ordered = sorted(explanation.headroom_bytes.items(), key=lambda item: (item[1], item[0]))
+    if not ordered:
+        return
+    (tightest, least), (_, most) = ordered[0], ordered[-1]
+    yield Text.assemble(
+        ("Memory left", "bold"),
+        f"  between {least / GIB:.1f} GiB ({tightest}) and {most / GIB:.1f} GiB beside the reserve",
+    )
+    yield Text()
+
+
+def comparison_lines(explanation: Explanation, *, runners_up: bool) -> Iterator[RenderableType]:
+    """The plan beside the best one of stock Megatron and, if asked, the next best of all."""
+    yield Text("Beside other plans", style="bold")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("plan", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("layout, and what makes it slower", overflow="fold")
+    table.add_row("this", format_duration(explanation.step_time_s), "", "")
+    if explanation.best_stock is not None:
+        _add_alternative(table, "best of stock Megatron", explanation.best_stock)
+    for alternative in explanation.runners_up if runners_up else ():
+        _add_alternative(table, "next best", alternative)
+    yield Padding(table, (0, 0, 0, 1))
+    if explanation.best_stock is None:
+        yield Text("  stock Megatron has no plan that fits: none of the symmetric ones does")
+    yield Text(f"  {count(explanation.num_priced, 'plan')} compared\n", style="dim")
+
+
+def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
+    why = Text.assemble((alternative.layout, "green"))
+    if alternative.slower_by > 0:
+        why.append(f"\n{alternative.because}")
+    table.add_row(
+        name, format_duration(alternative.step_time_s), f"{alternative.slower_by:+.1%}", why
+    )

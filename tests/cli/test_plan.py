@@ -1,0 +1,157 @@
+"""`plan` and `explain` on the example that the README shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
+MODEL = str(ROOT / "examples/a100-rtx4090/gpt-7b.sh")
+PLAN = ["plan", "--cluster", CLUSTER, "--model", MODEL]
+
+
+@pytest.fixture(scope="module")
+def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert main([*PLAN, "-o", str(path), "--json"]) == 0
+    return path
+
+
+def test_plan_prints_what_it_writes(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "-o", str(path)]) == 0
+    out = capsys.readouterr().out
+    plan = load_plan(path)
+    assert format_layout(plan.layout) in out
+    for words in ("step time", "tokens/s", "lower bound", "not measured", "best of stock Megatron"):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_plan_without_output_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(PLAN) == 0
+    assert "Nothing was written" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_as_json(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "-o", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    assert captured.err == ""
+    plan = load_plan(path)
+    assert plan.estimates is not None
+    assert data["plan"] == str(path)
+    assert data["layout"] == format_layout(plan.layout)
+    assert data["step_time_s"] == plan.estimates.step_time_s
+    assert data["bound_s"] <= data["step_time_s"]
+    assert data["gap"] == pytest.approx(data["step_time_s"] / data["bound_s"] - 1)
+    assert data["measured"] is False
+    assert data["idle_devices"] == list(plan.idle_devices)
+    assert data["best_stock"]["step_time_s"] >= data["step_time_s"]
+    assert data["search_s"] > 0
+
+
+def test_megatron_flags_after_the_double_dash_change_the_model(capsys) -> None:
+    assert main([*PLAN, "--json", "--", "--num-layers", "16"]) == 0
+    layout = json.loads(capsys.readouterr().out)["layout"]
+    replica = layout.partition("@")[0]
+    assert sum(int(stage.partition(":")[2]) for stage in replica.split(",")) == 16
+
+
+def test_a_model_that_fits_nowhere_exits_with_3(capsys) -> None:
+    words = ["--hidden-size", "16384", "--ffn-hidden-size", "65536", "--num-layers", "96"]
+    assert main([*PLAN, "--", *words]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--cluster", "nowhere.yaml", "--model", MODEL], 4),
+        (["--cluster", CLUSTER, "--model", "nowhere.sh"], 4),
+        (["--cluster", CLUSTER, "--model", MODEL, "--profile", "nowhere.json"], 4),
+    ],
+)
+def test_files_that_cannot_be_read(words: list[str], code: int, capsys) -> None:
+    assert main(["plan", *words]) == code
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_explain_shows_the_figures_of_the_file(plan_path: Path, capsys) -> None:
+    assert main(["explain", str(plan_path)]) == 0
+    out = capsys.readouterr().out
+    assert "step time" in out
+    assert "Where the time goes" not in out
+
+
+def test_explain_with_the_cluster_says_why(plan_path: Path, capsys) -> None:
+    assert main(["explain", str(plan_path), "--cluster", CLUSTER]) == 0
+    out = capsys.readouterr().out
+    for words in ("Where the time goes", "pipeline bubble", "Memory left", "next best"):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_explain_scores_a_plan_as_the_planner_did(plan_path: Path, capsys) -> None:
+    main(["explain", str(plan_path), "--json"])
+    from_file = json.loads(capsys.readouterr().out)
+    main(["explain", str(plan_path), "--cluster", CLUSTER, "--json"])
+    anew = json.loads(capsys.readouterr().out)
+    assert anew["step_time_s"] == from_file["step_time_s"]
+    assert from_file["explanation"] is None
+    parts = anew["explanation"]["time_by_cause"]
+    assert sum(parts.values()) == pytest.approx(anew["step_time_s"])
+
+
+def test_explain_refuses_a_profile_without_a_cluster(plan_path: Path, capsys) -> None:
+    assert main(["explain", str(plan_path), "--profile", "profile.json"]) == 2
+    assert "give --cluster too" in capsys.readouterr().err
+
+
+def test_validate_against_the_cluster(plan_path: Path, capsys) -> None:
+    assert main(["validate", str(plan_path), "--cluster", CLUSTER, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["made_for_cluster"] is True
+
+
+def test_validate_says_when_the_cluster_is_another(plan_path: Path, tmp_path: Path, capsys) -> None:
+    other = tmp_path / "cluster.yaml"
+    text = Path(CLUSTER).read_text()
+    assert "30 us" in text
+    other.write_text(text.replace("30 us", "31 us"))
+    assert main(["validate", str(plan_path), "--cluster", str(other)]) == 0
+    assert "note: " in capsys.readouterr().err
+
+
+def test_validate_refuses_hardware_that_is_not_there(
+    plan_path: Path, tmp_path: Path, capsys
+) -> None:
+    other = tmp_path / "cluster.yaml"
+    text = Path(CLUSTER).read_text()
+    other.write_text(
+        text.replace("gpu: RTX-4090", "gpu: RTX-3090").replace(" RTX-4090:", " RTX-3090:")
+    )
+    assert main(["validate", str(plan_path), "--cluster", str(other)]) == 4
+    assert "RTX-4090" in capsys.readouterr().err
+
+
+def test_flags_of_the_plan_name_every_node(plan_path: Path, capsys) -> None:
+    assert main(["flags", str(plan_path), "--style", "line"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if not x.startswith("#")]
+    plan = load_plan(plan_path)
+    assert len(lines) == len(plan.hosts)
+    for host, line in zip(plan.hosts, lines, strict=True):
+        assert f"--nproc-per-node {len(host.gpu_indices)} " in line

@@ -1,0 +1,97 @@
+"""The explanation on a terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from megatron_hetero.planner.explain import (
+    Alternative,
+    BindingStage,
+    Explanation,
+    TimeByCause,
+)
+from megatron_hetero.report.explanation import comparison_lines, explanation_report
+
+GIB = 1 << 30
+STOCK = Alternative(
+    "tp1:2,tp1:2 @8", "symmetric", 10.0, 0.25, "its slowest pipeline takes 2 s more"
+)
+RUNNER_UP = Alternative("tp2:4 @8", "local", 8.8, 0.1, "its gradient exchange takes 0.8 s more")
+EXPLANATION = Explanation(
+    step_time_s=8.0,
+    binding=BindingStage(0, 1, ("a:0", "a:1"), 0.5),
+    time_by_cause=TimeByCause(4.0, 2.0, 0.4, 1.0, 0.5, 0.1),
+    headroom_bytes={"a:0": 3 * GIB, "a:1": GIB, "b:0": 7 * GIB},
+    best_stock=STOCK,
+    runners_up=(RUNNER_UP,),
+    num_priced=617,
+    idle_reasons={},
+)
+
+
+def printed(*renderables: object, width: int = 80) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, markup=False, highlight=False)
+    for renderable in renderables:
+        console.print(renderable)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "replica 0, stage 1 (a: 0 1)",
+        "between 1.0 GiB (a:1) and 7.0 GiB",
+        "+25.0%  tp1:2,tp1:2 @8",
+        "its slowest pipeline takes 2 s more",
+        "+10.0%  tp2:4 @8",
+        "617 plans compared",
+    ],
+)
+def test_every_fact_is_printed(fact: str) -> None:
+    assert fact in printed(explanation_report(EXPLANATION), width=100)
+
+
+@pytest.mark.parametrize(
+    ("cause", "time", "part", "bar"),
+    [
+        ("compute", "4 s", "50.0%", "#" * 12),
+        ("tensor-parallel communication", "2 s", "25.0%", "#" * 6),
+        ("stage boundaries", "400 ms", "5.0%", "#"),
+        ("waiting (pipeline bubble)", "1 s", "12.5%", "###"),
+        ("gradient exchange", "500 ms", "6.2%", "##"),
+        ("optimizer update", "100 ms", "1.2%", ""),
+        ("step", "8 s", "100.0%", ""),
+    ],
+)
+def test_causes(cause: str, time: str, part: str, bar: str) -> None:
+    lines = printed(explanation_report(EXPLANATION)).splitlines()
+    line = next(x for x in lines if x.startswith(f"  {cause} "))
+    assert line.split() == [*cause.split(), *time.split(), part, *([bar] if bar else [])]
+
+
+def test_it_fits_80_columns() -> None:
+    assert max(map(len, printed(explanation_report(EXPLANATION)).splitlines())) <= 80
+
+
+def test_runners_up_only_when_asked() -> None:
+    text = printed(*comparison_lines(EXPLANATION, runners_up=False))
+    assert "tp1:2,tp1:2 @8" in text
+    assert "tp2:4 @8" not in text
+
+
+def test_no_reason_is_given_for_what_is_not_slower() -> None:
+    equal = replace(EXPLANATION, best_stock=replace(STOCK, slower_by=0.0))
+    text = printed(*comparison_lines(equal, runners_up=False))
+    assert "+0.0%" in text
+    assert "takes" not in text
+
+
+def test_when_no_stock_plan_fits() -> None:
+    alone = replace(EXPLANATION, best_stock=None)
+    text = printed(*comparison_lines(alone, runners_up=False))
+    assert "stock Megatron has no plan that fits" in text
