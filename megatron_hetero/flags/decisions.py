@@ -29,8 +29,11 @@ class Decision:
     printed: bool = False
 
 
-def stock_decisions(plan: Plan) -> Iterator[Decision]:
-    """For a plan that stock Megatron expresses (`stock.is_stock`)."""
+def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iterator[Decision]:
+    """For a plan that stock Megatron expresses (`stock.is_stock`).
+
+    `job_micro_batch_size` is the user's, in sequences, for replicas of which the plan says none.
+    """
     replica = plan.replicas[0]
     width, depth = replica.stages[0].shape.tensor_parallel, len(replica.stages)
     yield _number("--tensor-model-parallel-size", width, "tensor-parallel width", printed=True)
@@ -49,14 +52,14 @@ def stock_decisions(plan: Plan) -> Iterator[Decision]:
     elif "tp-pp-dp" not in orders:
         meaning = "ranks that follow the replicas before the pipeline"
         yield Decision("--use-tp-pp-dp-mapping", None, meaning)
-    size = micro_batch_size(plan, replica)
+    size = micro_batch_size(plan, replica) or job_micro_batch_size
     if size is not None:
         yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
     yield from _recompute_decisions(plan)
-    yield from _common_decisions(plan)
+    yield from _common_decisions(plan, job_micro_batch_size)
 
 
-def hetero_decisions(plan: Plan) -> Iterator[Decision]:
+def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iterator[Decision]:
     """For a plan that needs the plug-in; `--hetero-...` itself is written by `emit`."""
     widths = plan.layout.tensor_parallel_widths
     depths = tuple(sorted({len(replica.stages) for replica in plan.replicas}))
@@ -68,29 +71,26 @@ def hetero_decisions(plan: Plan) -> Iterator[Decision]:
     counted = "a fixed number of micro-batches for each replica"
     yield Decision("--rampup-batch-size", None, counted)
     yield Decision("--step-batch-size-schedule", None, counted)
-    size = _job_micro_batch_size(plan)
+    # Replicas with sizes of their own leave the job's flag alone, but Megatron always wants one.
+    size = job_micro_batch_size or plan.replicas[0].micro_batch_size
+    if plan.workload is not None:
+        size = plan.workload.training.micro_batch_size
     if size is not None:
         yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
-    yield from _common_decisions(plan)
+    yield from _common_decisions(plan, job_micro_batch_size)
 
 
-def _job_micro_batch_size(plan: Plan) -> int | None:
-    """What replicas without a size of their own have; Megatron wants it also if none is left."""
-    if plan.workload is not None:
-        return plan.workload.training.micro_batch_size
-    return plan.replicas[0].micro_batch_size
-
-
-def _common_decisions(plan: Plan) -> Iterator[Decision]:
+def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[Decision]:
     num_layers = plan.layout.replicas[0].num_layers
     yield _number("--num-layers", num_layers, "layers")
     yield _number("--encoder-num-layers", num_layers, "layers")
-    sizes = [micro_batch_size(plan, replica) for replica in plan.replicas]
-    if None not in sizes:
-        total = sum(
-            replica.num_micro_batches * (size or 0)
-            for replica, size in zip(plan.replicas, sizes, strict=True)
-        )
+    parts = [
+        replica.num_micro_batches * size
+        for replica in plan.replicas
+        if (size := micro_batch_size(plan, replica) or job_micro_batch_size) is not None
+    ]
+    if len(parts) == len(plan.replicas):
+        total = sum(parts)
         yield _number("--global-batch-size", total, "global batch", printed=True)
     yield _number("--context-parallel-size", 1, "context-parallel size")
     yield _number("--expert-model-parallel-size", 1, "expert-parallel size")

@@ -47,6 +47,21 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
     return (*_tokens((*options, *decided)), *_hetero_flag(plan, plan_path))
 
 
+def plan_arguments(plan: Plan, given: Sequence[str]) -> tuple[str, ...]:
+    """The Megatron flags that a plan adds to a command line on which a user gave it.
+
+    `given` is that command line without the `--hetero-` flags.
+
+    Raises:
+        UsageError: a flag of `given` is unknown or contradicts the plan.
+    """
+    table = flag_table()
+    options = last_of_each(table.split(tuple(given)))
+    size = next((int(o.values[0]) for o in options if o.name == "--micro-batch-size"), None)
+    decisions = (stock_decisions if is_stock(plan) else hetero_decisions)(plan, size)
+    return _tokens(_settle(table, options, tuple(decisions)))
+
+
 def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
     """A bash array, one flag with its values a line; use it as `"${NAME[@]}"`."""
     lines: list[list[str]] = []

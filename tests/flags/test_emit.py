@@ -13,12 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.emit import is_stock, megatron_args, render_bash, render_line
+from megatron_hetero.flags.emit import (
+    is_stock,
+    megatron_args,
+    plan_arguments,
+    render_bash,
+    render_line,
+)
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from tests.plan.edits import PLAN, with_replica, with_stage, with_training
 from tests.plan.strategies import placed_plans, split, workload
-from tests.plan.test_validate import PLAN, with_replica, with_stage, with_training
 
 USER = workload().megatron_args
 STOCK = "tp2:4,tp2:4 @8 | tp2:4,tp2:4 @8"
@@ -156,6 +162,19 @@ def test_the_default_mapping_refuses_the_other() -> None:
     load = replace(workload(), megatron_args=(*USER, "--use-tp-pp-dp-mapping"))
     with pytest.raises(UsageError, match="ranks that follow the replicas before the pipeline"):
         megatron_args(replace(plan, workload=load))
+
+
+def test_a_layout_on_a_command_line_is_settled_with_the_flags_beside_it() -> None:
+    stock = plan_from_layout(parse_layout(STOCK))
+    assert render_line(plan_arguments(stock, ["--micro-batch-size", "2"])) == (
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-tp-pp-dp-mapping "
+        "--global-batch-size 32"
+    )
+    hetero = plan_from_layout(parse_layout(HETERO))
+    assert plan_arguments(hetero, USER) == ()
+    for plan in (stock, hetero):
+        with pytest.raises(UsageError, match=r"--global-batch-size 48 contradicts .* batch 32"):
+            plan_arguments(plan, ["--micro-batch-size", "2", "--global-batch-size", "48"])
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from tests.flags.test_stock import placed
+from tests.plan.edits import PLAN, with_host
 from tests.plan.strategies import placed_plans, workload
-from tests.plan.test_validate import PLAN, with_host
 
 USER = " ".join(workload().megatron_args)
 

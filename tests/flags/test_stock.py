@@ -18,8 +18,8 @@ from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan, ReplicaShape, StageShape
 from megatron_hetero.plan.validate import validate_plan
+from tests.plan.edits import with_stage
 from tests.plan.strategies import cluster_of, node, place, workload
-from tests.plan.test_validate import with_stage
 
 
 def plan_of(text: str, *, with_workload: bool = False) -> Plan:

@@ -11,14 +11,14 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.diff import Difference, diff_plans
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
-from tests.plan.strategies import placed_plans, workload
-from tests.plan.test_validate import (
+from tests.plan.edits import (
     PLAN,
     with_estimates,
     with_replica,
     with_stage,
     with_training,
 )
+from tests.plan.strategies import placed_plans, workload
 
 
 def lines(before: Plan, after: Plan) -> list[str]:

@@ -23,8 +23,8 @@ from megatron_hetero.plan.file import (
 )
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
+from tests.plan.edits import PLAN
 from tests.plan.strategies import placed_plans
-from tests.plan.test_validate import PLAN
 
 
 def test_a_saved_plan_loads_equal_in_equal_bytes(tmp_path: Path) -> None:

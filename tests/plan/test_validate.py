@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan import check_cluster, check_devices, check_structure, check_workload
-from megatron_hetero.plan.build import canonical_hosts, in_rank_order
+from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import (
     DeviceEstimate,
-    Estimates,
     Host,
     Plan,
     Replica,
@@ -24,9 +23,19 @@ from megatron_hetero.plan.plan import (
     StageShape,
 )
 from megatron_hetero.plan.validate import first_violations, validate_plan
+from tests.plan.edits import (
+    CLUSTER,
+    PLAN,
+    with_estimates,
+    with_host,
+    with_model,
+    with_replica,
+    with_shape,
+    with_stage,
+    with_training,
+)
 from tests.plan.strategies import (
     GIB,
-    MODEL,
     RTX_4090,
     cluster_of,
     node,
@@ -34,77 +43,6 @@ from tests.plan.strategies import (
     placed_plans,
     workload,
 )
-
-CLUSTER = cluster_of(node("a", 4), node("b", 3, RTX_4090))
-
-
-def sound_plan() -> Plan:
-    """tp4:5,tp1:3 @12 | tp1:8 @4 on a:0-3, b:0 and b:2; b:1 is idle."""
-    shapes = [
-        ReplicaShape((StageShape(4, 5), StageShape(1, 3)), 12),
-        ReplicaShape((StageShape(1, 8),), 4),
-    ]
-    replicas = place(shapes, ["a:0", "a:1", "a:2", "a:3", "b:0", "b:2"])
-    hosts = canonical_hosts(replicas, CLUSTER)
-    return Plan(
-        in_rank_order(replicas, hosts),
-        workload=workload(),
-        hosts=hosts,
-        idle_devices=("b:1",),
-        idle_reasons={"b:1": "no use"},
-        estimates=Estimates(
-            step_time_s=2.0,
-            tokens_per_s=100.0,
-            bound_s=1.5,
-            gap=1 / 3,
-            replica_times_s=(2.0, 1.0),
-            stage_times_s=((0.1, 0.1), (0.2,)),
-            boundary_times_s=((0.01,), ()),
-            gradient_sync_s=0.1,
-            devices={"a:0": DeviceEstimate(40 * GIB, 20 * GIB, {"weights": 20 * GIB})},
-        ),
-    )
-
-
-PLAN = sound_plan()
-
-
-def with_stage(plan: Plan, r: int, s: int, **changes: Any) -> Plan:
-    stages = list(plan.replicas[r].stages)
-    stages[s] = replace(stages[s], **changes)
-    return with_replica(plan, r, stages=tuple(stages))
-
-
-def with_shape(plan: Plan, r: int, s: int, **changes: Any) -> Plan:
-    return with_stage(plan, r, s, shape=replace(plan.replicas[r].stages[s].shape, **changes))
-
-
-def with_replica(plan: Plan, r: int, **changes: Any) -> Plan:
-    replicas = list(plan.replicas)
-    replicas[r] = replace(replicas[r], **changes)
-    return replace(plan, replicas=tuple(replicas))
-
-
-def with_host(plan: Plan, i: int, **changes: Any) -> Plan:
-    hosts = list(plan.hosts)
-    hosts[i] = replace(hosts[i], **changes)
-    return replace(plan, hosts=tuple(hosts))
-
-
-def with_estimates(plan: Plan, **changes: Any) -> Plan:
-    assert plan.estimates is not None
-    return replace(plan, estimates=replace(plan.estimates, **changes))
-
-
-def with_training(plan: Plan, **changes: Any) -> Plan:
-    assert plan.workload is not None
-    training = replace(plan.workload.training, **changes)
-    return replace(plan, workload=replace(plan.workload, training=training))
-
-
-def with_model(plan: Plan, **changes: Any) -> Plan:
-    assert plan.workload is not None
-    return replace(plan, workload=replace(plan.workload, model=replace(MODEL, **changes)))
 
 
 def test_the_sound_plan_passes() -> None:
