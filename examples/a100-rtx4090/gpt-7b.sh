@@ -10,8 +10,8 @@ NODE_RANK=${NODE_RANK:-0}
 MASTER_ADDR=${MASTER_ADDR:-localhost}
 MASTER_PORT=${MASTER_PORT:-6000}
 
-CHECKPOINT_PATH=$1 # <path>
-DATA_PATH=$2       # <path and prefix>_text_document
+CHECKPOINT_PATH=${1:-checkpoints/gpt-7b}
+DATA_PATH=${2:-data/corpus_text_document} # without .bin and .idx
 
 DISTRIBUTED_ARGS=(
     --nproc_per_node $GPUS_PER_NODE

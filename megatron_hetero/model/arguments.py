@@ -1,0 +1,105 @@
+"""A Megatron argument vector as flags with their values, each with the place it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_hetero.errors import ModelError, UsageError
+from megatron_hetero.model.script import Word
+
+COMMAND_LINE = "command line"
+
+PLAN_FLAGS = frozenset(
+    {
+        "--tensor-model-parallel-size",
+        "--pipeline-model-parallel-size",
+        "--pipeline-model-parallel-layout",
+        "--num-layers-per-virtual-pipeline-stage",
+        "--num-virtual-stages-per-pipeline-rank",
+        "--microbatch-group-size-per-virtual-pipeline-stage",
+        "--decoder-first-pipeline-num-layers",
+        "--decoder-last-pipeline-num-layers",
+        "--account-for-embedding-in-pipeline-split",
+        "--account-for-loss-in-pipeline-split",
+        "--use-tp-pp-dp-mapping",
+    }
+)
+"""Flags that the plan decides."""
+
+_EXCLUSIVE = (
+    frozenset({"--bf16", "--fp16"}),
+    frozenset({"--recompute-activations", "--recompute-granularity"}),
+    frozenset({"--position-embedding-type", "--use-rotary-position-embeddings"}),
+)
+"""Flags of which one, given by hand, takes the place of the others."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A flag and its values.  A value with a `reason` is not known without running the script."""
+
+    flag: str
+    values: tuple[Word, ...]
+    where: str
+    reason: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...] | None:
+        """The argument as Megatron gets it, None when that is not known."""
+        texts = [v.text for v in self.values if v.text is not None]
+        if self.reason or len(texts) < len(self.values) or any(v.reason for v in self.values):
+            return None
+        return (self.flag, *texts)
+
+
+def command_line_words(args: Sequence[str]) -> tuple[Word, ...]:
+    """Words that a person typed after `--`."""
+    return tuple(Word(text, COMMAND_LINE) for text in args)
+
+
+def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:
+    """Flags with the words up to the next flag; `--flag=value` is split.
+
+    Raises:
+        ModelError: a word stands before the first flag.
+    """
+    arguments: list[Argument] = []
+    for word in words:
+        if word.is_flag:
+            flag, separator, value = (word.text or "").partition("=")
+            values = (Word(value, word.where, word.reason),) if separator else ()
+            arguments.append(Argument(flag, values, word.where, word.reason))
+        elif arguments:
+            last = arguments[-1]
+            arguments[-1] = replace(last, values=(*last.values, word))
+        elif word.text is not None or word.is_conditional:
+            what = f'"{word.text}"' if word.text is not None else f"a variable ({word.reason})"
+            raise ModelError(f"{word.where}: {what} stands before the first flag; remove it")
+    return tuple(arguments)
+
+
+def merge_arguments(
+    arguments: Sequence[Argument], typed: Sequence[Argument]
+) -> tuple[Argument, ...]:
+    """A script's arguments, without those that the plan decides, overridden by the typed ones.
+
+    A flag that occurs twice keeps its last values, in its first place, as in Megatron's parser.
+
+    Raises:
+        UsageError: a typed flag is one that the plan decides.
+    """
+    for argument in typed:
+        if argument.flag in PLAN_FLAGS:
+            raise UsageError(
+                f"{argument.flag} is decided by the plan and cannot be given; remove it, or limit "
+                "the planner in cluster.yaml (limits.max_tensor_parallel, max_pipeline_parallel)"
+            )
+    displaced: set[str] = set()
+    for flags in _EXCLUSIVE:
+        given = {a.flag for a in typed} & flags
+        if given:
+            displaced |= flags - given
+    merged = {a.flag: a for a in arguments if a.flag not in PLAN_FLAGS and a.flag not in displaced}
+    merged.update({a.flag: a for a in typed})
+    return tuple(merged.values())

@@ -1,0 +1,162 @@
+"""The model as a list of blocks, each with its parameters and forward FLOPs.
+
+Parameter counts are exact: they equal those of Megatron's GPTModel (`tests/model/test_blocks.py`).
+FLOPs count a multiply-add as two; matrix products and attention scores are kept apart because they
+run at different rates.  Backward is twice the forward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_hetero.model.spec import ModelSpec, Workload
+
+
+@dataclass(frozen=True)
+class Block:
+    """What cannot be divided between two stages.
+
+    `num_replicated_parameters` of `num_parameters` are held by every rank of a tensor-parallel
+    group (norms, biases of row-parallel products, position embeddings, router); the rest is
+    divided.  FLOPs are of the forward pass of one sequence; `attention_flops_forward` counts the
+    causal half of the score matrix, which is what flash attention computes (unfused attention
+    computes twice that).
+    """
+
+    name: str
+    kind: Literal["embedding", "layer", "head"]
+    num_parameters: int
+    num_replicated_parameters: int
+    matmul_flops_forward: float
+    attention_flops_forward: float
+
+
+def blocks(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> tuple[Block, ...]:
+    """Embedding, `num_layers` decoder layers, head (final norm and output layer).
+
+    Args:
+        tensor_parallel_widths: every width in use, which decides the padding of the vocabulary.
+    """
+    model = workload.model
+    vocab_size = padded_vocab_size(model, tensor_parallel_widths)
+    layer = _layer(model)
+    return (
+        _embedding(model, vocab_size),
+        *(
+            Block(
+                f"layer {i}",
+                "layer",
+                layer.num_parameters,
+                layer.num_replicated_parameters,
+                layer.matmul_flops_forward,
+                layer.attention_flops_forward,
+            )
+            for i in range(model.num_layers)
+        ),
+        _head(model, vocab_size),
+    )
+
+
+def padded_vocab_size(model: ModelSpec, tensor_parallel_widths: Sequence[int] = (1,)) -> int:
+    """Rows of the embedding: the vocabulary, padded so that every width divides it.
+
+    With one width this is Megatron's `calculate_padded_vocab_size`.
+    """
+    multiple = model.make_vocab_size_divisible_by * math.lcm(*tensor_parallel_widths)
+    return -(-model.vocab_size // multiple) * multiple
+
+
+def num_parameters(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> int:
+    """Parameters of the whole model; a tied embedding counts once."""
+    return sum(b.num_parameters for b in blocks(workload, tensor_parallel_widths))
+
+
+def _embedding(model: ModelSpec, vocab_size: int) -> Block:
+    positions = 0
+    if model.position_embedding == "learned_absolute":
+        positions = model.max_position_embeddings * model.hidden_size
+    return Block(
+        "embedding", "embedding", vocab_size * model.hidden_size + positions, positions, 0.0, 0.0
+    )
+
+
+def _head(model: ModelSpec, vocab_size: int) -> Block:
+    """Final norm and output layer; the weights of a tied output layer are the embedding's."""
+    norm = norm_parameters(model)
+    output = 0 if model.tied_embeddings else vocab_size * model.hidden_size
+    flops = 2.0 * model.seq_length * vocab_size * model.hidden_size
+    return Block("head", "head", norm + output, norm, flops, 0.0)
+
+
+def _layer(model: ModelSpec) -> Block:
+    attention, attention_replicated = attention_parameters(model)
+    mlp, mlp_replicated = mlp_parameters(model)
+    norms = 2 * norm_parameters(model)
+    query_size = model.num_attention_heads * model.kv_channels
+    # Scores and weighted values: 2 products of s x s x channels a head, half of it causal.
+    attention_flops = 2.0 * model.seq_length**2 * query_size
+    return Block(
+        "layer",
+        "layer",
+        attention + mlp + norms,
+        attention_replicated + mlp_replicated + norms,
+        2.0 * model.seq_length * _matmul_weights(model),
+        attention_flops,
+    )
+
+
+def _matmul_weights(model: ModelSpec) -> int:
+    """Weights that one token is multiplied with in a layer."""
+    weights = model.hidden_size * (_qkv_size(model) + _query_size(model))
+    matrices = 3 if model.gated_mlp else 2
+    if not model.num_experts:
+        return weights + matrices * model.hidden_size * model.ffn_hidden_size
+    experts = model.moe_router_topk * matrices * model.hidden_size * model.moe_ffn_hidden_size
+    return weights + experts + model.hidden_size * model.num_experts
+
+
+def norm_parameters(model: ModelSpec, size: int | None = None) -> int:
+    """Parameters of one norm over `size` (the hidden size) channels."""
+    return (size or model.hidden_size) * (2 if model.normalization == "LayerNorm" else 1)
+
+
+def attention_parameters(model: ModelSpec) -> tuple[int, int]:
+    """Parameters of one attention, and how many of them every tensor-parallel rank holds."""
+    num_parameters = model.hidden_size * (_qkv_size(model) + _query_size(model))
+    num_replicated = 0
+    if model.add_bias_linear or model.add_qkv_bias:
+        num_parameters += _qkv_size(model)
+    if model.add_bias_linear:
+        num_replicated += model.hidden_size
+    if model.qk_layernorm:
+        num_replicated += 2 * norm_parameters(model, model.kv_channels)
+    return num_parameters + num_replicated, num_replicated
+
+
+def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
+    """Parameters of one MLP or of all experts with their router, and the replicated ones of them.
+
+    An expert has the shape of a dense MLP of width `moe_ffn_hidden_size`.
+    """
+    ffn = model.moe_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
+    fc1 = ffn * (2 if model.gated_mlp else 1)
+    sharded = model.hidden_size * (fc1 + ffn) + (fc1 if model.add_bias_linear else 0)
+    replicated = model.hidden_size if model.add_bias_linear else 0
+    if not model.num_experts:
+        return sharded + replicated, replicated
+    router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    return (
+        model.num_experts * (sharded + replicated) + router,
+        model.num_experts * replicated + router,
+    )
+
+
+def _query_size(model: ModelSpec) -> int:
+    return model.num_attention_heads * model.kv_channels
+
+
+def _qkv_size(model: ModelSpec) -> int:
+    return (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels

@@ -1,0 +1,131 @@
+"""Typed reading of Megatron flags, with the place of every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from megatron_hetero.errors import ModelError, UnsupportedError
+from megatron_hetero.model.arguments import Argument
+
+MAX_SIZE = 1 << 31
+
+
+class FlagReader:
+    """The arguments of one model by flag.
+
+    Every method raises `ModelError` with file, line and flag when the value is not what Megatron
+    takes, or is one that only a running shell would know.
+    """
+
+    def __init__(self, arguments: Sequence[Argument], source: str) -> None:
+        self._arguments = {a.flag: a for a in arguments}
+        self._source = source
+
+    def __contains__(self, flag: str) -> bool:
+        return flag in self._arguments
+
+    def fail(self, flags: Sequence[str], message: str) -> NoReturn:
+        """Raise `ModelError` at the first of `flags` that is there, else at the source."""
+        for flag in flags:
+            if flag in self._arguments:
+                raise ModelError(f"{self._arguments[flag].where}: {message}")
+        raise ModelError(f"{self._source}: {message}")
+
+    def switch(self, flag: str) -> bool:
+        """Whether a flag without value is given."""
+        argument = self._arguments.get(flag)
+        if argument is None:
+            return False
+        self._check_certain(argument)
+        known = [v for v in argument.values if v.text is not None]
+        if known:
+            self.fail([flag], f'{flag} takes no value, and "{known[0].text}" follows it')
+        return True
+
+    def text(self, flag: str, default: str, allowed: Sequence[str]) -> str:
+        """One of `allowed`."""
+        value = self._value(flag)
+        if value is not None and value not in allowed:
+            self.fail([flag], f'{flag} is "{value}"; allowed: {", ".join(allowed)}')
+        return default if value is None else value
+
+    def words(self, flag: str) -> tuple[str, ...] | None:
+        """All values of a flag that takes several."""
+        argument = self._arguments.get(flag)
+        if argument is None:
+            return None
+        self._check_certain(argument)
+        for value in argument.values:
+            if value.text is None or value.reason:
+                self._fail_unknown(argument, value.reason)
+        return tuple(v.text for v in argument.values if v.text is not None)
+
+    def optional_size(self, flag: str, minimum: int = 1) -> int | None:
+        """An integer of at least `minimum`, None when the flag is not given."""
+        value = self._value(flag)
+        if value is None:
+            return None
+        # Megatron reads it with int(): no decimal point, no exponent.
+        if not value.isascii() or not value.removeprefix("-").isdecimal() or len(value) > 20:
+            self.fail([flag], f'{flag} is "{value}"; it must be a whole number')
+        number = int(value)
+        if not minimum <= number < MAX_SIZE:
+            self.fail([flag], f"{flag} is {number}; it must be at least {minimum}, below 2^31")
+        return number
+
+    def size(self, flag: str, default: int, minimum: int = 1) -> int:
+        """An integer of at least `minimum`."""
+        value = self.optional_size(flag, minimum)
+        return default if value is None else value
+
+    def required_size(self, flag: str, example: int, why: str = "") -> int:
+        """An integer that the model cannot do without."""
+        value = self.optional_size(flag)
+        if value is None:
+            reason = f" ({why})" if why else ""
+            self.fail(
+                [], f"{flag} is missing{reason}; add it there, or on our command line: "
+                    f"-- {flag} {example}"
+            )  # fmt: skip
+        return value
+
+    def refuse(self, flag: str, what: str, unless: str | None = None) -> None:
+        """Raise `UnsupportedError` when `flag` is given with another value than `unless`."""
+        argument = self._arguments.get(flag)
+        if argument is None or (
+            unless is not None and [v.text for v in argument.values] == [unless]
+        ):
+            return
+        raise UnsupportedError(
+            f"{argument.where}: {flag}: {what} is not supported yet; remove the flag"
+        )
+
+    def _value(self, flag: str) -> str | None:
+        argument = self._arguments.get(flag)
+        if argument is None:
+            return None
+        self._check_certain(argument)
+        known = [v for v in argument.values if v.text is not None or v is argument.values[0]]
+        if not known or (len(known) == 1 and known[0].text == ""):
+            self.fail([flag], f"{flag} has no value")
+        if known[0].text is None or known[0].reason:
+            self._fail_unknown(argument, known[0].reason)
+        if len(known) > 1:
+            self.fail([flag], f'{flag} takes one value, and "{known[1].text}" follows it')
+        return known[0].text
+
+    def _check_certain(self, argument: Argument) -> None:
+        if argument.reason:
+            self._fail_unknown(argument, argument.reason)
+        for value in argument.values[1:]:
+            if value.text is None and value.is_conditional:
+                # More than this flag hangs on it: any other may hide in the variable.
+                self._fail_unknown(argument, value.reason)
+
+    def _fail_unknown(self, argument: Argument, reason: str) -> NoReturn:
+        self.fail(
+            [argument.flag],
+            f"{argument.flag} cannot be known without running the script: {reason}; give the flag "
+            f"on our command line, after --",
+        )

@@ -1,0 +1,258 @@
+"""Hugging Face `config.json` to Megatron flags, read as plain data (no remote code, no library).
+
+Only what the file says of the model is taken: the batch, the sequence length and how to train come
+from the user's flags.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from megatron_hetero.errors import ModelError, UnsupportedError
+from megatron_hetero.files import Document, near_names, validate_document
+from megatron_hetero.model.script import Word
+
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
+SUPPORTED_MODEL_TYPES = (*_LLAMA_LIKE, "gpt_neox", "opt", "gpt2")
+
+_PRECISION_FLAGS = {"bfloat16": ("--bf16",), "float16": ("--fp16",)}
+
+
+class _Config(BaseModel):
+    """The keys that decide the shape; a config has many more, about generation and tokens."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    model_type: str
+    vocab_size: int = Field(ge=1)
+    torch_dtype: str | None = Field(None, validation_alias=AliasChoices("torch_dtype", "dtype"))
+    tie_word_embeddings: bool | None = None
+
+
+class _LlamaConfig(_Config):
+    num_hidden_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    hidden_act: str = "silu"
+    rms_norm_eps: float = Field(1e-6, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    num_local_experts: int | None = Field(None, ge=1)
+    num_experts_per_tok: int | None = Field(None, ge=1)
+
+
+class _NeoxConfig(_Config):
+    num_hidden_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = Field(1e-5, gt=0)
+    rotary_pct: float = Field(0.25, gt=0, le=1)
+    rotary_emb_base: float = Field(10000.0, gt=0)
+    use_parallel_residual: bool = True
+
+
+class _OptConfig(_Config):
+    num_hidden_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    ffn_dim: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    word_embed_proj_dim: int | None = Field(None, ge=1)
+    activation_function: str = "relu"
+    do_layer_norm_before: bool = True
+    enable_bias: bool = True
+
+
+class _Gpt2Config(_Config):
+    n_layer: int = Field(ge=1)
+    n_embd: int = Field(ge=1)
+    n_inner: int | None = Field(None, ge=1)
+    n_head: int = Field(ge=1)
+    n_positions: int = Field(ge=1)
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = Field(1e-5, gt=0)
+
+
+def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word, ...]]:
+    """Source (with what Megatron does differently) and the Megatron flags of a `config.json`.
+
+    Raises:
+        ModelError: keys are missing or malformed, or the model type is not supported.
+        UnsupportedError: the model has a part for which Megatron has no flag.
+    """
+    model_type = document.data.get("model_type") if isinstance(document.data, dict) else None
+    differences: list[str] = []
+    if model_type in _LLAMA_LIKE:
+        llama = validate_document(document, _LlamaConfig, ModelError)
+        config: _Config = llama
+        flags = _llama_flags(document, llama)
+    elif model_type == "gpt_neox":
+        neox = validate_document(document, _NeoxConfig, ModelError)
+        config = neox
+        flags = _neox_flags(neox, differences)
+    elif model_type == "opt":
+        opt = validate_document(document, _OptConfig, ModelError)
+        config = opt
+        flags = _opt_flags(document, opt, differences)
+    elif model_type == "gpt2":
+        config = gpt2 = validate_document(document, _Gpt2Config, ModelError)
+        flags = _gpt2_flags(gpt2, differences)
+    else:
+        hint = near_names(str(model_type), SUPPORTED_MODEL_TYPES)
+        raise ModelError(
+            f'{document.locate(["model_type"])}: model_type "{model_type}" is not supported{hint}; '
+            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}. Any other GPT can be given by its "
+            "Megatron flags"
+        )
+    flags += ["--vocab-size", str(config.vocab_size)]
+    flags += _PRECISION_FLAGS.get(config.torch_dtype or "", ())
+    where = document.locate([])
+    note = f" (Megatron differs: {'; '.join(differences)})" if differences else ""
+    return f"{document.path}{note}", tuple(Word(flag, where) for flag in flags)
+
+
+def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:
+    _require(document, "hidden_act", config.hidden_act, "silu")
+    _require(document, "mlp_bias", config.mlp_bias, False)
+    if config.model_type != "qwen2":
+        _require(document, "attention_bias", config.attention_bias, False)
+    num_groups = config.num_key_value_heads or config.num_attention_heads
+    flags = _shape_flags(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.max_position_embeddings,
+    )
+    if config.head_dim is not None:
+        flags += ["--kv-channels", str(config.head_dim)]
+    if num_groups != config.num_attention_heads:
+        flags += ["--group-query-attention", "--num-query-groups", str(num_groups)]
+    flags += ["--swiglu", "--disable-bias-linear"]
+    flags += ["--normalization", "RMSNorm", "--norm-epsilon", repr(config.rms_norm_eps)]
+    flags += _rope_flags(document, config)
+    if config.model_type == "qwen2":
+        flags.append("--add-qkv-bias")
+    if config.model_type == "qwen3":
+        flags.append("--qk-layernorm")
+    if config.model_type == "mixtral":
+        flags += ["--num-experts", str(config.num_local_experts or 8)]
+        flags += ["--moe-router-topk", str(config.num_experts_per_tok or 2)]
+    # Both families write the key wherever it is true; its default in their code is False.
+    if not config.tie_word_embeddings:
+        flags.append("--untie-embeddings-and-output-weights")
+    return flags
+
+
+def _rope_flags(document: Document, config: _LlamaConfig) -> list[str]:
+    """Position flags; newer files keep theta and scaling together in `rope_parameters`."""
+    parameters = config.rope_parameters or {}
+    theta = config.rope_theta or parameters.get("rope_theta") or 10000.0
+    scaling = config.rope_scaling or parameters
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    key = "rope_scaling" if config.rope_scaling else "rope_parameters"
+    if not isinstance(theta, int | float) or theta != int(theta):
+        raise UnsupportedError(
+            f"{document.locate(['rope_theta'])}: rope_theta {theta} is not a whole number, which "
+            "Megatron's --rotary-base has to be"
+        )
+    flags = ["--position-embedding-type", "rope", "--rotary-base", str(int(theta))]
+    if kind == "llama3":
+        flags += ["--use-rope-scaling", "--rope-scaling-factor", str(scaling.get("factor", 8.0))]
+    elif kind != "default":
+        raise UnsupportedError(
+            f'{document.locate([key])}: {key} of type "{kind}" is not supported yet; remove it, or '
+            "describe the model by Megatron flags"
+        )
+    return flags
+
+
+def _neox_flags(config: _NeoxConfig, differences: list[str]) -> list[str]:
+    if config.use_parallel_residual:
+        differences.append("attention and MLP run one after the other, not in parallel")
+    _note_activation(config.hidden_act, differences)
+    flags = _shape_flags(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.max_position_embeddings,
+    )
+    flags += ["--position-embedding-type", "rope", "--rotary-percent", repr(config.rotary_pct)]
+    flags += ["--rotary-base", str(int(config.rotary_emb_base))]
+    flags += ["--norm-epsilon", repr(config.layer_norm_eps)]
+    if not config.tie_word_embeddings:
+        flags.append("--untie-embeddings-and-output-weights")
+    return flags
+
+
+def _opt_flags(document: Document, config: _OptConfig, differences: list[str]) -> list[str]:
+    projection = config.word_embed_proj_dim or config.hidden_size
+    _require(document, "word_embed_proj_dim", projection, config.hidden_size)
+    _require(document, "do_layer_norm_before", config.do_layer_norm_before, True)
+    _require(document, "enable_bias", config.enable_bias, True)
+    _note_activation(config.activation_function, differences)
+    flags = _shape_flags(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.ffn_dim,
+        config.num_attention_heads,
+        config.max_position_embeddings,
+    )
+    return flags + _untied_flag(config)
+
+
+def _gpt2_flags(config: _Gpt2Config, differences: list[str]) -> list[str]:
+    _note_activation(config.activation_function, differences)
+    flags = _shape_flags(
+        config.n_layer,
+        config.n_embd,
+        config.n_inner or 4 * config.n_embd,
+        config.n_head,
+        config.n_positions,
+    )
+    return [*flags, "--norm-epsilon", repr(config.layer_norm_epsilon), *_untied_flag(config)]
+
+
+def _untied_flag(config: _Config) -> list[str]:
+    """OPT and GPT-2 tie the embeddings unless the file says otherwise."""
+    return ["--untie-embeddings-and-output-weights"] if config.tie_word_embeddings is False else []
+
+
+def _shape_flags(
+    num_layers: int, hidden_size: int, ffn_hidden_size: int, num_heads: int, num_positions: int
+) -> list[str]:
+    sizes = {
+        "--num-layers": num_layers,
+        "--hidden-size": hidden_size,
+        "--ffn-hidden-size": ffn_hidden_size,
+        "--num-attention-heads": num_heads,
+        "--max-position-embeddings": num_positions,
+    }
+    return [word for flag, size in sizes.items() for word in (flag, str(size))]
+
+
+def _note_activation(activation: str, differences: list[str]) -> None:
+    """Megatron's activation without a flag is gelu; the shape and the cost are the same."""
+    if not activation.startswith("gelu"):
+        differences.append(f"the activation is gelu, not {activation}")
+
+
+def _require(document: Document, key: str, value: object, needed: object) -> None:
+    if value != needed:
+        raise UnsupportedError(
+            f"{document.locate([key])}: {key} is {value!r}; Megatron has no flag for it, and only "
+            f"{needed!r} is supported"
+        )

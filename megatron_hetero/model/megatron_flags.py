@@ -1,0 +1,244 @@
+"""Megatron's flags to a `Workload`, with the defaults and derived values of Megatron 0.19.2.
+
+Sources: `megatron/training/arguments.py` (`validate_args`) and `core_transformer_config_from_args`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from megatron_hetero.model.arguments import Argument
+from megatron_hetero.model.flag_reader import FlagReader
+from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
+
+_UNSUPPORTED = {
+    "--multi-latent-attention": "multi-latent attention",
+    "--experimental-attention-variant": "an experimental attention variant",
+    "--attention-output-gate": "gated attention output",
+    "--mtp-num-layers": "multi-token prediction",
+    "--hybrid-layer-pattern": "a hybrid model",
+    "--hybrid-override-pattern": "a hybrid model",
+    "--is-hybrid-model": "a hybrid model",
+    "--heterogeneous-layers-config-path": "layers of unlike shape",
+    "--heterogeneous-layers-config-encoded-json": "layers of unlike shape",
+    "--moe-shared-expert-intermediate-size": "a shared expert",
+    "--moe-latent-size": "latent experts",
+    "--encoder-num-layers": "an encoder (a GPT takes --num-layers)",
+    "--decoder-num-layers": "an encoder-decoder model",
+    "--decoder-seq-length": "an encoder-decoder model",
+    "--encoder-seq-length": "an encoder (a GPT takes --seq-length)",
+    "--padded-vocab-size": "a vocabulary padded by hand",
+    "--no-pad-vocab-size": "a vocabulary without padding",
+    "--disable-pad-vocab-size": "a vocabulary without padding",
+    "--fp8-format": "fp8 training",
+    "--fp4-format": "fp4 training",
+    "--rampup-batch-size": "a batch size that changes",
+    "--step-batch-size-schedule": "a batch size that changes",
+    "--use-torch-fsdp2": "FSDP",
+    "--use-megatron-fsdp": "FSDP",
+    "--yaml-cfg": "a YAML configuration in place of flags",
+    "--use-checkpoint-args": "a model described by a checkpoint",
+}
+_UNSUPPORTED_UNLESS = {
+    "--context-parallel-size": ("context parallelism", "1"),
+    "--expert-model-parallel-size": ("expert parallelism", "1"),
+    "--moe-layer-freq": ("a mixture of dense and expert layers", "1"),
+    "--softmax-type": ("a softmax with an offset", "vanilla"),
+}
+_OPTIMIZERS = ("adam", "sgd")
+_POSITION_EMBEDDINGS = ("learned_absolute", "rope", "none")
+_RECOMPUTE = ("full", "selective")
+
+
+def workload_from_arguments(arguments: Sequence[Argument], source: str) -> Workload:
+    """Model and training of merged arguments (`model.arguments.merge_arguments`).
+
+    `megatron_args` keeps every argument but those whose value is not known without running the
+    script; `source` names these.
+
+    Raises:
+        ModelError: a flag is missing, malformed, or contradicts another.
+        UnsupportedError: a flag asks for what cannot be planned yet.
+    """
+    flags = FlagReader(arguments, source)
+    for flag, what in _UNSUPPORTED.items():
+        flags.refuse(flag, what)
+    for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
+        flags.refuse(flag, what, unless=neutral)
+    model = _model(flags)
+    training = _training(flags, model)
+    kept = tuple(word for a in arguments for word in a.words or ())
+    unknown = [a.flag for a in arguments if a.words is None]
+    note = f" (without {', '.join(unknown)}: set by the shell)" if unknown else ""
+    return Workload(model, training, kept, source + note)
+
+
+def _model(flags: FlagReader) -> ModelSpec:
+    num_layers = flags.required_size("--num-layers", 32)
+    hidden_size = flags.required_size("--hidden-size", 4096)
+    num_heads = flags.required_size("--num-attention-heads", 32)
+    seq_length = flags.required_size("--seq-length", 2048)
+    max_positions = flags.required_size("--max-position-embeddings", seq_length)
+    vocab_size = flags.required_size(
+        "--vocab-size", 50257, "the size of the embedding cannot be read from a tokenizer here"
+    )
+    if max_positions < seq_length:
+        flags.fail(
+            ["--max-position-embeddings"],
+            f"--max-position-embeddings {max_positions} is less than --seq-length {seq_length}; "
+            "raise it or shorten the sequence",
+        )
+    # quick_geglu is gated as well, but does not shrink Megatron's default width.
+    swiglu = flags.switch("--swiglu")
+    default_ffn = int((4 * hidden_size * 2 / 3) / 64) * 64 if swiglu else 4 * hidden_size
+    ffn_hidden_size = flags.size("--ffn-hidden-size", default_ffn, minimum=1)
+    num_experts = flags.size("--num-experts", 0, minimum=0)
+    return ModelSpec(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        ffn_hidden_size=ffn_hidden_size,
+        num_attention_heads=num_heads,
+        num_query_groups=_num_query_groups(flags, num_heads),
+        kv_channels=_kv_channels(flags, hidden_size, num_heads),
+        vocab_size=vocab_size,
+        seq_length=seq_length,
+        max_position_embeddings=max_positions,
+        gated_mlp=swiglu or flags.switch("--quick-geglu"),
+        tied_embeddings=not flags.switch("--untie-embeddings-and-output-weights"),
+        add_bias_linear=not flags.switch("--disable-bias-linear"),
+        add_qkv_bias=flags.switch("--add-qkv-bias"),
+        normalization=cast(
+            Literal["LayerNorm", "RMSNorm"],
+            flags.text("--normalization", "LayerNorm", ("LayerNorm", "RMSNorm")),
+        ),
+        position_embedding=_position_embedding(flags),
+        qk_layernorm=flags.switch("--qk-layernorm"),
+        num_experts=num_experts,
+        moe_router_topk=_moe_router_topk(flags, num_experts),
+        moe_ffn_hidden_size=(
+            flags.size("--moe-ffn-hidden-size", ffn_hidden_size) if num_experts else 0
+        ),
+        make_vocab_size_divisible_by=flags.size("--make-vocab-size-divisible-by", 128),
+    )
+
+
+def _num_query_groups(flags: FlagReader, num_heads: int) -> int:
+    """Without --group-query-attention Megatron ignores --num-query-groups."""
+    if not flags.switch("--group-query-attention"):
+        return num_heads
+    groups = flags.size("--num-query-groups", 1)
+    if num_heads % groups:
+        flags.fail(
+            ["--num-query-groups"],
+            f"--num-query-groups {groups} does not divide --num-attention-heads {num_heads}",
+        )
+    return groups
+
+
+def _kv_channels(flags: FlagReader, hidden_size: int, num_heads: int) -> int:
+    kv_channels = flags.optional_size("--kv-channels")
+    if kv_channels is not None:
+        return kv_channels
+    if hidden_size % num_heads:
+        flags.fail(
+            ["--num-attention-heads"],
+            f"--num-attention-heads {num_heads} does not divide --hidden-size {hidden_size}; "
+            "change one, or give the width of a head by --kv-channels",
+        )
+    return hidden_size // num_heads
+
+
+def _position_embedding(flags: FlagReader) -> Literal["learned_absolute", "rope", "none"]:
+    if flags.switch("--use-rotary-position-embeddings"):
+        return "rope"
+    flag = "--position-embedding-type"
+    for kind in ("yarn", "mrope", "relative"):
+        if flag in flags and flags.words(flag) == (kind,):
+            flags.refuse(flag, f'"{kind}"')
+    position = flags.text(flag, "learned_absolute", _POSITION_EMBEDDINGS)
+    return cast(Literal["learned_absolute", "rope", "none"], position)
+
+
+def _moe_router_topk(flags: FlagReader, num_experts: int) -> int:
+    if not num_experts:
+        return 0
+    topk = flags.size("--moe-router-topk", 2)
+    if topk > num_experts:
+        flags.fail(
+            ["--moe-router-topk"],
+            f"--moe-router-topk {topk} is more than --num-experts {num_experts}",
+        )
+    return topk
+
+
+def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
+    global_batch_size = flags.required_size("--global-batch-size", 64)
+    micro_batch_size = flags.required_size("--micro-batch-size", 1)
+    if global_batch_size % micro_batch_size:
+        flags.fail(
+            ["--global-batch-size"],
+            f"--global-batch-size {global_batch_size} is not a multiple of --micro-batch-size "
+            f"{micro_batch_size}",
+        )
+    optimizer = flags.words("--optimizer") or ("adam",)
+    if optimizer[0] not in _OPTIMIZERS:
+        flags.refuse("--optimizer", f'the optimizer "{optimizer[0]}"')
+    return TrainingSpec(
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        precision=_precision(flags),
+        sequence_parallel=flags.switch("--sequence-parallel"),
+        optimizer=cast(Literal["adam", "sgd"], flags.text("--optimizer", "adam", _OPTIMIZERS)),
+        recompute=_recompute(flags, model.num_layers),
+        use_distributed_optimizer=flags.switch("--use-distributed-optimizer"),
+        per_token_loss=flags.switch("--calculate-per-token-loss"),
+        flash_attention=_flash_attention(flags),
+    )
+
+
+def _precision(flags: FlagReader) -> Precision:
+    bf16, fp16 = flags.switch("--bf16"), flags.switch("--fp16")
+    if bf16 and fp16:
+        flags.fail(["--fp16"], "both --bf16 and --fp16 are given; keep one of them")
+    return "bf16" if bf16 else "fp16" if fp16 else "fp32"
+
+
+def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective", "full"]:
+    """Megatron's granularity; refuses the forms whose memory cannot be planned yet."""
+    granularity = flags.text("--recompute-granularity", "none", _RECOMPUTE)
+    if flags.switch("--recompute-activations"):
+        granularity = "selective"
+    if granularity == "selective":
+        modules = flags.words("--recompute-modules")
+        if modules is not None and "core_attn" not in modules:
+            flags.refuse("--recompute-modules", "selective recompute without core_attn")
+        return "selective"
+    if granularity == "none":
+        return "none"
+    method = flags.text("--recompute-method", "", ("uniform", "block"))
+    layers = flags.optional_size("--recompute-num-layers")
+    if not method or layers is None:
+        flags.fail(
+            ["--recompute-granularity"],
+            "--recompute-granularity full needs --recompute-method and --recompute-num-layers; "
+            "add --recompute-method uniform --recompute-num-layers 1",
+        )
+    if method == "uniform" and layers != 1:
+        flags.refuse("--recompute-num-layers", f"recompute of {layers} layers at a time")
+    if method == "block" and layers < num_layers:
+        flags.refuse("--recompute-num-layers", "recompute of some layers of each stage")
+    return "full"
+
+
+def _flash_attention(flags: FlagReader) -> bool:
+    """Whether the scores are never stored: Transformer Engine's default, not the local layers'."""
+    implementation = flags.text(
+        "--transformer-impl",
+        "transformer_engine",
+        ("local", "transformer_engine", "inference_optimized"),
+    )
+    backend = flags.text(
+        "--attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto")
+    )
+    return implementation == "transformer_engine" and backend in ("flash", "fused", "auto")
