@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cluster.description import cluster_json_schema
+from megatron_hetero.cost.profile import profile_json_schema
 from megatron_hetero.files import write_json
 from megatron_hetero.plan.file import plan_json_schema
 
@@ -22,6 +23,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
     "cluster.schema.json": cluster_json_schema,
     "plan.schema.json": plan_json_schema,
+    "profile.schema.json": profile_json_schema,
 }
 
 

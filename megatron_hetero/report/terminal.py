@@ -225,8 +225,9 @@ def _width(stage: Stage) -> str:
 
 
 def _layers(stage: Stage) -> str:
-    last = stage.first_layer + stage.shape.num_layers - 1
-    return f"{stage.first_layer}-{last} ({stage.shape.num_layers})"
+    first, num_layers = stage.first_layer, stage.shape.num_layers
+    last = first + num_layers - 1
+    return f"{first} (1)" if num_layers == 1 else f"{first}-{last} ({num_layers})"
 
 
 def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | None:
