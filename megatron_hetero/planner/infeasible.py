@@ -27,7 +27,7 @@ def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError
         sentences.append(f"Smallest relaxation that fits (planned and checked): {relaxation}.")
     else:
         sentences.append(
-            "None of the relaxations tried fits (recompute, sequence parallelism, smaller "
+            "None of the relaxations tried fits (fp16, recompute, sequence parallelism, smaller "
             f"micro-batches, wider TP, fewer limits, up to {_MAX_NODE_FACTOR} times the GPUs of "
             "one type): use a smaller model or other GPUs."
         )
@@ -73,6 +73,8 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Cluster, TrainingSpec]]
 def _flag_changes(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec]]:
     """Single changes of the job's flags, then all of them together."""
     smallest = replace(training, micro_batch_size=1)
+    if training.precision == "bf16":  # what GPUs before Ampere lack
+        yield "--fp16 instead of --bf16", replace(training, precision="fp16")
     if training.recompute == "none":
         yield "--recompute-granularity selective", replace(training, recompute="selective")
     if training.recompute != "full":

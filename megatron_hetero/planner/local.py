@@ -26,9 +26,27 @@ class LocalSearch:
 
     def search(self, board: Scoreboard) -> None:
         filler = Filler(board.problem)
+        if board.best is None:
+            self._repair(board, filler)
         starts = _unlike(board.ranking, self.num_starts)
         for candidate in starts:
             self._climb(board, filler, candidate, self.max_work // len(starts))
+
+    def _repair(self, board: Scoreboard, filler: Filler) -> None:
+        """From the placement that lacks least memory to one that fits, if moves lead there."""
+        work = 0
+        miss = None
+        while board.best is None and miss is not board.nearest_miss:
+            miss = board.nearest_miss
+            if miss is None:
+                return
+            for placement in neighbours(board.problem, filler, miss.placement):
+                board.score(placement, self.name)
+                work += sum(len(r.stages) for r in placement.replicas)
+                if board.best is not None or work > self.max_work:
+                    return
+                if board.nearest_miss is not miss:
+                    break
 
     def _climb(self, board: Scoreboard, filler: Filler, best: Candidate, max_work: int) -> None:
         work = 0

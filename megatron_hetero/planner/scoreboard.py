@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from megatron_hetero.cost.model import PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, Placement
@@ -29,7 +31,7 @@ class Candidate:
     def step_time_s(self) -> float:
         return self.cost.step_time_s
 
-    @property
+    @cached_property
     def key(self) -> tuple[float, int, tuple[object, ...]]:
         """Total order: faster, then fewer GPUs, then by devices and layers (never by chance)."""
         devices = tuple(self.placement.devices())
@@ -103,8 +105,7 @@ class Scoreboard:
             self._best_stock = candidate
         before = self.best
         if len(self._fitting) < _NUM_KEPT or candidate.step_time_s <= self._fitting[-1].step_time_s:
-            self._fitting.append(candidate)
-            self._fitting.sort(key=lambda c: c.key)
+            insort(self._fitting, candidate, key=lambda c: c.key)
             del self._fitting[_NUM_KEPT:]
         best = self.best
         if self._progress and best is not None and best is not before:

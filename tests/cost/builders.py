@@ -1,0 +1,83 @@
+"""Small clusters and workloads for tests of cost, schedule and planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+
+GIB = 1 << 30
+
+FAST = GpuType(
+    "FAST",
+    40 * GIB,
+    1.5e12,
+    {"bf16": 300e12, "fp16": 300e12, "fp32": 20e12, "fp8": None},
+    "8.0",
+    "made up",
+)
+SLOW = GpuType(
+    "SLOW",
+    16 * GIB,
+    0.6e12,
+    {"bf16": 100e12, "fp16": 100e12, "fp32": 10e12, "fp8": None},
+    "8.6",
+    "made up",
+)
+OLD = GpuType(
+    "OLD",
+    16 * GIB,
+    0.9e12,
+    {"bf16": None, "fp16": 125e12, "fp32": 15e12, "fp8": None},
+    "7.0",
+    "made up",
+)
+INSIDE = Link(100e9, 3e-6)
+BETWEEN = Link(3e9, 2e-5)
+
+
+def make_cluster(
+    *nodes: tuple[str, GpuType, int],
+    between: Link = BETWEEN,
+    inside: Link = INSIDE,
+    limits: Limits | None = None,
+    sites: Sequence[str] | None = None,
+) -> Cluster:
+    """Nodes as (name, type, number of GPUs); any two are joined by `between`."""
+    site_of = sites or ["main"] * len(nodes)
+    made = tuple(
+        Node(name, gpu, count, site, f"host-{name}", inside)
+        for (name, gpu, count), site in zip(nodes, site_of, strict=True)
+    )
+    links = {(a.name, b.name): between for a in made for b in made if a.name != b.name}
+    return Cluster(made, links, limits or Limits(memory_reserve_bytes=0))
+
+
+def make_workload(
+    num_layers: int = 4,
+    hidden_size: int = 512,
+    global_batch_size: int = 4,
+    micro_batch_size: int = 1,
+    **changes: object,
+) -> Workload:
+    """A small GPT; `changes` go to ModelSpec or TrainingSpec by name."""
+    model = ModelSpec(
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        ffn_hidden_size=4 * hidden_size,
+        num_attention_heads=8,
+        num_query_groups=8,
+        kv_channels=hidden_size // 8,
+        vocab_size=1000,
+        seq_length=256,
+        max_position_embeddings=256,
+    )
+    training = TrainingSpec(global_batch_size, micro_batch_size, "bf16")
+    for name, value in changes.items():
+        if hasattr(model, name):
+            model = replace(model, **{name: value})  # type: ignore[arg-type]
+        else:
+            training = replace(training, **{name: value})  # type: ignore[arg-type]
+    return Workload(model, training, (), "test")

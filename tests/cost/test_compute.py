@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_hetero.cost.compute import (
+    PassTimes,
+    gemm_efficiency,
+    head_times,
+    layer_times,
+    uses_flash_attention,
+)
+from megatron_hetero.errors import UnsupportedError
+from tests.cost.builders import FAST, OLD, SLOW, make_workload
+
+WITHOUT_FLASH = replace(OLD, peak_flops={**OLD.peak_flops, "bf16": 1e14})
+
+
+def test_pass_times_add_and_multiply() -> None:
+    assert PassTimes(1, 2) + PassTimes(3, 4).times(2) == PassTimes(7, 10)
+    assert PassTimes(1, 2).total_s == 3
+
+
+def test_unmeasured_gpus_take_the_median_curve_and_measured_ones_their_own() -> None:
+    assert gemm_efficiency(FAST, "bf16") == gemm_efficiency(SLOW, "fp16")
+    v100 = replace(OLD, name="V100-16GB")
+    assert gemm_efficiency(v100, "fp16") != gemm_efficiency(OLD, "fp16")
+    for precision in ("fp16", "fp32"):
+        assert 0.5 < gemm_efficiency(FAST, precision).max_efficiency <= 1.05
+
+
+def test_large_layers_approach_the_calibrated_peak() -> None:
+    workload = make_workload(hidden_size=8192, micro_batch_size=8, seq_length=2048)
+    times = layer_times(workload, FAST, 1)
+    tokens = 8 * 2048
+    flops = 2 * tokens * 12 * 8192**2
+    share_of_peak = flops / times.forward_s / 300e12
+    efficiency = gemm_efficiency(FAST, "bf16").max_efficiency
+    assert 0.85 * efficiency < share_of_peak < efficiency
+
+
+def test_small_layers_are_bound_by_the_cost_of_each_call() -> None:
+    workload = make_workload(hidden_size=64, seq_length=32)
+    overhead_s = gemm_efficiency(FAST, "bf16").overhead_s
+    assert layer_times(workload, FAST, 1).forward_s == pytest.approx(6 * overhead_s, rel=0.1)
+
+
+def test_wider_groups_are_faster_but_less_than_in_proportion() -> None:
+    workload = make_workload(hidden_size=2048, seq_length=1024)
+    one, four = (layer_times(workload, FAST, width).total_s for width in (1, 4))
+    assert one / 4 < four < one
+
+
+def test_recompute_adds_forward_work_to_backward() -> None:
+    none, selective, full = (
+        layer_times(make_workload(recompute=recompute), WITHOUT_FLASH, 1)
+        for recompute in ("none", "selective", "full")
+    )
+    assert none.forward_s == selective.forward_s == full.forward_s
+    assert none.backward_s < selective.backward_s < full.backward_s
+    assert full.backward_s == pytest.approx(none.backward_s + none.forward_s)
+
+
+def test_flash_attention_needs_capability_8_and_half_precision() -> None:
+    training = make_workload().training
+    assert uses_flash_attention(training, FAST)
+    assert not uses_flash_attention(training, OLD)
+    assert not uses_flash_attention(replace(training, precision="fp32"), FAST)
+    assert not uses_flash_attention(replace(training, flash_attention=False), FAST)
+
+
+def test_head_grows_with_the_vocabulary() -> None:
+    workload = make_workload()
+    assert (
+        head_times(workload, FAST, 1, 50_000).total_s > head_times(workload, FAST, 1, 1000).total_s
+    )
+
+
+def test_what_the_gpu_or_the_model_of_cost_cannot_do_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="OLD cannot train in bf16"):
+        layer_times(make_workload(), OLD, 1)
+    with pytest.raises(UnsupportedError, match="num_experts=8"):
+        layer_times(make_workload(num_experts=8), FAST, 1)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import estimate_plan
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.errors import PlanFormatError, UnsupportedError, UsageError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+
+CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
+
+
+def place(layout: str, workload: Workload | None, cluster: Cluster = CLUSTER) -> Plan:
+    """A plan from a layout, its ranks on the cluster's devices in order."""
+    plan = plan_from_layout(parse_layout(layout), workload)
+    names = iter([device.name for device in cluster.devices])
+    replicas = tuple(
+        replace(
+            r,
+            stages=tuple(
+                replace(s, devices=tuple(next(names) for _ in range(s.shape.tensor_parallel)))
+                for s in r.stages
+            ),
+        )
+        for r in plan.replicas
+    )
+    return replace(plan, replicas=replicas)
+
+
+def test_a_step_is_pipeline_sync_and_update() -> None:
+    workload = make_workload()
+    plan = place("tp2:3,tp1:1 @3 | tp1:4 @1", workload)
+    estimates = estimate_plan(plan, CLUSTER)
+    cost = CostModel(CLUSTER, workload).placement(placement_of(plan, CLUSTER))
+    assert estimates.step_time_s == pytest.approx(
+        max(estimates.replica_times_s) + estimates.gradient_sync_s + cost.update_s
+    )
+    assert estimates.tokens_per_s == pytest.approx(4 * 256 / estimates.step_time_s)
+    assert [len(times) for times in estimates.stage_times_s] == [2, 1]
+    assert [len(times) for times in estimates.boundary_times_s] == [1, 0]
+    assert estimates.gradient_sync_s > 0
+    assert set(estimates.devices) == {"a:0", "a:1", "b:0", "b:1"}
+    for device in estimates.devices.values():
+        assert sum(device.parts_bytes.values()) == device.peak_bytes
+    assert not estimates.measured
+    assert estimates.bound_s is not None and 0 < estimates.bound_s < estimates.step_time_s
+    assert "memory" in estimates.bound_relaxes
+
+
+def test_a_single_device_takes_micro_batches_times_all_pieces() -> None:
+    workload = make_workload()
+    cluster = make_cluster(("a", FAST, 1))
+    estimates = estimate_plan(place("tp1:4 @4", workload, cluster), cluster)
+    pieces = CostModel(cluster, workload).pieces(cluster.nodes[0], 1, 1024)
+    one = pieces.embedding.total_s + 4 * pieces.layer.total_s + pieces.head.total_s
+    assert estimates.replica_times_s[0] == pytest.approx(4 * one)
+    assert estimates.gradient_sync_s == 0
+
+
+def test_what_cannot_be_estimated_is_refused_by_name() -> None:
+    plan = place("tp2:3,tp1:1 @3 | tp1:4 @1", make_workload())
+    with pytest.raises(UsageError, match="carries no model"):
+        estimate_plan(replace(plan, workload=None), CLUSTER)
+    with pytest.raises(PlanFormatError, match="b:1, which the cluster does not have"):
+        estimate_plan(plan, make_cluster(("a", FAST, 2), ("b", SLOW, 1)))
+    bare = plan_from_layout(parse_layout("tp1:4 @4"), make_workload())
+    with pytest.raises(PlanFormatError, match="names no devices"):
+        estimate_plan(bare, CLUSTER)
+    shared = place("tp2(3:1):4 @4", make_workload())
+    with pytest.raises(UnsupportedError, match="uneven shares"):
+        estimate_plan(shared, CLUSTER)

@@ -1,0 +1,53 @@
+"""Hypothesis strategies: random clusters and models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.model.spec import Workload
+from tests.cost.builders import FAST, SLOW, make_workload
+
+MIB = 1 << 20
+
+
+@st.composite
+def gpu_types(draw: st.DrawFn) -> list[GpuType]:
+    """Two types, from roomy to so small that plans may not fit."""
+    memory = st.sampled_from([60 * MIB, 100 * MIB, 200 * MIB, 1 << 40])
+    return [replace(gpu, memory_bytes=draw(memory)) for gpu in (FAST, SLOW)]
+
+
+@st.composite
+def clusters(draw: st.DrawFn, max_gpus: int) -> Cluster:
+    """One to four nodes, unlike links, together at most `max_gpus` GPUs."""
+    types = draw(gpu_types())
+    nodes: list[Node] = []
+    for index in range(draw(st.integers(1, 4))):
+        left = max_gpus - sum(node.num_gpus for node in nodes)
+        if left:
+            inside = Link(draw(st.sampled_from([1e9, 2e10, 3e11])), 3e-6)
+            count = draw(st.integers(1, left))
+            name = f"n{index}"
+            nodes.append(Node(name, draw(st.sampled_from(types)), count, "main", name, inside))
+    links = {}
+    for a in nodes:
+        for b in nodes:
+            if a.name < b.name:
+                link = Link(draw(st.sampled_from([1e8, 3e9, 5e10])), draw(st.floats(0, 1e-3)))
+                links[a.name, b.name] = links[b.name, a.name] = link
+    return Cluster(tuple(nodes), links, Limits(memory_reserve_bytes=0))
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_layers: int, max_micro_batches: int) -> Workload:
+    """A small GPT of about 3 million parameters a layer."""
+    return make_workload(
+        num_layers=draw(st.integers(1, max_layers)),
+        global_batch_size=draw(st.integers(1, max_micro_batches)),
+        seq_length=draw(st.sampled_from([64, 2048])),
+        tied_embeddings=draw(st.booleans()),
+        sequence_parallel=draw(st.booleans()),
+    )

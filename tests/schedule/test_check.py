@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.check import check_schedule
+from megatron_hetero.schedule.programme import Operation, Schedule, one_f_one_b
+
+
+@given(st.integers(1, 8), st.integers(1, 32))
+def test_fused_1f1b_never_deadlocks(num_stages: int, num_micro_batches: int) -> None:
+    check_schedule(one_f_one_b(num_stages, num_micro_batches))
+
+
+@given(st.integers(2, 8), st.integers(2, 32))
+def test_plain_send_then_receive_deadlocks(num_stages: int, num_micro_batches: int) -> None:
+    fused = one_f_one_b(num_stages, num_micro_batches)
+    plain = Schedule(
+        tuple(
+            tuple((operation,) for instruction in programme for operation in instruction)
+            for programme in fused.programmes
+        ),
+        num_micro_batches,
+    )
+    with pytest.raises(CheckFailedError, match=r"deadlocks.*send_forward.* -> .*send_backward"):
+        check_schedule(plain)
+
+
+def test_counts_far_ahead_need_more_than_rendezvous() -> None:
+    """Why the runtime keeps 1F1B's own counts until its receives are posted ahead."""
+    with pytest.raises(CheckFailedError, match="deadlocks"):
+        check_schedule(one_f_one_b(4, 64, (6, 5, 2, 1)))
+
+
+def test_a_lost_message_is_found() -> None:
+    schedule = one_f_one_b(2, 2)
+    first = tuple(i for i in schedule.programmes[0] if i != (Operation("send_forward", 0),))
+    with pytest.raises(CheckFailedError, match=r"stage 0 sends micro-batches \[1\]"):
+        check_schedule(Schedule((first, schedule.programmes[1]), 2))
+
+
+def test_missing_and_misplaced_work_is_found() -> None:
+    schedule = one_f_one_b(1, 2)
+    with pytest.raises(CheckFailedError, match="runs backward for micro-batches"):
+        check_schedule(Schedule((schedule.programmes[0][:3],), 2))
+    swapped = tuple(reversed(schedule.programmes[0][:2])) + schedule.programmes[0][2:]
+    with pytest.raises(CheckFailedError, match=r"backward\(0\) before forward\(0\)"):
+        check_schedule(Schedule((swapped,), 2))
