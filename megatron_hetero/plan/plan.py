@@ -1,8 +1,8 @@
-"""The contract between planner and runtime: the frozen `Plan` and its asymmetric part, the `Layout`.
+"""The contract between planner and runtime: the frozen `Plan`, and its asymmetric part, `Layout`.
 
-A `Layout` says what a person can type on one line: stage widths, shares, layer counts, micro-batches.
-A `Plan` adds what a machine has to know: devices, recompute, precision, launch counts, estimates and
-the inputs it was made from.  Nothing here checks anything: `plan.validate` does, one function for
+A `Layout` says what a person can type on one line: widths, shares, layer counts, micro-batches.
+A `Plan` adds what a machine has to know: devices, recompute, precision, launch counts, estimates
+and the inputs it was made from.  Nothing here checks anything: `plan.validate` does, one function for
 each invariant, and every way into a Plan (file, layout, planner) goes through it.
 """
 

@@ -1,0 +1,189 @@
+"""Our flags, and the argument vector that Megatron's parser sees on each rank.
+
+Megatron's parser knows one tensor and one pipeline size for the whole job.  So each rank parses as
+if its replica, at its own stage's width, were all there is (a *virtual* world of `tp * pp` ranks):
+then every derived number, the global batch above all, is the whole job's.  The real world comes
+back with `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import Position
+
+
+@dataclass(frozen=True)
+class HeteroArguments:
+    """What the `--hetero-` flags say; `megatron` is everything else, untouched."""
+
+    layout: str | None
+    plan: Path | None
+    init: str
+    megatron: tuple[str, ...]
+
+
+def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add our flags; also usable as Megatron's `extra_args_provider`."""
+    group = parser.add_argument_group("asymmetric parallelism (megatron-hetero)")
+    group.add_argument(
+        "--hetero-layout",
+        metavar="LAYOUT",
+        help='the asymmetric plan on one line, e.g. "tp4:20,tp2:12 @12 | tp1:16,tp1:16 @4"',
+    )
+    group.add_argument(
+        "--hetero-plan", type=Path, metavar="FILE", help="the plan as written by megatron-hetero"
+    )
+    group.add_argument(
+        "--hetero-init",
+        choices=("layout-independent", "megatron"),
+        default="layout-independent",
+        help="initial weights by global index (the same under every plan), or Megatron's own draws",
+    )
+    return parser
+
+
+def split_arguments(argv: Sequence[str]) -> HeteroArguments:
+    """Take our flags out of a command line.
+
+    Raises:
+        UsageError: both a plan and a layout are given.
+    """
+    parser = add_hetero_arguments(argparse.ArgumentParser(add_help=False, allow_abbrev=False))
+    ours, megatron = parser.parse_known_args(list(argv))
+    if ours.hetero_layout is not None and ours.hetero_plan is not None:
+        raise UsageError("give --hetero-plan or --hetero-layout, not both")
+    return HeteroArguments(ours.hetero_layout, ours.hetero_plan, ours.hetero_init, tuple(megatron))
+
+
+def requested_plan(arguments: HeteroArguments) -> Plan | None:
+    """The plan that the flags ask for, validated; None when they ask for none.
+
+    Raises:
+        UsageError: a Megatron flag contradicts what the plan decides.
+        PlanFormatError: the plan or the layout is not valid.
+    """
+    if arguments.plan is not None:
+        plan = load_plan(arguments.plan)
+    elif arguments.layout is not None:
+        plan = plan_from_layout(parse_layout(arguments.layout))
+    else:
+        return None
+    plan_arguments(plan, arguments.megatron)
+    return plan
+
+
+def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> tuple[str, ...]:
+    """What Megatron's parser gets on the rank at `position`."""
+    replica = plan.replicas[position.replica]
+    width = replica.stages[position.stage].shape.tensor_parallel
+    argv = [
+        *megatron,
+        f"--tensor-model-parallel-size={width}",
+        f"--pipeline-model-parallel-size={len(replica.stages)}",
+        f"--make-vocab-size-divisible-by={_vocab_multiple(plan, megatron) // width}",
+        "--dataloader-type=external",
+        # Extra gloo groups serve the distributed optimizer's checkpoints alone.
+        "--disable-gloo-process-groups",
+    ]
+    if len(replica.stages) > 1:
+        argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position.replica)}")
+    return tuple(argv)
+
+
+def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
+    """The vocabulary is padded as Megatron pads it for the least common multiple of all widths.
+
+    Megatron pads to a multiple of `--make-vocab-size-divisible-by` times its width; this product
+    has to be one number on all ranks, and divisible by every width.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
+    given, _ = parser.parse_known_args(list(megatron))
+    return given.make_vocab_size_divisible_by * lcm(*plan.layout.tensor_parallel_widths)
+
+
+def pipeline_layout(plan: Plan, replica: int) -> str:
+    """A replica's layers in the grammar of `--pipeline-model-parallel-layout`."""
+    stages = ["t" * s.shape.num_layers for s in plan.replicas[replica].stages]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "L"
+    return "|".join(stages)
+
+
+@contextlib.contextmanager
+def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterator[None]:
+    """Let Megatron parse `argv` as in a job of this replica alone, at this stage's width.
+
+    What the parser prints is kept to the job's first rank.
+    """
+    replica = plan.replicas[position.replica]
+    width = replica.stages[position.stage].shape.tensor_parallel
+    environment = {
+        "WORLD_SIZE": str(width * len(replica.stages)),
+        "RANK": str(width * position.stage + position.tensor_rank),
+    }
+    saved_environment = {name: os.environ.get(name) for name in environment}
+    saved_argv = sys.argv
+    quiet = int(os.environ.get("RANK", "0")) != 0
+    os.environ.update(environment)
+    sys.argv = [saved_argv[0], *argv]
+    try:
+        with contextlib.ExitStack() as stack:
+            if quiet:
+                null = stack.enter_context(open(os.devnull, "w"))
+                stack.enter_context(contextlib.redirect_stdout(null))
+            yield
+    finally:
+        sys.argv = saved_argv
+        for name, value in saved_environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def workload_of(args: Any, megatron: Sequence[str]) -> Workload:
+    """The workload that Megatron's parsed arguments describe, for the plan's own validation."""
+    model = ModelSpec(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        ffn_hidden_size=args.ffn_hidden_size,
+        num_attention_heads=args.num_attention_heads,
+        num_query_groups=(
+            args.num_query_groups if args.group_query_attention else args.num_attention_heads
+        ),
+        kv_channels=args.kv_channels,
+        vocab_size=args.padded_vocab_size,
+        seq_length=args.seq_length,
+        max_position_embeddings=args.max_position_embeddings,
+        gated_mlp=bool(args.swiglu),
+        tied_embeddings=not args.untie_embeddings_and_output_weights,
+        add_bias_linear=args.add_bias_linear,
+        add_qkv_bias=args.add_qkv_bias,
+        normalization=args.normalization,
+        make_vocab_size_divisible_by=1,
+    )
+    training = TrainingSpec(
+        global_batch_size=args.global_batch_size,
+        micro_batch_size=args.micro_batch_size,
+        precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        sequence_parallel="--sequence-parallel" in megatron,
+        per_token_loss=args.calculate_per_token_loss,
+    )
+    return Workload(model, training, tuple(megatron), "the command line")

@@ -1,0 +1,216 @@
+"""CPU as a first-class backend: all that Megatron takes for granted about CUDA, bridged here.
+
+`activate_cpu_backend()` makes Megatron's own training loop run on a machine without a GPU: `cuda`
+devices become `cpu`, streams and synchronisation become nothing, and the CUDA random state becomes
+the CPU one.  It refuses to be switched on where CUDA works, so on GPUs it is inert: it is never
+active there, and importing this module changes nothing.
+
+Nothing here touches numbers: tensors, kernels and collectives are torch's own CPU ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from megatron_hetero.errors import EnvironmentMismatchError
+
+CPU = torch.device("cpu")
+
+# Flags without which Megatron reaches for fused CUDA kernels.  They change speed, not the model.
+CPU_FLAGS: tuple[str, ...] = (
+    "--distributed-backend=gloo",
+    "--transformer-impl=local",
+    "--use-cpu-initialization",
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-bias-gelu-fusion",
+    "--no-bias-swiglu-fusion",
+    "--no-bias-dropout-fusion",
+    "--no-rope-fusion",
+    "--no-persist-layer-norm",
+)
+
+
+def cuda_is_usable() -> bool:
+    """True when torch sees a CUDA device (asked before anything here is switched on)."""
+    return _active is None and torch.cuda.is_available()
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.split(":")[0] == "cuda"
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Rewrites the device of every torch call that names `cuda`."""
+
+    # `.to("cuda")` and friends take the device as a positional argument; only these may be scanned,
+    # because a string argument elsewhere can be anything.
+    _POSITIONAL_DEVICE = (torch.Tensor.to, torch.device)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda or func is torch.Tensor.pin_memory:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            # Megatron recognises float tensors by the names of their CUDA types.
+            return func(args[0]).replace("torch.", "torch.cuda.", 1)
+        if "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs = {**kwargs, "device": CPU}
+        if func in self._POSITIONAL_DEVICE:
+            args = tuple(CPU if _is_cuda(a) else a for a in args)
+        return func(*args, **kwargs)
+
+
+class _NullStream:
+    """Stands for a CUDA stream or event: the CPU runs in order, so there is nothing to wait for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    wait_stream = wait_event = record_event = synchronize = record = wait = _nothing
+
+    def query(self) -> bool:
+        return True
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _zero(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+def _get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    torch.set_rng_state(new_state)
+
+
+def _seed_cpu(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, value) of everything that is replaced while the backend is active."""
+    import megatron.core.tensor_parallel.random as megatron_random
+
+    cuda = torch.cuda
+    yield cuda, "is_available", lambda: True
+    yield cuda, "device_count", lambda: 1
+    yield cuda, "current_device", lambda: CPU
+    for name in (
+        "set_device",
+        "synchronize",
+        "empty_cache",
+        "set_stream",
+        "reset_peak_memory_stats",
+    ):
+        yield cuda, name, _nothing
+    for name in (
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_reserved",
+        "max_memory_reserved",
+    ):
+        yield cuda, name, _zero
+    yield cuda, "memory_stats", lambda *a, **k: {}
+    yield cuda, "Stream", _NullStream
+    yield cuda, "Event", _NullStream
+    yield cuda, "current_stream", lambda *a, **k: _NullStream()
+    yield cuda, "default_stream", lambda *a, **k: _NullStream()
+    yield cuda, "stream", lambda *a, **k: contextlib.nullcontext()
+    # Megatron asks for the architecture to choose flags that only matter on GPUs.
+    yield (
+        cuda,
+        "get_device_properties",
+        lambda *a, **k: SimpleNamespace(major=8, minor=0, name="cpu"),
+    )
+    yield cuda, "get_device_capability", lambda *a, **k: (8, 0)
+    yield cuda, "get_rng_state", _get_rng_state
+    yield cuda, "set_rng_state", _set_rng_state
+    yield cuda, "manual_seed", _seed_cpu
+    yield cuda, "manual_seed_all", _seed_cpu
+    # Ranges for NVIDIA's profiler need its library; there is no profiler here to read them.
+    yield cuda.nvtx, "range_push", _nothing
+    yield cuda.nvtx, "range_pop", _nothing
+    # The tracker keeps one state for each name; both functions assume a CUDA generator.
+    yield megatron_random, "_get_cuda_rng_state", _get_rng_state
+    yield megatron_random, "_set_cuda_rng_state", _set_rng_state
+    # Asks the accelerator whether a graph is being captured, at every optimizer step.
+    yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _nothing
+
+
+class _ActiveBackend:
+    def __init__(self) -> None:
+        self.saved: list[tuple[Any, str, Any]] = []
+        self.mode = _CudaMeansCpu()
+
+
+_active: _ActiveBackend | None = None
+
+
+def activate_cpu_backend() -> None:
+    """Run Megatron on the CPU from here on, in this process.  Calling it twice is calling it once.
+
+    Raises:
+        EnvironmentMismatchError: torch sees a CUDA device; training there needs no bridge.
+    """
+    global _active
+    if _active is not None:
+        return
+    if torch.cuda.is_available():
+        raise EnvironmentMismatchError(
+            "The CPU backend was asked for, but torch sees "
+            f"{torch.cuda.device_count()} CUDA device(s). It never runs beside CUDA; set "
+            'CUDA_VISIBLE_DEVICES="" to rehearse on this machine\'s CPU.'
+        )
+    # Megatron compiles small functions (jit_fuser); the compiler would ask the GPU what it can do.
+    torch.compiler.set_stance("force_eager")
+    backend = _ActiveBackend()
+    for owner, name, value in _replacements():
+        backend.saved.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+    backend.mode.__enter__()
+    _active = backend
+
+
+def deactivate_cpu_backend() -> None:
+    """Put back all that `activate_cpu_backend` replaced."""
+    global _active
+    if _active is None:
+        return
+    _active.mode.__exit__(None, None, None)
+    for owner, name, value in reversed(_active.saved):
+        setattr(owner, name, value)
+    torch.compiler.set_stance("default")
+    _active = None
+
+
+@contextlib.contextmanager
+def cpu_backend() -> Iterator[None]:
+    """`activate_cpu_backend` for the length of a `with` block."""
+    activate_cpu_backend()
+    try:
+        yield
+    finally:
+        deactivate_cpu_backend()

@@ -1,0 +1,123 @@
+"""The process groups of one rank, made from the plan in one order that is the same on every rank.
+
+Real groups exist only for what talks in collectives: the tensor-parallel group of each stage, the
+last stages together (the job's loss), and the world.  A pipeline has no group, because stages of
+unlike width have no common columns: `PipelinePlace` answers Megatron's two questions, rank and
+size, and boundaries talk rank to rank (`runtime.boundary`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import Position, rank_table
+
+
+@dataclass(frozen=True)
+class PipelinePlace:
+    """Which stage this rank is on, in the two words that Megatron asks of a pipeline group."""
+
+    stage: int
+    num_stages: int
+
+    def rank(self) -> int:
+        return self.stage
+
+    def size(self) -> int:
+        return self.num_stages
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """Where this rank stands and whom it talks to.  Rank lists are global ranks."""
+
+    position: Position
+    pipeline: PipelinePlace
+    world: dist.ProcessGroup
+    tensor: dist.ProcessGroup
+    tensor_ranks: tuple[int, ...]
+    alone: dist.ProcessGroup
+    last_stages: dist.ProcessGroup | None
+    """All ranks of all last stages; None on other stages."""
+    stage_ranks: tuple[tuple[int, ...], ...]
+    """[stage] -> ranks in tensor order, of this rank's replica."""
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline.stage == self.pipeline.num_stages - 1
+
+    def collection(self) -> ProcessGroupCollection:
+        """What `pretrain(pg_collection=)` takes.
+
+        Data-parallel groups hold this rank alone, `mp` is the world (see
+        `runtime.megatron.parallel_state`); `embd` is None because tied embeddings are reduced with
+        all other gradients.
+        """
+        return ProcessGroupCollection(
+            tp=self.tensor,
+            pp=self.pipeline,
+            mp=self.world,
+            embd=None,
+            pos_embd=None,
+            cp=self.alone,
+            tp_cp=self.tensor,
+            hcp=None,
+            ep=self.alone,
+            expt_tp=self.tensor,
+            tp_ep=self.tensor,
+            tp_ep_pp=self.world,
+            tp_ep_pp_with_egtp_remat=self.world,
+            tp_dp_cp=self.tensor,
+            dp=self.alone,
+            dp_cp=self.alone,
+            dp_cp_gtp_remat=self.alone,
+            dp_cp_ag=None,
+            gtp_remat=self.alone,
+            expt_gtp_remat=self.alone,
+            expt_dp=self.alone,
+            expt_dp_gtp_remat=self.alone,
+            expt_dp_ag=None,
+            intra_dp_cp=self.alone,
+            intra_expt_dp=self.alone,
+            inter_dist_opt=None,
+            intra_dist_opt=self.world,
+        )
+
+
+def build_groups(plan: Plan) -> RankGroups:
+    """Create this rank's groups.  Collective: every rank of the world calls it with equal plans."""
+    table = rank_table(plan)
+    place = table[dist.get_rank()]
+    ranks_of_stage: dict[tuple[int, int], list[int]] = {}
+    for rank, position in enumerate(table):
+        ranks_of_stage.setdefault((position.replica, position.stage), []).append(rank)
+
+    tensor = None
+    for key in sorted(ranks_of_stage):
+        group = dist.new_group(ranks_of_stage[key])
+        if key == (place.replica, place.stage):
+            tensor = group
+    num_stages = [len(replica.stages) for replica in plan.replicas]
+    on_last_stage = [r for r, p in enumerate(table) if p.stage == num_stages[p.replica] - 1]
+    last_stages = dist.new_group(on_last_stage)
+    alone = None
+    for rank in range(len(table)):
+        group = dist.new_group([rank])
+        if rank == dist.get_rank():
+            alone = group
+    return RankGroups(
+        position=place,
+        pipeline=PipelinePlace(place.stage, num_stages[place.replica]),
+        world=dist.group.WORLD,
+        tensor=tensor,
+        tensor_ranks=tuple(ranks_of_stage[place.replica, place.stage]),
+        alone=alone,
+        last_stages=last_stages if dist.get_rank() in on_last_stage else None,
+        stage_ranks=tuple(
+            tuple(ranks_of_stage[place.replica, s]) for s in range(num_stages[place.replica])
+        ),
+    )

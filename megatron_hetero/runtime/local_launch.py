@@ -1,0 +1,180 @@
+"""Run the ranks of a job as forked processes of this machine that meet through a file.
+
+Torch and Megatron are imported once and then forked, which starts eight ranks in the time that
+`torchrun` takes to import them once.  The store is a file and gloo talks over the loopback
+interface, so no port is opened to the network.  CPU only: CUDA does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_hetero.errors import HeteroError
+
+_KILL_AFTER_FAILURE_S = 2.0
+
+
+class RankFailedError(HeteroError):
+    """A rank of a local run ended badly; the message carries the end of its log."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """`num_ranks` processes that each run `function(rank)` in a world of their own.
+
+    The log of rank r is `directory/rank-r.log`.
+    """
+
+    name: str
+    num_ranks: int
+    function: Callable[[int], None]
+    directory: Path
+
+
+def preload() -> None:
+    """Import what every rank needs, before the first fork."""
+    import megatron.training.training  # noqa: F401
+
+    import megatron_hetero.runtime.entry
+    import megatron_hetero.runtime.gpt
+    import megatron_hetero.runtime.model_hooks  # noqa: F401
+
+
+def run_jobs(
+    jobs: Sequence[Job], timeout_s: float, on_poll: Callable[[], None] | None = None
+) -> None:
+    """Run jobs side by side and wait for all of them.
+
+    Raises:
+        RankFailedError: a rank failed, or the time was up; every other rank has been ended.
+    """
+    preload()
+    started: dict[int, tuple[Job, int]] = {}
+    try:
+        for job in jobs:
+            started |= _start(job)
+        _wait(started, timeout_s, on_poll)
+    finally:
+        _end(started)
+
+
+def _start(job: Job) -> dict[int, tuple[Job, int]]:
+    job.directory.mkdir(parents=True, exist_ok=True)
+    handle, store = tempfile.mkstemp(dir=job.directory, prefix="store-")
+    os.close(handle)
+    started = {}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank in range(job.num_ranks):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(job, rank, store)
+        started[pid] = (job, rank)
+    return started
+
+
+def _be_rank(job: Job, rank: int, store: str) -> None:
+    """The life of a child: run, and leave without the parent's clean-up."""
+    code = 1
+    try:
+        log = os.open(_log(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ |= rank_environment(rank, job.num_ranks, store)
+        import torch
+
+        torch.set_num_threads(1)
+        job.function(rank)
+        code = 0
+    except HeteroError as error:
+        print(f"error: {error}", flush=True)
+        code = error.exit_code
+    except SystemExit as leaving:
+        # Megatron leaves with status 0 when a checkpoint is missing; no rank of ours ends so.
+        print(f"left by sys.exit({leaving.code!r})", flush=True)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def rank_environment(rank: int, num_ranks: int, store: str) -> Mapping[str, str]:
+    """What `torchrun` would set, and how the ranks meet."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MEGATRON_HETERO_STORE": store,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }
+
+
+def _wait(
+    running: dict[int, tuple[Job, int]], timeout_s: float, on_poll: Callable[[], None] | None
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            if on_poll is not None:
+                on_poll()
+            if time.monotonic() > deadline:
+                job, rank = next(iter(running.values()))
+                raise RankFailedError(
+                    f"{job.name}: not finished after {timeout_s:.0f} s; rank {rank} last wrote:\n"
+                    + _tail(job, rank)
+                )
+            time.sleep(0.005)
+            continue
+        if pid not in running:
+            continue
+        job, rank = running.pop(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0:
+            how = f"signal {-code}" if code < 0 else f"status {code}"
+            raise RankFailedError(
+                f"{job.name}: rank {rank} of {job.num_ranks} ended with {how}; its log ends:\n"
+                + _tail(job, rank)
+            )
+
+
+def _end(running: dict[int, tuple[Job, int]]) -> None:
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in list(running):
+            try:
+                os.kill(pid, signal_number)
+            except ProcessLookupError:
+                running.pop(pid, None)
+        deadline = time.monotonic() + _KILL_AFTER_FAILURE_S
+        while running and time.monotonic() < deadline:
+            for pid in list(running):
+                done, _ = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    running.pop(pid)
+            time.sleep(0.005)
+
+
+def _log(job: Job, rank: int) -> Path:
+    return job.directory / f"rank-{rank}.log"
+
+
+def _tail(job: Job, rank: int, num_lines: int = 12) -> str:
+    try:
+        lines = _log(job, rank).read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"(no log: {error})"
+    return "\n".join("  " + line for line in lines[-num_lines:])

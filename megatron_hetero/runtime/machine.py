@@ -1,0 +1,104 @@
+"""Is this process where the plan wants it, with the model that the plan was made for?"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import fields
+
+import torch
+
+from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Host, Plan
+from megatron_hetero.plan.ranks import Position
+from megatron_hetero.runtime import backend
+
+
+def check_binding(plan: Plan, rank: int, position: Position) -> None:
+    """Refuse a rank that runs on another host or another type of GPU than the plan says.
+
+    Without CUDA the run is a rehearsal of the plan on one machine, and there is nothing to compare.
+
+    Raises:
+        EnvironmentMismatchError: names the rank, what the plan wants there and what is there.
+    """
+    if position.device is None or not backend.cuda_is_usable():
+        return
+    host = next(h for h in plan.hosts if h.node == position.device.rpartition(":")[0])
+    names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
+    addresses = _addresses()
+    if host.host not in names and host.host not in addresses:
+        raise EnvironmentMismatchError(
+            f"rank {rank} is the plan's {position.device} on host {host.host}, but runs on "
+            f"{socket.gethostname()} ({', '.join(sorted(addresses)) or 'no address'}). Start the "
+            "nodes in the order that `megatron-hetero flags` prints, or correct `host` of node "
+            f"{host.node} in cluster.yaml and plan again."
+        )
+    _check_gpu(host, rank, torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0"))))
+
+
+def _check_gpu(host: Host, rank: int, found: str) -> None:
+    if not names_match(host.gpu_type, found):
+        raise EnvironmentMismatchError(
+            f"rank {rank} on {host.host} has a {found!r}, the plan wants {host.gpu_type}. Check "
+            "CUDA_VISIBLE_DEVICES and the node order, or plan again for the GPUs that are there."
+        )
+
+
+def names_match(catalogue_name: str, driver_name: str) -> bool:
+    """Whether the driver's name ("NVIDIA GeForce RTX 4090") is the catalogue's ("RTX-4090").
+
+    Every word of the catalogue's name but a memory size has to occur in the driver's.
+    """
+    there = driver_name.upper().replace("-", " ").split()
+    wanted = [w for w in catalogue_name.upper().replace("-", " ").split() if not w.endswith("GB")]
+    return all(any(w in word for word in there) for w in wanted)
+
+
+def _addresses() -> set[str]:
+    try:
+        return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
+    except socket.gaierror:
+        return set()
+
+
+_PLANNED_MODEL = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "seq_length",
+    "gated_mlp",
+    "tied_embeddings",
+)
+
+
+def check_same_model(plan: Plan, workload: Workload) -> None:
+    """Refuse flags that describe another model or batch than the one the plan was made for.
+
+    Raises:
+        UsageError: names every size that differs, with both values.
+    """
+    if plan.workload is None:
+        return
+    pairs = [
+        (field, getattr(plan.workload.model, field), getattr(workload.model, field))
+        for field in _PLANNED_MODEL
+    ] + [
+        (
+            field.name,
+            getattr(plan.workload.training, field.name),
+            getattr(workload.training, field.name),
+        )
+        for field in fields(workload.training)
+        if field.name in ("global_batch_size", "micro_batch_size", "precision", "sequence_parallel")
+    ]
+    differing = [f"{name}: plan {a}, flags {b}" for name, a, b in pairs if a != b]
+    if differing:
+        raise UsageError(
+            "the flags describe another job than the plan was made for:\n  "
+            + "\n  ".join(differing)
+            + "\nUse the flags that `megatron-hetero flags` prints, or plan again with these."
+        )

@@ -1,0 +1,30 @@
+"""`megatron.core.datasets.utils.compile_helpers`: the wheel calls `make` without a Makefile.
+
+The function runs `make` in the installed package and ends the process when that fails.  The wheel
+carries the compiled helper already, so there is nothing to build; a source tree, which has a
+Makefile, keeps Megatron's own behaviour.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megatron_hetero.runtime.megatron.replace import Replacement
+
+REPLACEMENT = Replacement(
+    module="megatron.core.datasets.utils",
+    name="compile_helpers",
+    reason="the wheel has the built helper but no Makefile",
+    known={"84029a50ae8cfac1": "0.19.2"},
+)
+
+
+def _compile_helpers() -> None:
+    from megatron.core.datasets import helpers_cpp, utils  # noqa: F401  (fails here if not built)
+
+    if (Path(utils.__file__).parent / "Makefile").exists():
+        REPLACEMENT.original()()
+
+
+def apply() -> None:
+    REPLACEMENT.apply(_compile_helpers)

@@ -1,0 +1,67 @@
+"""What is done to Megatron's model between its construction and the optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core import parallel_state as mpu
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.gradients import GradientSync
+from megatron_hetero.runtime.groups import RankGroups
+from megatron_hetero.runtime.initial_weights import initialise
+
+ModelHook = Callable[[list[Any]], list[Any]]
+
+
+def initial_weights_hook(groups: RankGroups, seed: int) -> ModelHook:
+    """A `pre_wrap_hook` that draws weights by global index (see `runtime.initial_weights`)."""
+
+    def hook(model: list[Any]) -> list[Any]:
+        initialise(model, groups.tensor.size(), groups.tensor.rank(), seed)
+        return model
+
+    return hook
+
+
+def stock_initial_weights_hooks(seed: int) -> tuple[ModelHook, ModelHook]:
+    """The same for a plan that stock Megatron runs: (`pre_wrap_hook`, `post_wrap_hook`).
+
+    The second one makes data-parallel ranks agree to the last bit, which unlike processors' random
+    number kernels need not do.
+    """
+
+    def draw(model: list[Any]) -> list[Any]:
+        width = mpu.get_tensor_model_parallel_world_size()
+        initialise(model, width, mpu.get_tensor_model_parallel_rank(), seed)
+        return model
+
+    def agree(model: list[Any]) -> list[Any]:
+        for chunk in model:
+            chunk.broadcast_params()
+        return model
+
+    return draw, agree
+
+
+def synchronise_hook(plan: Plan, groups: RankGroups) -> ModelHook:
+    """A `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
+
+    Megatron's norm leaves out parameters marked `shared`; with those of all replicas but the first
+    marked so, every element of the model counts once, whoever holds it.  The optimizer copies the
+    mark to its fp32 masters, hence before it is built.
+    """
+
+    def hook(model: list[Any]) -> list[Any]:
+        if groups.position.replica > 0:
+            for chunk in model:
+                for parameter in chunk.parameters():
+                    parameter.shared = True
+        sync = GradientSync(model, groups, plan)
+        sync.equalise_parameters()
+        get_model_config(model[0]).finalize_model_grads_func = sync.finalize
+        return model
+
+    return hook

@@ -1,0 +1,21 @@
+"""Providers of datasets, in the form in which Megatron calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class EveryRankProvider:
+    """A provider that Megatron calls on all ranks, not only on the first of a tensor group.
+
+    `provide(num_samples)` returns what stands for (train, valid, test).
+    """
+
+    provide: Callable[..., tuple[Any, ...]]
+    is_distributed: ClassVar[bool] = True
+
+    def __call__(self, num_samples: Any) -> tuple[Any, ...]:
+        return self.provide(num_samples)

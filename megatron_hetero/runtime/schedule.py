@@ -1,0 +1,84 @@
+"""One step of one replica: Megatron's own schedule over the replica's own micro-batches.
+
+Megatron's loop calls `ReplicaSchedule` as it would call the schedule itself, with the whole job's
+number of micro-batches, and gets back one report for the whole job.  So what it logs (losses of
+training, validation and test) needs no data-parallel group of Megatron's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+)
+
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.groups import RankGroups
+
+
+class ReplicaSchedule:
+    """Callable like Megatron's forward-backward functions.  `plan` is the whole job's."""
+
+    def __init__(self, plan: Plan, groups: RankGroups) -> None:
+        self._groups = groups
+        self._replica = plan.replicas[groups.position.replica]
+        self._num_job_micro_batches = sum(r.num_micro_batches for r in plan.replicas)
+
+    def __call__(
+        self,
+        *,
+        num_microbatches: int,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        **kwargs: Any,
+    ) -> list[dict[str, torch.Tensor]]:
+        """Run the replica's part of `num_microbatches`, the job's number for this step.
+
+        Returns:
+            On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as
+            Megatron has it; on other stages an empty list.
+        """
+        if num_microbatches != self._num_job_micro_batches:
+            raise UsageError(
+                f"this step has {num_microbatches} micro-batches, the plan's replicas together "
+                f"{self._num_job_micro_batches}; the global batch must stay the plan's."
+            )
+        run = (
+            forward_backward_pipelining_without_interleaving
+            if self._groups.pipeline.size() > 1
+            else forward_backward_no_pipelining
+        )
+        reports = run(
+            num_microbatches=self._replica.num_micro_batches,
+            forward_only=forward_only,
+            collect_non_loss_data=collect_non_loss_data,
+            **kwargs,
+        )
+        if collect_non_loss_data or not self._groups.is_last_stage:
+            return reports
+        return [self._job_report(reports)]
+
+    def _job_report(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Add up the reports of all micro-batches of all replicas.
+
+        The ranks of a tensor-parallel group report alike, so the first one speaks for them.
+        """
+        total = {}
+        for key in reports[0]:
+            values = [report[key].view(-1) for report in reports]
+            if values[0].numel() != 2:
+                raise UnsupportedError(
+                    f"the loss function reports {key!r} as {values[0].numel()} value(s); it must "
+                    "return [sum of losses, number of tokens], because replicas see unlike numbers "
+                    "of tokens."
+                )
+            total[key] = torch.vstack(values).sum(dim=0)
+            if self._groups.tensor.rank() != 0:
+                total[key].zero_()
+            dist.all_reduce(total[key], group=self._groups.last_stages)
+        return total

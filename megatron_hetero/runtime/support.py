@@ -1,0 +1,141 @@
+"""What the runtime cannot do yet, refused by the name of the flag before any process group exists.
+
+Only asymmetric plans are held to this list: a plan that stock Megatron can express runs on stock
+Megatron, with all of its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.plan.plan import Plan
+
+# (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
+_Rule = tuple[str, Callable[[Any], bool], str]
+
+_REFUSED: tuple[_Rule, ...] = (
+    ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
+    ("--num-experts", lambda a: a.num_experts is not None, "train a dense model"),
+    ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
+    (
+        "--use-distributed-optimizer",
+        lambda a: a.use_distributed_optimizer,
+        "leave it out; optimizer state is not sharded across unlike replicas yet",
+    ),
+    (
+        "--num-virtual-stages-per-pipeline-rank / --num-layers-per-virtual-pipeline-stage",
+        lambda a: a.virtual_pipeline_model_parallel_size is not None,
+        "leave it out; asymmetric plans run non-interleaved 1F1B",
+    ),
+    ("--fp16", lambda a: a.fp16, "use --bf16, or fp32"),
+    ("--fp8-format", lambda a: a.fp8 is not None, "leave it out"),
+    ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
+    ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),
+    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
+    ("--multi-latent-attention", lambda a: a.multi_latent_attention, "use standard attention"),
+    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
+    ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
+    ("--use-megatron-fsdp", lambda a: a.use_megatron_fsdp, "leave it out"),
+    (
+        "--rampup-batch-size",
+        lambda a: a.rampup_batch_size is not None,
+        "leave it out; the plan fixes each replica's micro-batches",
+    ),
+    (
+        "--step-batch-size-schedule",
+        lambda a: a.step_batch_size_schedule is not None,
+        "leave it out; the plan fixes each replica's micro-batches",
+    ),
+    ("--dataloader-type cyclic", lambda a: a.dataloader_type == "cyclic", "use single"),
+    ("--full-validation", lambda a: a.full_validation, "leave it out"),
+    ("--multiple-validation-sets", lambda a: a.multiple_validation_sets, "leave it out"),
+    (
+        "--phase-transition-iterations",
+        lambda a: bool(a.phase_transition_iterations),
+        "leave it out",
+    ),
+    (
+        "--eval-global-batch-size / --eval-micro-batch-size",
+        lambda a: (
+            (a.eval_global_batch_size, a.eval_micro_batch_size)
+            != (a.global_batch_size, a.micro_batch_size)
+        ),
+        "leave them out; validation uses the training batch",
+    ),
+    ("--sft", lambda a: a.sft, "pre-train"),
+    ("--variable-seq-lengths", lambda a: a.variable_seq_lengths, "use fixed lengths"),
+    ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
+    (
+        "--dataloader-inter-document-masking",
+        lambda a: a.dataloader_inter_document_masking,
+        "leave it out",
+    ),
+    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
+    ("--log-params-norm", lambda a: a.log_params_norm, "leave it out"),
+    ("--log-num-zeros-in-grad", lambda a: a.log_num_zeros_in_grad, "leave it out"),
+    ("--save-wgrads-interval", lambda a: a.save_wgrads_interval is not None, "leave it out"),
+    (
+        "--cuda-graph-impl",
+        lambda a: a.cuda_graph_impl != "none",
+        "use none",
+    ),
+    (
+        "--align-grad-reduce with --overlap-grad-reduce",
+        lambda a: a.overlap_grad_reduce,
+        "leave it out",
+    ),
+    ("--delay-wgrad-compute", lambda a: getattr(a, "delay_wgrad_compute", False), "leave it out"),
+    (
+        "--defer-embedding-wgrad-compute",
+        lambda a: a.defer_embedding_wgrad_compute,
+        "leave it out",
+    ),
+)
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse parts of a valid plan that this version cannot run.
+
+    Raises:
+        UnsupportedError: names every such part and the stage it is on.
+    """
+    found = []
+    for r, replica in enumerate(plan.replicas):
+        if replica.micro_batch_size is not None:
+            found.append(f"replica {r}: a micro-batch size of its own ({replica.micro_batch_size})")
+        for s, stage in enumerate(replica.stages):
+            where = f"replica {r}, stage {s}"
+            if stage.shape.shares is not None:
+                shares = ":".join(map(str, stage.shape.shares))
+                found.append(f"{where}: uneven tensor-parallel shares ({shares})")
+            if stage.recompute is not None:
+                found.append(f"{where}: recompute of its own ({stage.recompute})")
+            if stage.precision is not None:
+                found.append(f"{where}: precision of its own ({stage.precision})")
+            in_flight = min(len(replica.stages) - s, replica.num_micro_batches)
+            if stage.num_launched_forwards not in (None, in_flight):
+                found.append(
+                    f"{where}: {stage.num_launched_forwards} launched forwards "
+                    f"(1F1B has {in_flight})"
+                )
+    if found:
+        raise UnsupportedError(
+            "The plan is valid, but this version's runtime cannot run these parts of it yet:\n  "
+            + "\n  ".join(found)
+            + "\nLeave them out of the plan, or plan again without them."
+        )
+
+
+def check_arguments(args: Any) -> None:
+    """Refuse Megatron flags that an asymmetric plan cannot honour yet.
+
+    Raises:
+        UnsupportedError: names every such flag and what to do instead.
+    """
+    found = [f"{flag}: {instead}" for flag, asks, instead in _REFUSED if asks(args)]
+    if found:
+        raise UnsupportedError(
+            "These flags are not supported on an asymmetric plan yet:\n  " + "\n  ".join(found)
+        )

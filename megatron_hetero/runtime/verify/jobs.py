@@ -1,0 +1,198 @@
+"""The processes of one verification, all started from one seed checkpoint of stock Megatron.
+
+They share one data set of real text and one set of flags.  The one process runs
+stock `pretrain` with none of our groups, sync, schedule or data code; the plan runs through
+`entry.main`, as a user's job does.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.runtime import backend, entry
+from megatron_hetero.runtime.local_launch import Job
+from megatron_hetero.runtime.provider import EveryRankProvider
+from megatron_hetero.runtime.verify import faults
+from megatron_hetero.runtime.verify.record import Recorder
+from megatron_hetero.runtime.verify.shrink import Shrunk
+from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
+
+LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
+OPTIMIZERS = tuple(LEARNING_RATE)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify.
+
+    `optimizers` are trained with one after the other; `fault` names an error of `faults` that is
+    planted in the plan's runs.
+    """
+
+    steps: int = 5
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    floor: bool = False
+    fault: str | None = None
+
+
+class VerifyJobs:
+    """The jobs of one verification, which share flags, data and the seed checkpoint."""
+
+    def __init__(self, shrunk: Shrunk, options: Options, folder: Path) -> None:
+        self.shrunk = shrunk
+        self.options = options
+        self._folder = folder
+        self._text = folder / "text"
+        self._seed = folder / "seed"
+        # Megatron shuffles samples over whole epochs; a margin keeps all steps in the first one.
+        num_samples = 2 * (options.steps + 1) * shrunk.global_batch_size
+        self._num_tokens = num_samples * (shrunk.model.seq_length + 1)
+        self._common = (
+            *shrunk.model_args,
+            *tokenizer_arguments(self._text),
+            "--lr-decay-style=constant",
+            "--weight-decay=0.01",
+            "--clip-grad=1.0",
+            "--log-interval=1",
+            "--eval-iters=0",
+            "--eval-interval=1000000",
+            "--num-workers=0",
+            "--distributed-timeout-minutes=5",
+            "--ckpt-format=torch_dist",
+            f"--data-cache-path={folder / 'cache'}",
+        )
+        self._one_process = (f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}",)
+
+    def _training(self, optimizer: str) -> tuple[str, ...]:
+        return (
+            *self._common,
+            f"--train-iters={self.options.steps}",
+            f"--optimizer={optimizer}",
+            f"--lr={LEARNING_RATE[optimizer]}",
+            f"--load={self._seed}",
+            "--finetune",
+            "--no-load-optim",
+            "--no-load-rng",
+            "--exit-on-missing-checkpoint",
+        )
+
+    def seed_job(self) -> Job:
+        """Stock Megatron makes the weights that every run starts from."""
+        argv = (
+            *self._common,
+            *self._one_process,
+            *backend.CPU_FLAGS,
+            "--train-iters=1",
+            "--lr=0",
+            f"--save={self._seed}",
+            "--save-interval=1",
+            "--no-save-optim",
+            "--no-save-rng",
+        )
+
+        def seed(rank: int) -> None:
+            write_text_dataset(self._text, self._num_tokens)
+            _save_without_a_server()
+            backend.activate_cpu_backend()
+            entry.train_stock(argv, entry.World.from_environment())
+
+        return Job("seed checkpoint", 1, seed, self._folder / "seed-run")
+
+    def reference_job(self, optimizer: str) -> Job:
+        """One process through stock `pretrain`: stock groups, schedule, data loader, sync."""
+        return self._one_process_job("reference", optimizer, Recorder)
+
+    def floor_job(self, optimizer: str) -> Job:
+        """The same, with the micro-batches of each step in reverse order."""
+        return self._one_process_job("floor", optimizer, lambda: ReversedRecorder(self.shrunk))
+
+    def _one_process_job(self, name: str, optimizer: str, make: Callable[[], Recorder]) -> Job:
+        argv = (*self._training(optimizer), *self._one_process, *backend.CPU_FLAGS)
+        folder = self._folder / optimizer / name
+
+        def train(rank: int) -> None:
+            recorder = make()
+            backend.activate_cpu_backend()
+            entry.train_stock(argv, entry.World.from_environment(), recorder)
+            recorder.save(folder / f"record-{rank}")
+
+        return Job(f"one process, {optimizer}", 1, train, folder)
+
+    def plan_job(self, optimizer: str) -> Job:
+        """The plan through the entry that users run."""
+        plan = self.shrunk.plan
+        # A stock checkpoint stacks all layers in one tensor; a rank loads rows of it.
+        argv = (
+            *self._training(optimizer),
+            self._plan_flag(),
+            "--no-ckpt-load-validate-sharding-integrity",
+        )
+        folder = self._folder / optimizer / "plan"
+
+        def train(rank: int) -> None:
+            if self.options.fault is not None:
+                faults.plant(self.options.fault)
+            recorder = Recorder()
+            entry.main(argv, recorder)
+            recorder.save(folder / f"record-{rank}")
+
+        return Job(f"the plan, {optimizer}", plan.layout.num_devices, train, folder)
+
+    def _plan_flag(self) -> str:
+        plan = self.shrunk.plan
+        if not plan.hosts:
+            return f"--hetero-layout={format_layout(plan.layout)}"
+        path = self._folder / "plan.json"
+        save_plan(plan, path)
+        return f"--hetero-plan={path}"
+
+
+class ReversedRecorder(Recorder):
+    """Records a run that takes each step's micro-batches last to first."""
+
+    def __init__(self, shrunk: Shrunk) -> None:
+        super().__init__()
+        self._count = sum(r.num_micro_batches for r in shrunk.plan.replicas)
+
+    def recorded(self, provider: Callable[..., Any]) -> EveryRankProvider:
+        from megatron.training import get_args
+
+        recorded = super().recorded(provider)
+
+        def provide(num_samples: Any) -> tuple[Any, ...]:
+            train, *others = recorded(num_samples)
+            return (_ReversedDataset(train, get_args().micro_batch_size, self._count), *others)
+
+        return EveryRankProvider(provide)
+
+
+class _ReversedDataset:
+    def __init__(self, dataset: Any, micro_batch_size: int, count: int) -> None:
+        self._dataset, self._size, self._count = dataset, micro_batch_size, count
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        micro_batch, place = divmod(index, self._size)
+        step, number = divmod(micro_batch, self._count)
+        other = step * self._count + self._count - 1 - number
+        return self._dataset[other * self._size + place]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+
+def _save_without_a_server() -> None:
+    """Megatron's writer starts a manager process for a queue that only this process uses; starting
+    it imports torch anew and takes longer than everything else here."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    if hasattr(filesystem_async, "_results_queue"):
+        filesystem_async._results_queue = queue.Queue()

@@ -1,0 +1,146 @@
+"""What one rank saw: losses, gradients, norms, weights and sample numbers of every step.
+
+The same recorder hangs on both runs, through Megatron's `post_wrap_hooks` and a wrapper around its
+log: stock training and ours are observed at the same points and not otherwise changed.  The record
+is a numpy archive without pickles and a JSON file beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from megatron.core import mpu
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.runtime.megatron import training_log
+from megatron_hetero.runtime.provider import EveryRankProvider
+from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """Read back: arrays by `kind/step/name` (kinds: gradient, weight), and the shards by name.
+
+    Steps count from 1; weights of step 0 are the initial ones.  `losses` has entries on last
+    stages only; `samples` are the dataset indices that this rank read, in order.
+    """
+
+    arrays: dict[str, numpy.ndarray]
+    shards: dict[str, ParameterShard]
+    losses: dict[int, float]
+    norms: dict[int, str]
+    samples: list[int]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.norms)
+
+
+class Recorder:
+    """Hangs on one rank's training; `save` when it has ended."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, numpy.ndarray] = {}
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._shards: dict[str, ParameterShard] = {}
+        self._losses: dict[int, float] = {}
+        self._norms: dict[int, str] = {}
+        self._samples: list[int] = []
+        self._step = 0
+
+    def observe_log(self) -> None:
+        """Start observing the loop's log; call it after Megatron is imported."""
+        training_log.apply(self._observe_step)
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Remember the parameters, and record gradients as the optimizer will see them."""
+        from megatron.core.distributed import finalize_model_grads
+
+        config = get_model_config(model[0])
+        width = mpu.get_tensor_model_parallel_world_size()
+        index = mpu.get_tensor_model_parallel_rank()
+        self._parameters = dict(global_parameters(model))
+        self._shards = {
+            name: shard_of(name, parameter, width, index, config)
+            for name, parameter in self._parameters.items()
+        }
+        inner = config.finalize_model_grads_func or finalize_model_grads
+
+        def finalize(*args: Any, **kwargs: Any) -> None:
+            inner(*args, **kwargs)
+            if self._step == 0:
+                self._keep("weight", 0, lambda p: p.data)
+            self._step += 1
+            self._keep("gradient", self._step, lambda p: p.main_grad)
+
+        config.finalize_model_grads_func = finalize
+        return model
+
+    def recorded(self, provider: Callable[..., Sequence[Any]]) -> EveryRankProvider:
+        """A provider of the same datasets that notes which samples are read."""
+
+        def provide(num_samples: Any) -> tuple[Any, ...]:
+            train, *others = provider(num_samples)
+            return (train and _RecordedDataset(train, self._samples), *others)
+
+        return EveryRankProvider(provide)
+
+    def _keep(self, kind: str, step: int, tensor: Callable[[Any], torch.Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            value = tensor(parameter).detach().float().cpu().numpy()
+            self._arrays[f"{kind}/{step}/{name}"] = value.copy()
+
+    def _observe_step(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        if "lm loss" in loss_dict:
+            self._losses[iteration] = float(loss_dict["lm loss"])
+        self._norms[iteration] = float(grad_norm).hex()
+        self._keep("weight", iteration, lambda p: p.data)
+
+    def save(self, path: Path) -> None:
+        """Write `path.npz` and `path.json`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = self._arrays
+        numpy.savez(path.with_suffix(".npz"), **arrays)
+        meta = {
+            "shards": [asdict(s) for s in self._shards.values()],
+            "losses": self._losses,
+            "norms": self._norms,
+            "samples": self._samples,
+        }
+        path.with_suffix(".json").write_text(json.dumps(meta))
+
+
+class _RecordedDataset(torch.utils.data.Dataset):
+    def __init__(self, dataset: Any, samples: list[int]) -> None:
+        self._dataset = dataset
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        self._samples.append(int(index))
+        return self._dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+
+def read_record(path: Path) -> RankRecord:
+    """Read what `Recorder.save` wrote at `path`."""
+    meta = json.loads(path.with_suffix(".json").read_text())
+    with numpy.load(path.with_suffix(".npz"), allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    return RankRecord(
+        arrays=arrays,
+        shards={entry["name"]: ParameterShard.from_json(entry) for entry in meta["shards"]},
+        losses={int(step): value for step, value in meta["losses"].items()},
+        norms={int(step): value for step, value in meta["norms"].items()},
+        samples=meta["samples"],
+    )

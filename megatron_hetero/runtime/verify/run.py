@@ -1,0 +1,185 @@
+"""Train a plan and one process of stock Megatron side by side, and measure how far they are apart.
+
+Three jobs of forked processes: one makes the data set and the seed checkpoint with stock Megatron,
+then one process of stock Megatron and the plan's processes train from it, both at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.verify.compare import Distances, Tolerances, compare, tolerances
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
+from megatron_hetero.runtime.verify.record import RankRecord, read_record
+from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
+
+RANK_BYTES = 400 << 20
+"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
+JOB_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One optimizer's runs.  `floor` is the distance of one process from itself.
+
+    `losses` are (one process, plan) for each step.
+    """
+
+    distances: Distances
+    bounds: Tolerances
+    losses: tuple[tuple[float, float], ...]
+    floor: Distances | None
+
+    @property
+    def ok(self) -> bool:
+        return self.distances.within(self.bounds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was trained, and how far it was apart, by optimizer."""
+
+    shrunk: Shrunk
+    comparisons: Mapping[str, Comparison]
+
+    @property
+    def ok(self) -> bool:
+        return all(c.ok for c in self.comparisons.values())
+
+
+def verify(
+    plan: Plan,
+    workload: Workload,
+    options: Options,
+    folder: Path,
+    on_progress: Callable[[str, int], None] = lambda what, step: None,
+) -> Outcome:
+    """Run the comparison; everything that the runs write goes into `folder`.
+
+    Args:
+        on_progress: called often with what is running and the step it has reached.
+    Raises:
+        EnvironmentMismatchError: more processes than this machine's memory holds.
+        RankFailedError: a process failed.
+    """
+    shrunk = shrink(plan, workload)
+    check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
+    jobs = VerifyJobs(shrunk, options, folder.resolve())
+    _run([jobs.seed_job()], on_progress)
+    return Outcome(shrunk, {o: _compare(jobs, o, on_progress) for o in options.optimizers})
+
+
+def check_capacity(num_processes: int) -> None:
+    """Refuse a run that this machine's memory cannot hold.
+
+    Raises:
+        EnvironmentMismatchError: says how many processes fit.
+    """
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(available // RANK_BYTES, 1)
+    if num_processes > most:
+        raise EnvironmentMismatchError(
+            f"verifying this plan takes {num_processes} processes of about "
+            f"{RANK_BYTES >> 20} MiB each; {available / 2**30:.1f} GiB are free here, enough for "
+            f"{most}. Verify on a larger machine, or a plan for fewer devices."
+        )
+
+
+def _compare(
+    jobs: VerifyJobs, optimizer: str, on_progress: Callable[[str, int], None]
+) -> Comparison:
+    """Train with `optimizer`, the plan and one process at once, and measure."""
+    running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
+    if jobs.options.floor:
+        running.append(jobs.floor_job(optimizer))
+    _run(running, on_progress)
+    model = jobs.shrunk.model
+    ranks, (reference,), *floor = [_records(job) for job in running]
+    losses = {step: loss for record in ranks for step, loss in record.losses.items()}
+    return Comparison(
+        compare(reference, ranks, _data_ranks(jobs.shrunk.plan), model, optimizer),
+        tolerances(model, optimizer),
+        tuple((reference.losses[step], losses[step]) for step in sorted(losses)),
+        compare(reference, floor[0], [0], model, optimizer) if floor else None,
+    )
+
+
+def _records(job: Job) -> list[RankRecord]:
+    return [read_record(job.directory / f"record-{rank}") for rank in range(job.num_ranks)]
+
+
+def _run(jobs: list[Job], on_progress: Callable[[str, int], None]) -> None:
+    watched = jobs[0]
+    log = watched.directory / f"rank-{watched.num_ranks - 1}.log"
+    run_jobs(jobs, JOB_TIMEOUT_S, lambda: on_progress(watched.name, _steps_done(log)))
+
+
+def _steps_done(log: Path) -> int:
+    try:
+        return log.read_text(errors="replace").count("elapsed time per iteration")
+    except OSError:
+        return 0
+
+
+def _data_ranks(plan: Plan) -> list[int]:
+    """For each replica the rank that reads the labels."""
+    return [
+        next(
+            rank
+            for rank, p in enumerate(rank_table(plan))
+            if (p.replica, p.stage, p.tensor_rank) == (r, len(replica.stages) - 1, 0)
+        )
+        for r, replica in enumerate(plan.replicas)
+    ]
+
+
+def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
+    """`loss, gradients, gradient_norm, weights, tolerance, ok`, and what helps to read them.
+
+    With several optimizers each number is the worst of them against its tolerance; `runs` has all.
+    """
+    runs = {o: _comparison_to_data(c) for o, c in outcome.comparisons.items()}
+    worst = {
+        key: max(runs.values(), key=lambda run: run[key] / run["tolerance"][key])
+        for key in _NUMBERS
+    }
+    return {
+        **{key: run[key] for key, run in worst.items()},
+        "tolerance": {key: run["tolerance"][key] for key, run in worst.items()},
+        "ok": outcome.ok,
+        "layout": format_layout(outcome.shrunk.plan.layout),
+        "shrunk": list(outcome.shrunk.changes),
+        "runs": runs,
+    }
+
+
+_NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
+
+
+def _comparison_to_data(comparison: Comparison) -> dict[str, Any]:
+    d = comparison.distances
+    return {
+        **_values(d),
+        "tolerance": {key: getattr(comparison.bounds, key) for key in _NUMBERS},
+        "ok": comparison.ok,
+        "same_samples": d.same_samples,
+        "same_norm_bits_on_all_ranks": d.same_norm_bits,
+        "worst": {key: getattr(d, key).where for key in _NUMBERS},
+        "left_out_of_weights": list(d.left_out),
+        "losses": [{"one_process": a, "plan": b} for a, b in comparison.losses],
+        "floor": None if comparison.floor is None else _values(comparison.floor),
+    }
+
+
+def _values(distances: Distances) -> dict[str, float]:
+    return {key: getattr(distances, key).value for key in _NUMBERS}

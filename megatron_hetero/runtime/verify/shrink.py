@@ -1,0 +1,145 @@
+"""A model small enough to train on this machine, for a plan whose shape stays as it is.
+
+Kept: replicas, stages, tensor-parallel widths, shares, micro-batch counts and sizes, and every
+choice of architecture (tied embeddings, gated MLP, grouped queries, norms, biases, positions,
+sequence parallelism, recompute, per-token loss).  Shrunk: sizes, and the number of layers where
+each stage can still have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import lcm
+
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.plan.plan import Layout, Plan, Replica, StageShape
+
+MAX_LAYERS = 8
+_HEAD_SIZE = 8
+_MIN_HIDDEN = 32
+_MIN_SEQUENCE = 32
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The plan with fewer layers, and the Megatron flags of the small model.
+
+    `vocab_multiple` is the one process's `--make-vocab-size-divisible-by`: what the plan's ranks
+    pad the vocabulary to, all of them together.
+    """
+
+    plan: Plan
+    model: ModelSpec
+    global_batch_size: int
+    model_args: tuple[str, ...]
+    vocab_multiple: int
+    changes: tuple[str, ...]
+
+
+def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shrunk:
+    """Shrink `workload` to what a CPU trains in a fraction of a second a step."""
+    small_plan = _with_fewer_layers(plan, max_layers)
+    model, training = workload.model, workload.training
+    unit = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
+    groups = unit
+    queries_per_group = min(model.num_attention_heads // model.num_query_groups, 4)
+    if model.num_query_groups == model.num_attention_heads:
+        while groups * _HEAD_SIZE < _MIN_HIDDEN:
+            groups += unit
+    heads = groups * queries_per_group
+    hidden = heads * _HEAD_SIZE
+    ffn = _multiple(2 * hidden, unit)
+    sequence = _multiple(_MIN_SEQUENCE, unit if training.sequence_parallel else 1)
+    num_layers = small_plan.layout.replicas[0].num_layers
+    micro_batch = training.micro_batch_size
+    batch = sum(r.num_micro_batches * (r.micro_batch_size or micro_batch) for r in plan.replicas)
+    flags = {
+        "num-layers": num_layers,
+        "hidden-size": hidden,
+        "ffn-hidden-size": ffn,
+        "num-attention-heads": heads,
+        "seq-length": sequence,
+        "max-position-embeddings": sequence,
+        "micro-batch-size": micro_batch,
+        "global-batch-size": batch,
+        "normalization": model.normalization,
+        "position-embedding-type": model.position_embedding,
+        "attention-dropout": 0,
+        "hidden-dropout": 0,
+    }
+    args = [f"--{name}={value}" for name, value in flags.items()]
+    if groups != heads:
+        args += ["--group-query-attention", f"--num-query-groups={groups}"]
+    args += _switches(model)
+    if training.sequence_parallel:
+        args.append("--sequence-parallel")
+    if training.per_token_loss:
+        args.append("--calculate-per-token-loss")
+    if training.recompute == "full":
+        args += ["--recompute-granularity=full", "--recompute-method=uniform"]
+        args.append("--recompute-num-layers=1")
+    elif training.recompute == "selective":
+        args.append("--recompute-granularity=selective")
+    small = replace(
+        model,
+        num_layers=num_layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=_HEAD_SIZE,
+        seq_length=sequence,
+    )
+    shown = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
+    changes = tuple(f"{f} {getattr(model, f)} -> {getattr(small, f)}" for f in shown)
+    divisor = 4
+    return Shrunk(
+        small_plan,
+        small,
+        batch,
+        (*args, f"--make-vocab-size-divisible-by={divisor}"),
+        divisor * lcm(*plan.layout.tensor_parallel_widths),
+        changes,
+    )
+
+
+def _switches(model: ModelSpec) -> list[str]:
+    switches = {
+        "--swiglu": model.gated_mlp,
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+        "--disable-bias-linear": not model.add_bias_linear,
+        "--add-qkv-bias": model.add_qkv_bias,
+        "--qk-layernorm": model.qk_layernorm,
+    }
+    return [flag for flag, on in switches.items() if on]
+
+
+def _share_totals(layout: Layout) -> list[int]:
+    return [sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None]
+
+
+def _multiple(least: int, unit: int) -> int:
+    return -(-least // unit) * unit
+
+
+def _with_fewer_layers(plan: Plan, max_layers: int) -> Plan:
+    """Scale every replica's cuts to fewer layers; each stage keeps at least one."""
+    old = plan.layout.replicas[0].num_layers
+    deepest = max(len(r.stages) for r in plan.replicas)
+    new = min(old, max(max_layers, deepest))
+    replicas = tuple(_scale(r, old, new) for r in plan.replicas)
+    return replace(plan, replicas=replicas, workload=None, estimates=None)
+
+
+def _scale(replica: Replica, old: int, new: int) -> Replica:
+    num_stages = len(replica.stages)
+    stages, first, end = [], 0, 0
+    for i, stage in enumerate(replica.stages):
+        end += stage.shape.num_layers
+        cut = round(end * new / old)
+        # Leave a layer for this stage and for each one behind it.
+        cut = min(max(cut, first + 1), new - (num_stages - i - 1))
+        shape = StageShape(stage.shape.tensor_parallel, cut - first, stage.shape.shares)
+        stages.append(replace(stage, shape=shape, first_layer=first))
+        first = cut
+    return replace(replica, stages=tuple(stages))
