@@ -46,11 +46,17 @@ class Argument:
 
     @property
     def words(self) -> tuple[str, ...] | None:
-        """The argument as Megatron gets it, None when that is not known."""
-        texts = [v.text for v in self.values if v.text is not None]
-        if self.reason or len(texts) < len(self.values) or any(v.reason for v in self.values):
+        """The argument as Megatron gets it; None when the script has to be run to know it.
+
+        An unknown word after a known value (`--split 949,50,1 $MORE`) is taken to be empty, which
+        to the shell is no word at all.
+        """
+        values = list(self.values)
+        while len(values) > 1 and values[-1].text is None:
+            values.pop()
+        if self.reason or any(v.reason for v in values):
             return None
-        return (self.flag, *texts)
+        return (self.flag, *(v.text for v in values if v.text is not None))
 
 
 def command_line_words(args: Sequence[str]) -> tuple[Word, ...]:

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.model.arguments import Argument
+from megatron_hetero.model.script import Word
 
 MAX_SIZE = 1 << 31
 
@@ -21,6 +22,9 @@ class FlagReader:
     def __init__(self, arguments: Sequence[Argument], source: str) -> None:
         self._arguments = {a.flag: a for a in arguments}
         self._source = source
+        self._switches: set[str] = set()
+        for argument in arguments:
+            self._check_hidden_flags(argument.flag, argument.values[1:])
 
     def __contains__(self, flag: str) -> bool:
         return flag in self._arguments
@@ -38,6 +42,8 @@ class FlagReader:
         if argument is None:
             return False
         self._check_certain(argument)
+        self._check_hidden_flags(flag, argument.values)
+        self._switches.add(flag)
         known = [v for v in argument.values if v.text is not None]
         if known:
             self.fail([flag], f'{flag} takes no value, and "{known[0].text}" follows it')
@@ -101,6 +107,17 @@ class FlagReader:
             f"{argument.where}: {flag}: {what} is not supported yet; remove the flag"
         )
 
+    def kept(self) -> tuple[str, ...]:
+        """Every argument that is known, as Megatron gets it."""
+        return tuple(word for a in self._arguments.values() for word in self._words(a) or ())
+
+    def unknown(self) -> tuple[str, ...]:
+        """Flags whose value is not known without running the script."""
+        return tuple(a.flag for a in self._arguments.values() if self._words(a) is None)
+
+    def _words(self, argument: Argument) -> tuple[str, ...] | None:
+        return (argument.flag,) if argument.flag in self._switches else argument.words
+
     def _value(self, flag: str) -> str | None:
         argument = self._arguments.get(flag)
         if argument is None:
@@ -118,10 +135,16 @@ class FlagReader:
     def _check_certain(self, argument: Argument) -> None:
         if argument.reason:
             self._fail_unknown(argument, argument.reason)
-        for value in argument.values[1:]:
-            if value.text is None and value.is_conditional:
-                # More than this flag hangs on it: any other may hide in the variable.
-                self._fail_unknown(argument, value.reason)
+
+    def _check_hidden_flags(self, flag: str, surplus: Sequence[Word]) -> None:
+        """Refuse a variable that the script sets under a condition and that may hold any flags."""
+        for word in surplus:
+            if word.text is None and word.is_conditional:
+                self.fail(
+                    [flag],
+                    f"the flags in the variable after {flag} cannot be known without running the "
+                    f"script: {word.reason}; write the flags that you use into a file of flags",
+                )
 
     def _fail_unknown(self, argument: Argument, reason: str) -> NoReturn:
         self.fail(

@@ -68,10 +68,9 @@ def workload_from_arguments(arguments: Sequence[Argument], source: str) -> Workl
         flags.refuse(flag, what, unless=neutral)
     model = _model(flags)
     training = _training(flags, model)
-    kept = tuple(word for a in arguments for word in a.words or ())
-    unknown = [a.flag for a in arguments if a.words is None]
+    unknown = flags.unknown()
     note = f" (without {', '.join(unknown)}: set by the shell)" if unknown else ""
-    return Workload(model, training, kept, source + note)
+    return Workload(model, training, flags.kept(), source + note)
 
 
 def _model(flags: FlagReader) -> ModelSpec:
@@ -89,10 +88,8 @@ def _model(flags: FlagReader) -> ModelSpec:
             f"--max-position-embeddings {max_positions} is less than --seq-length {seq_length}; "
             "raise it or shorten the sequence",
         )
-    # quick_geglu is gated as well, but does not shrink Megatron's default width.
     swiglu = flags.switch("--swiglu")
-    default_ffn = int((4 * hidden_size * 2 / 3) / 64) * 64 if swiglu else 4 * hidden_size
-    ffn_hidden_size = flags.size("--ffn-hidden-size", default_ffn, minimum=1)
+    ffn_hidden_size = _ffn_hidden_size(flags, hidden_size, swiglu)
     num_experts = flags.size("--num-experts", 0, minimum=0)
     return ModelSpec(
         num_layers=num_layers,
@@ -121,6 +118,18 @@ def _model(flags: FlagReader) -> ModelSpec:
         ),
         make_vocab_size_divisible_by=flags.size("--make-vocab-size-divisible-by", 128),
     )
+
+
+def _ffn_hidden_size(flags: FlagReader, hidden_size: int, swiglu: bool) -> int:
+    """Megatron's default, which --swiglu (but not --quick-geglu) shrinks to 2/3, by 64."""
+    default = int((4 * hidden_size * 2 / 3) / 64) * 64 if swiglu else 4 * hidden_size
+    if default == 0 and "--ffn-hidden-size" not in flags:
+        flags.fail(
+            ["--swiglu"],
+            f"Megatron's default --ffn-hidden-size is 0 with --hidden-size {hidden_size} and "
+            "--swiglu; add --ffn-hidden-size",
+        )
+    return flags.size("--ffn-hidden-size", default)
 
 
 def _num_query_groups(flags: FlagReader, num_heads: int) -> int:

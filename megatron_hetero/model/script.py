@@ -186,10 +186,10 @@ def _value(shell: _Shell, piece: Piece, where: str) -> Word:
     if piece.kind == "unknown":
         return Word(None, where, f"{piece.text} is not run")
     variable = shell.variables.get(piece.text)
-    is_unset = variable is None or all(w.text == "" for w in variable.words)
-    if piece.default is not None and is_unset:
+    is_empty = variable is not None and all(w.text == "" for w in variable.words)
+    if piece.default is not None and (variable is None or (is_empty and ":" in piece.operator)):
         default = _joined(shell, piece.default, where)
-        if piece.assigns:
+        if "=" in piece.operator:
             shell.variables[piece.text] = _Variable((default,), False)
         return default
     if variable is None:

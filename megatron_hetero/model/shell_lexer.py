@@ -28,13 +28,13 @@ _BLANKS = " \t\r"
 @dataclass(frozen=True)
 class Piece:
     """Part of a word: literal text, the name of a variable or of an array, or source text that
-    only a running shell can expand.  `default` is what stands for an unset variable; `assigns`
-    says that the variable then takes it (`:=`)."""
+    only a running shell can expand.  `default` is what stands for a variable that is unset (`-`) or
+    also for one that is empty (`:-`); with `=` the variable takes it, too."""
 
     kind: Literal["text", "variable", "array", "unknown"]
     text: str
     default: tuple[Piece, ...] | None = None
-    assigns: bool = False
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -288,8 +288,8 @@ class _Lexer:
         kind: Literal["variable", "array"] = (
             "array" if match["array"] or match["name"] in "@*" else "variable"
         )
-        assigns = "=" in (match["operator"] or "")
-        return Piece(kind, match["name"].replace("*", "@"), default, assigns)
+        name = match["name"].replace("*", "@")
+        return Piece(kind, name, default, match["operator"] or "")
 
     def _skip_brackets(self) -> None:
         """Skip `( ... )` with whatever is inside, which would have to be run."""

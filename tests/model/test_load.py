@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.errors import FileFormatError, ModelError, UnsupportedError, UsageError
+from megatron_hetero.model.load import load_workload, workload_hash
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "a100-rtx4090" / "gpt-7b.sh"
+
+MINIMAL = shlex.split(
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 128 "
+    "--max-position-embeddings 256 --vocab-size 1000 --global-batch-size 16 "
+    "--micro-batch-size 2"
+)
+
+
+def test_defaults_are_megatrons() -> None:
+    workload = load_workload(None, MINIMAL)
+    assert workload.model == ModelSpec(
+        num_layers=4,
+        hidden_size=64,
+        ffn_hidden_size=256,
+        num_attention_heads=8,
+        num_query_groups=8,
+        kv_channels=8,
+        vocab_size=1000,
+        seq_length=128,
+        max_position_embeddings=256,
+    )
+    assert workload.training == TrainingSpec(global_batch_size=16, micro_batch_size=2)
+    assert workload.megatron_args == tuple(MINIMAL)
+    assert workload.source == "command line"
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ("--swiglu", {"gated_mlp": True, "ffn_hidden_size": 128}),
+        ("--quick-geglu", {"gated_mlp": True}),
+        ("--swiglu --ffn-hidden-size 96", {"gated_mlp": True, "ffn_hidden_size": 96}),
+        ("--group-query-attention --num-query-groups 4", {"num_query_groups": 4}),
+        ("--group-query-attention", {"num_query_groups": 1}),
+        ("--num-query-groups 4", {}),  # without the switch Megatron ignores it
+        ("--kv-channels 16", {"kv_channels": 16}),
+        ("--untie-embeddings-and-output-weights", {"tied_embeddings": False}),
+        ("--disable-bias-linear --add-qkv-bias", {"add_bias_linear": False, "add_qkv_bias": True}),
+        ("--normalization RMSNorm", {"normalization": "RMSNorm"}),
+        ("--position-embedding-type rope", {"position_embedding": "rope"}),
+        ("--use-rotary-position-embeddings", {"position_embedding": "rope"}),
+        ("--position-embedding-type none", {"position_embedding": "none"}),
+        ("--qk-layernorm", {"qk_layernorm": True}),
+        ("--make-vocab-size-divisible-by 64", {"make_vocab_size_divisible_by": 64}),
+        (
+            "--num-experts 8",
+            {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 256},
+        ),
+        (
+            "--num-experts=8 --moe-router-topk=1 --moe-ffn-hidden-size=32",
+            {"num_experts": 8, "moe_router_topk": 1, "moe_ffn_hidden_size": 32},
+        ),
+        ("--seq-length 256", {"seq_length": 256}),
+    ],
+)
+def test_model_flags(flags: str, changes: dict[str, object]) -> None:
+    base = load_workload(None, MINIMAL).model
+    assert load_workload(None, [*MINIMAL, *flags.split()]).model == replace(base, **changes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ("--bf16", {"precision": "bf16"}),
+        ("--fp16", {"precision": "fp16"}),
+        ("--sequence-parallel", {"sequence_parallel": True}),
+        ("--optimizer sgd", {"optimizer": "sgd"}),
+        ("--use-distributed-optimizer", {"use_distributed_optimizer": True}),
+        ("--calculate-per-token-loss", {"per_token_loss": True}),
+        ("--recompute-activations", {"recompute": "selective"}),
+        ("--recompute-granularity selective", {"recompute": "selective"}),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            {"recompute": "full"},
+        ),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+            {"recompute": "full"},
+        ),
+        ("--attention-backend flash", {}),
+        ("--attention-backend unfused", {"flash_attention": False}),
+        ("--transformer-impl local", {"flash_attention": False}),
+    ],
+)
+def test_training_flags(flags: str, changes: dict[str, object]) -> None:
+    base = load_workload(None, MINIMAL).training
+    assert load_workload(None, [*MINIMAL, *flags.split()]).training == replace(base, **changes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-layers 0", "--num-layers is 0; it must be at least 1"),
+        ("--num-layers 4.0", '--num-layers is "4.0"; it must be a whole number'),
+        ("--num-layers 1e9", "it must be a whole number"),
+        ("--num-layers ٤", "it must be a whole number"),
+        ("--num-layers 99999999999", "below 2^31"),
+        ("--num-layers", "--num-layers has no value"),
+        ("--num-layers=", "--num-layers has no value"),
+        ("--num-layers 4 5", '--num-layers takes one value, and "5" follows it'),
+        ("--bf16 yes", '--bf16 takes no value, and "yes" follows it'),
+        ("--bf16 --fp16", "both --bf16 and --fp16 are given; keep one of them"),
+        ("--num-attention-heads 7", "--num-attention-heads 7 does not divide --hidden-size 64"),
+        (
+            "--group-query-attention --num-query-groups 3",
+            "--num-query-groups 3 does not divide --num-attention-heads 8",
+        ),
+        ("--seq-length 512", "--max-position-embeddings 256 is less than --seq-length 512"),
+        ("--global-batch-size 15", "--global-batch-size 15 is not a multiple"),
+        ("--normalization BatchNorm", 'is "BatchNorm"; allowed: LayerNorm, RMSNorm'),
+        ("--num-experts 2 --moe-router-topk 3", "--moe-router-topk 3 is more than --num-experts 2"),
+        ("--recompute-granularity full", "needs --recompute-method and --recompute-num-layers"),
+        ("--hidden-size 16 --swiglu", "add --ffn-hidden-size"),
+    ],
+)
+def test_impossible_models_are_refused(flags: str, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load_workload(None, [*MINIMAL, *flags.split()])
+    assert str(error.value).startswith("command line: ")
+    assert message in str(error.value)
+
+
+def test_words_before_the_first_flag_are_refused() -> None:
+    with pytest.raises(ModelError, match='"pretrain" stands before the first flag'):
+        load_workload(None, ["pretrain", *MINIMAL])
+
+
+@pytest.mark.parametrize("index", range(0, len(MINIMAL), 2))
+def test_a_missing_flag_says_how_to_give_it(index: int) -> None:
+    flag = MINIMAL[index]
+    with pytest.raises(ModelError) as error:
+        load_workload(None, MINIMAL[:index] + MINIMAL[index + 2 :])
+    assert f"{flag} is missing" in str(error.value)
+    assert f"-- {flag} " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "feature"),
+    [
+        ("--context-parallel-size 2", "context parallelism"),
+        ("--expert-model-parallel-size 2", "expert parallelism"),
+        ("--multi-latent-attention", "multi-latent attention"),
+        ("--mtp-num-layers 1", "multi-token prediction"),
+        ("--fp8-format hybrid", "fp8 training"),
+        ("--rampup-batch-size 4 4 100", "a batch size that changes"),
+        ("--position-embedding-type yarn", '"yarn"'),
+        ("--optimizer muon", 'the optimizer "muon"'),
+        ("--moe-layer-freq 2", "a mixture of dense and expert layers"),
+        ("--recompute-granularity selective --recompute-modules mlp", "without core_attn"),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "recompute of some layers of each stage",
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            "recompute of 2 layers at a time",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_yet_is_refused_by_name(flags: str, feature: str) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        load_workload(None, [*MINIMAL, *flags.split()])
+    assert feature in str(error.value) and "not supported yet" in str(error.value)
+
+
+def test_neutral_values_of_unsupported_flags_pass() -> None:
+    load_workload(None, [*MINIMAL, "--context-parallel-size", "1", "--moe-layer-freq=1"])
+
+
+def test_the_example_is_a_7b_model() -> None:
+    workload = load_workload(EXAMPLE)
+    assert workload.model.num_layers == 32 and workload.model.ffn_hidden_size == 11008
+    assert workload.training.precision == "bf16"
+    assert workload.source == str(EXAMPLE)
+    # The plan decides the parallel sizes; the rest is kept, in order.
+    assert "--tensor-model-parallel-size" not in workload.megatron_args
+    assert workload.megatron_args[:2] == ("--num-layers", "32")
+    assert workload.megatron_args[-4:] == (
+        "--save", "checkpoints/gpt-7b", "--load", "checkpoints/gpt-7b",
+    )  # fmt: skip
+
+
+def test_typed_flags_beat_the_script() -> None:
+    workload = load_workload(EXAMPLE, ["--global-batch-size", "32", "--fp16", "--log-throughput"])
+    assert workload.training.global_batch_size == 32
+    assert workload.training.precision == "fp16" and "--bf16" not in workload.megatron_args
+    assert workload.megatron_args.count("--global-batch-size") == 1
+    assert workload.megatron_args[-1] == "--log-throughput"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["--tensor-model-parallel-size", "2"],
+        ["--pipeline-model-parallel-size=2"],
+        ["--pipeline-model-parallel-layout", "Et|tL"],
+        ["--num-layers-per-virtual-pipeline-stage", "1"],
+        ["--use-tp-pp-dp-mapping"],
+    ],
+)
+def test_typed_flags_that_the_plan_decides_are_refused(typed: list[str]) -> None:
+    with pytest.raises(UsageError, match=typed[0].split("=")[0]):
+        load_workload(EXAMPLE, typed)
+
+
+def _script(folder: Path, text: str) -> Path:
+    path = folder / "train.sh"
+    path.write_text(text)
+    return path
+
+
+def test_a_needed_value_that_only_a_shell_knows_is_an_error(tmp_path: Path) -> None:
+    flags = " ".join(MINIMAL).replace("--hidden-size 64", "--hidden-size $(size)")
+    path = _script(tmp_path, f"python pretrain_gpt.py {flags}\n")
+    with pytest.raises(ModelError) as error:
+        load_workload(path)
+    assert str(error.value) == (
+        f"{path}:1: --hidden-size cannot be known without running the script: $(size) is not run; "
+        "give the flag on our command line, after --"
+    )
+    assert load_workload(path, ["--hidden-size", "64"]).model.hidden_size == 64
+
+
+def test_other_unknown_values_are_left_out_and_named(tmp_path: Path) -> None:
+    flags = " ".join(MINIMAL)
+    path = _script(
+        tmp_path,
+        f"python pretrain_gpt.py --save $1 {flags} --seed `date` --split 9,1 $MORE --bf16 $MORE",
+    )
+    workload = load_workload(path)
+    assert workload.megatron_args == (*MINIMAL, "--split", "9,1", "--bf16")
+    assert workload.source == f"{path} (without --save, --seed: set by the shell)"
+    assert workload.training.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("if $X; then A+=(--swiglu); fi", "--swiglu cannot be known without running"),
+        ("[ $X ] && A+=(--num-layers 8)", "--num-layers cannot be known without running"),
+        ("if $X; then O=--swiglu; fi", "flags in the variable after --micro-batch-size cannot"),
+        ("A+=(--bf16)\n$X || O=--swiglu", "flags in the variable after --bf16 cannot"),
+        ("A+=(--seed 1)\n$X || O=--swiglu", "flags in the variable after --seed cannot"),
+    ],
+)
+def test_flags_of_an_unknown_branch_are_not_guessed(
+    tmp_path: Path, lines: str, message: str
+) -> None:
+    text = f"A=({' '.join(MINIMAL)})\n{lines}\npython pretrain_gpt.py ${{A[@]}} $O\n"
+    with pytest.raises(ModelError, match=message):
+        load_workload(_script(tmp_path, text))
+
+
+def test_yaml_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not from YAML"):
+        load_workload(tmp_path / "model.yaml")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        load_workload(tmp_path / "absent.sh")
+
+
+def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
+    script = _script(tmp_path, f"# a comment\npython pretrain_gpt.py {' '.join(MINIMAL)}")
+    reference = workload_hash(load_workload(None, MINIMAL))
+    assert workload_hash(load_workload(script)) == reference
+    assert workload_hash(load_workload(script, ["--lr", "1"])) != reference
+    assert workload_hash(load_workload(script, ["--num-layers", "5"])) != reference

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.errors import ModelError
+from megatron_hetero.model.script import read_megatron_words
+
+SCRIPT = Path("train.sh")
+
+
+def _texts(text: str) -> list[str | None]:
+    return [w.text for w in read_megatron_words(SCRIPT, text)]
+
+
+FULLY_KNOWN = [
+    "python pretrain_gpt.py --num-layers 4 --bf16",
+    "python pretrain_gpt.py \\\n  --num-layers 4 \\\n  --lr=1e-4",
+    "N=4\npython pretrain_gpt.py --num-layers $N --hidden-size ${H:-64} --x ${N:-5}",
+    'A=( --a 1 "b c" )\nA+=( --d )\npython pretrain_gpt.py "${A[@]}" --e',
+    "A=( --a 1 )\npython pretrain_gpt.py ${A[*]} $@",
+    'O="--a 1"\nO="$O --b 2"\nO+=" --c"\npython pretrain_gpt.py $O',
+    "O='--a 1'\npython pretrain_gpt.py --o \"$O\" '$O' x$O",
+    "export A=1 B=2\ndeclare -r C=3\npython pretrain_gpt.py --abc $A$B${C}",
+    ': "${M:=7}"\npython pretrain_gpt.py --m $M --n "${M}x"',
+    "E=\npython pretrain_gpt.py --a $E --b \"$E\" --c ${E:-d} --f ${E-g}",
+    "python pretrain_gpt.py --split 949,50,1 --neg -1 --path a/b_c.d 2>&1 | cat",
+    "cd . && python pretrain_gpt.py --a",
+    "# python pretrain_gpt.py --no\npython pretrain_gpt.py --yes # --no",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize("text", FULLY_KNOWN)
+def test_known_scripts_are_read_as_bash_reads_them(text: str, tmp_path: Path) -> None:
+    # `python` prints its arguments, each ended by a NUL.
+    script = 'python() { shift; printf "%s\\0" "$@"; }\n' + text
+    output = subprocess.run(
+        ["bash", "-c", script], capture_output=True, check=True, cwd=tmp_path, env={}
+    ).stdout
+    assert _texts(text) == output.decode().split("\0")[:-1]
+
+
+def test_torchrun_flags_are_not_megatrons() -> None:
+    text = (
+        "D=(--nproc_per_node 8 --nnodes 2)\nM=(--num-layers 4)\nUNUSED=(--junk 1)\n"
+        'CUDA_VISIBLE_DEVICES=0 torchrun "${D[@]}" /opt/m/pretrain_gpt.py "${M[@]}" --bf16'
+    )
+    assert _texts(text) == ["--num-layers", "4", "--bf16"]
+
+
+def test_the_training_script_is_preferred_to_other_commands() -> None:
+    text = (
+        "python preprocess_data.py --input x\npython pretrain_gpt.py --num-layers 4\n"
+        "python report.py --out y\n"
+    )
+    assert _texts(text) == ["--num-layers", "4"]
+
+
+def test_a_command_inside_a_string_is_found() -> None:
+    text = 'F="--num-layers 4"\nRUN="python -u pretrain_gpt.py $F"\nsrun -l sh -c "cd x; ${RUN}"'
+    assert _texts(text) == ["--num-layers", "4"]
+
+
+def test_without_a_command_all_arrays_with_flags_count() -> None:
+    assert _texts("N=2\nA=(--a 1)\nB=(host0 host1)\nC=(--c $N)\n") == ["--a", "1", "--c", "2"]
+
+
+def test_a_file_of_flags() -> None:
+    text = "# GPT\n--num-layers 4\n--lr 1e-4 --bf16\n\n--data-path 'a b'\n"
+    assert _texts(text) == ["--num-layers", "4", "--lr", "1e-4", "--bf16", "--data-path", "a b"]
+
+
+def test_where_a_word_was_written() -> None:
+    text = "A=(\n  --num-layers 4\n)\npython pretrain_gpt.py ${A[@]} \\\n  --bf16\n"
+    assert [w.where for w in read_megatron_words(SCRIPT, text)] == [
+        "train.sh:2",
+        "train.sh:2",
+        "train.sh:5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("X=$(date)", "$(date) is not run"),
+        ("X=`nproc`", "`nproc` is not run"),
+        ("X=$((2 * 3))", "$((2 * 3)) is not run"),
+        ("X=${Y%.sh}", "${Y%.sh} is not run"),
+        ("", "$X is not set in the script"),
+        ("X=$2", "$2 is not set in the script"),
+        ("if [ $Y ]; then\n X=1\nfi", "it is set inside the `if` of line 1, which is not run"),
+        ("for X in 1 2; do\nX=3; done", "it is set inside the `for` of line 1, which is not run"),
+        ("case $1 in\n a) X=1;;\nesac", "it is set inside the `case` of line 1, which is not run"),
+        ("[ $Y ] && X=1", "it is set after && or || on line 1, which is not run"),
+        ("f() {\n X=1\n}", "it is set inside the `{` of line 1, which is not run"),
+    ],
+)
+def test_what_only_a_shell_knows_has_a_reason(assignment: str, reason: str) -> None:
+    text = f"{assignment}\npython pretrain_gpt.py --x $X"
+    flag, value = read_megatron_words(SCRIPT, text)
+    assert (flag.text, flag.reason) == ("--x", "")
+    assert (value.text, value.reason) == (None, reason)
+
+
+def test_flags_added_under_a_condition_keep_their_text() -> None:
+    text = "A=(--a)\nif $X; then A+=(--fp16 --b $N); fi\npython pretrain_gpt.py ${A[@]}"
+    words = read_megatron_words(SCRIPT, text)
+    assert [w.text for w in words] == ["--a", "--fp16", "--b", None]
+    assert [w.is_conditional for w in words] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("text", ["", "echo hello", "python pretrain_gpt.py", "A=(1 2)"])
+def test_no_flags_at_all_is_an_error(text: str) -> None:
+    with pytest.raises(ModelError, match=r"train\.sh:1: no Megatron flags found"):
+        _texts(text)
+
+
+@given(st.text(alphabet="aAB=$(){}[]'\"`\\|&;#@-+: \nifthendo", max_size=80))
+def test_any_text_is_words_or_a_model_error(text: str) -> None:
+    try:
+        words = read_megatron_words(SCRIPT, text + "\npython pretrain_gpt.py --last 1")
+    except ModelError as error:
+        assert str(error).startswith("train.sh:")
+    else:
+        assert all(w.text is not None or w.reason for w in words)
