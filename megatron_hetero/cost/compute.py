@@ -36,12 +36,14 @@ class PassTimes:
 
     @property
     def total_s(self) -> float:
+        """Forward plus backward."""
         return self.forward_s + self.backward_s
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 
     def times(self, count: int) -> PassTimes:
+        """The times of `count` equal pieces."""
         return PassTimes(self.forward_s * count, self.backward_s * count)
 
 

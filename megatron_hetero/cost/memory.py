@@ -26,6 +26,7 @@ class StateBytes:
 
     @property
     def total(self) -> int:
+        """All bytes that one parameter takes on its device."""
         return self.weight + self.gradient + self.optimizer
 
 
@@ -141,9 +142,11 @@ class StageMemory:
     capacity_bytes: int
 
     def parts_bytes(self, num_layers: int) -> dict[str, int]:
+        """Bytes by cause with `num_layers` layers."""
         return {part: self.base[part] + num_layers * self.per_layer[part] for part in self.base}
 
     def peak_bytes(self, num_layers: int) -> int:
+        """Sum of all parts with `num_layers` layers."""
         return sum(self.base.values()) + num_layers * sum(self.per_layer.values())
 
     @property

@@ -39,6 +39,7 @@ class PieceTimes:
     measured: bool
 
     def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
+        """Times of `num_layers` layers with the ends of the model that the stage holds."""
         times = self.layer.times(num_layers)
         times = times + self.embedding if first else times
         return times + self.head if last else times
@@ -63,6 +64,8 @@ class StageCost:
 
 @dataclass(frozen=True)
 class ReplicaCost:
+    """The stages of one replica, its hops in both directions, and its pipeline's makespan."""
+
     stages: tuple[StageCost, ...]
     forward_hops: tuple[BoundaryTime, ...]
     backward_hops: tuple[BoundaryTime, ...]
@@ -71,16 +74,25 @@ class ReplicaCost:
 
 @dataclass(frozen=True)
 class PlacementCost:
-    """A step is: the slowest replica's pipeline, the gradient exchange, the slowest update."""
+    """A step is: all pipelines, the gradient exchange, the slowest update.
+
+    `card_s`: what the busiest network path carries of all replicas' boundaries in a step.
+    """
 
     replicas: tuple[ReplicaCost, ...]
+    card_s: float
     gradient_sync_s: float
     update_s: float
 
     @property
+    def pipelines_s(self) -> float:
+        """Until the last replica ends; replicas that cross the same path take turns on it."""
+        return max(self.card_s, *(r.pipeline_s for r in self.replicas))
+
+    @property
     def step_time_s(self) -> float:
-        pipeline_s = max(r.pipeline_s for r in self.replicas)
-        return pipeline_s + self.gradient_sync_s + self.update_s
+        """Seconds of one optimizer step."""
+        return self.pipelines_s + self.gradient_sync_s + self.update_s
 
     @property
     def missing_bytes(self) -> int:
@@ -89,6 +101,7 @@ class PlacementCost:
 
     @property
     def measured(self) -> bool:
+        """Whether every time used was measured."""
         return all(s.measured for r in self.replicas for s in r.stages)
 
 
@@ -111,6 +124,7 @@ class CostModel:
         return tokens * model.hidden_size * ELEMENT_BYTES[training.precision]
 
     def vocab_rows(self, widths: Sequence[int]) -> int:
+        """Rows of the padded vocabulary for a plan of these widths."""
         return padded_vocab_rows(self.workload.model, widths)
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
@@ -187,14 +201,23 @@ class CostModel:
     def placement(self, placement: Placement) -> PlacementCost:
         """The whole step."""
         rows = self.vocab_rows(placement.widths)
-        replicas = tuple(self.replica(r, rows) for r in placement.replicas)
+        return self.combine(
+            placement, tuple(self.replica(r, rows) for r in placement.replicas), rows
+        )
+
+    def combine(
+        self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
+    ) -> PlacementCost:
+        """The step of replicas that are priced already."""
         return PlacementCost(
             replicas,
-            self.sync_s(placement, rows),
+            _busiest_card_s(placement, replicas),
+            self.sync_s(placement, vocab_rows),
             max(s.update_s for r in replicas for s in r.stages),
         )
 
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
+        """Seconds of the gradient exchange of a placement."""
         gradient_bytes = state_bytes(self.workload.training).gradient
         model = self.workload.model
         return gradient_sync_s(placement, self.cluster, model, vocab_rows, gradient_bytes)
@@ -234,3 +257,20 @@ class CostModel:
             PassTimes(0.0, 0.0) if found["decoder_layer"] else layer_comm,
             all(value is not None for value in found.values()),
         )
+
+
+def _busiest_card_s(placement: Placement, replicas: tuple[ReplicaCost, ...]) -> float:
+    """Seconds for which the busiest path between two nodes, in one direction, is taken."""
+    card_s: dict[tuple[str, str], float] = {}
+    for placed, cost in zip(placement.replicas, replicas, strict=True):
+        nodes = [stage.devices[0].node for stage in placed.stages]
+        for i, (here, there) in enumerate(pairwise(nodes)):
+            if here == there:
+                continue
+            for path, hop in (
+                ((here, there), cost.forward_hops[i]),
+                ((there, here), cost.backward_hops[i]),
+            ):
+                busy_s = placed.num_micro_batches * hop.serialisation_s
+                card_s[path] = card_s.get(path, 0.0) + busy_s
+    return max(card_s.values(), default=0.0)

@@ -22,6 +22,7 @@ class BoundaryTime:
 
     @property
     def total_s(self) -> float:
+        """From the first byte sent to the tensor's use."""
         return self.serialisation_s + self.latency_s
 
 

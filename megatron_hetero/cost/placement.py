@@ -20,11 +20,14 @@ class PlacedStage:
 
     @property
     def width(self) -> int:
+        """Tensor-parallel width."""
         return len(self.devices)
 
 
 @dataclass(frozen=True)
 class PlacedReplica:
+    """One pipeline and the micro-batches that it processes in a step."""
+
     stages: tuple[PlacedStage, ...]
     num_micro_batches: int
 
@@ -39,6 +42,8 @@ class PlacedReplica:
 
 @dataclass(frozen=True)
 class Placement:
+    """All replicas of a plan."""
+
     replicas: tuple[PlacedReplica, ...]
 
     @cached_property
@@ -47,6 +52,7 @@ class Placement:
         return tuple(sorted({len(s.devices) for r in self.replicas for s in r.stages}))
 
     def devices(self) -> Iterator[Device]:
+        """Every device used, in layout order."""
         for replica in self.replicas:
             for stage in replica.stages:
                 yield from stage.devices

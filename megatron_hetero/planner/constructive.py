@@ -38,6 +38,7 @@ class Constructive:
         """Limit of the search in stages built (a placement of n stages counts n)."""
 
     def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
         problem = board.problem
         filler = Filler(problem)
         orderer = Orderer(problem, filler)

@@ -29,6 +29,7 @@ class Exhaustive:
         self.max_gpus = max_gpus
 
     def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
         problem = board.problem
         if problem.num_gpus > self.max_gpus:
             return

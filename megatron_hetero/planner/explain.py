@@ -21,10 +21,9 @@ _NUM_RUNNERS_UP = 3
 
 @dataclass(frozen=True)
 class TimeByCause:
-    """Parts of the step of the slowest replica's slowest stage; they sum to the step time.
+    """Parts of the step as the slowest stage of the last replica lives it; they sum to the step.
 
-    `waiting_s` is pipeline bubble and, with several replicas of unlike end, nothing else: the
-    replica shown ends last.
+    `waiting_s` is pipeline bubble (and waiting for a network path that replicas share).
     """
 
     compute_s: float
@@ -138,12 +137,12 @@ def _causes(placement: Placement, cost: PlacementCost) -> tuple[BindingStage, Ti
     tensor_parallel_s = replica.num_micro_batches * stage_cost.tensor_parallel_s
     hops = replica_cost.forward_hops + replica_cost.backward_hops
     # The first micro-batch pays every hop once; what else the stage waits is bubble.
-    boundary_s = min(sum(h.total_s for h in hops), replica_cost.pipeline_s - busy_s)
+    boundary_s = min(sum(h.total_s for h in hops), cost.pipelines_s - busy_s)
     causes = TimeByCause(
         compute_s=busy_s - tensor_parallel_s,
         tensor_parallel_s=tensor_parallel_s,
         boundary_s=boundary_s,
-        waiting_s=replica_cost.pipeline_s - busy_s - boundary_s,
+        waiting_s=cost.pipelines_s - busy_s - boundary_s,
         gradient_sync_s=cost.gradient_sync_s,
         update_s=cost.update_s,
     )
@@ -183,8 +182,7 @@ def _structure(placement: Placement) -> list[list[tuple[str, int]]]:
 def _why_slower(other: PlacementCost, best: PlacementCost) -> str:
     """The part of the step that grew most."""
     growth = {
-        "its slowest pipeline": max(r.pipeline_s for r in other.replicas)
-        - max(r.pipeline_s for r in best.replicas),
+        "its slowest pipeline": other.pipelines_s - best.pipelines_s,
         "its gradient exchange": other.gradient_sync_s - best.gradient_sync_s,
         "its optimizer update": other.update_s - best.update_s,
     }

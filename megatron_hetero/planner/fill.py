@@ -23,6 +23,7 @@ class FilledChain:
     fits: bool
 
     def quick_time_s(self, num_micro_batches: float) -> float:
+        """Near the pipeline's time for that many micro-batches."""
         return self.fill_s + (num_micro_batches - 1) * self.period_s
 
 

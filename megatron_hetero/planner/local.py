@@ -25,6 +25,7 @@ class LocalSearch:
         """Limit in stages priced (a placement of n stages counts n)."""
 
     def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
         filler = Filler(board.problem)
         if board.best is None:
             self._repair(board, filler)
@@ -41,9 +42,9 @@ class LocalSearch:
             if miss is None:
                 return
             for placement in neighbours(board.problem, filler, miss.placement):
-                board.score(placement, self.name)
+                fitting = board.score(placement, self.name)
                 work += sum(len(r.stages) for r in placement.replicas)
-                if board.best is not None or work > self.max_work:
+                if fitting is not None or work > self.max_work:
                     return
                 if board.nearest_miss is not miss:
                     break

@@ -23,10 +23,12 @@ class Unit:
 
     @property
     def width(self) -> int:
+        """Tensor-parallel width."""
         return len(self.indices)
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """Its GPUs in rank order."""
         return tuple(Device(self.node, index) for index in self.indices)
 
 
@@ -51,14 +53,17 @@ class Problem:
 
     @property
     def cluster(self) -> Cluster:
+        """The whole cluster, nodes sorted by name."""
         return self.costs.cluster
 
     @property
     def workload(self) -> Workload:
+        """What is trained."""
         return self.costs.workload
 
     @property
     def num_layers(self) -> int:
+        """Decoder layers of the model."""
         return self.workload.model.num_layers
 
     @property
@@ -69,9 +74,11 @@ class Problem:
 
     @property
     def num_gpus(self) -> int:
+        """GPUs that may be used."""
         return sum(len(self.gpus[node.name]) for node in self.nodes)
 
     def max_stages(self) -> int:
+        """Longest pipeline that the limits and the layers allow."""
         limit = self.cluster.limits.max_pipeline_parallel or self.num_layers
         return min(limit, self.num_layers)
 
@@ -94,6 +101,7 @@ class Problem:
         return not pins or unit.node in pins
 
     def chain_is_allowed(self, chain: Chain) -> bool:
+        """Whether length and both ends of a replica keep to the limits."""
         return (
             0 < len(chain) <= self.max_stages()
             and self.may_start(chain[0])

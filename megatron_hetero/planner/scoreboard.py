@@ -29,6 +29,7 @@ class Candidate:
 
     @property
     def step_time_s(self) -> float:
+        """Predicted seconds of one step."""
         return self.cost.step_time_s
 
     @cached_property
@@ -57,10 +58,12 @@ class Scoreboard:
 
     @property
     def best(self) -> Candidate | None:
+        """The fastest placement that fits, or None."""
         return self._fitting[0] if self._fitting else None
 
     @property
     def best_stock(self) -> Candidate | None:
+        """The fastest symmetric placement that fits, or None."""
         return self._best_stock
 
     @property
@@ -86,8 +89,7 @@ class Scoreboard:
             if key not in self._replicas:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
-        update_s = max(s.update_s for r in replicas for s in r.stages)
-        cost = PlacementCost(tuple(replicas), costs.sync_s(placement, rows), update_s)
+        cost = costs.combine(placement, tuple(replicas), rows)
         candidate = Candidate(placement, cost, strategy, is_symmetric(placement))
         self.num_priced += 1
         if not _sites_are_apart(self.problem, placement):

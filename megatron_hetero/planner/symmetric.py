@@ -22,6 +22,7 @@ class Symmetric:
     name = "symmetric"
 
     def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
         problem = board.problem
         for nodes in _node_groups(problem):
             for width in sorted({w for node in nodes for w in problem.widths[node.name]}):

@@ -49,6 +49,7 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
+        """Length of the pipeline."""
         return len(self.programmes)
 
 

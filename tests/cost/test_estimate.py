@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
@@ -77,3 +77,21 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
     shared = place("tp2(3:1):4 @4", make_workload())
     with pytest.raises(UnsupportedError, match="uneven shares"):
         estimate_plan(shared, CLUSTER)
+
+
+def test_replicas_that_cross_the_same_path_take_turns() -> None:
+    """Eight pipelines over a link that one alone would hardly fill."""
+    cluster = make_cluster(("a", FAST, 8), ("b", FAST, 8), between=Link(2e8, 0.0))
+    workload = make_workload(global_batch_size=64)
+    names = [f"{node}:{i}" for i in range(8) for node in "ab"]
+    plan = plan_from_layout(parse_layout(" | ".join(["tp1:2,tp1:2 @8"] * 8)), workload)
+    replicas = tuple(
+        replace(
+            r, stages=tuple(replace(s, devices=(names[2 * i + j],)) for j, s in enumerate(r.stages))
+        )
+        for i, r in enumerate(plan.replicas)
+    )
+    costs = CostModel(cluster, workload)
+    cost = costs.placement(placement_of(replace(plan, replicas=replicas), cluster))
+    assert cost.card_s == pytest.approx(64 * costs.activation_bytes / 2e8)
+    assert cost.pipelines_s == cost.card_s > max(r.pipeline_s for r in cost.replicas)
