@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from megatron_hetero.cli.main import VERBS
+from megatron_hetero.cli.main import VERBS, main
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.units import format_duration
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -55,6 +57,16 @@ def test_the_readme_shows_the_example(tmp_path: Path) -> None:
     path.write_text(first_block("README.md", "yaml"))
     example = ROOT / "examples/a100-rtx4090/cluster.yaml"
     assert cluster_hash(load_cluster(path)) == cluster_hash(load_cluster(example))
+
+
+def test_the_readme_shows_what_the_planner_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    example = ROOT / "examples/a100-rtx4090"
+    files = ["--cluster", str(example / "cluster.yaml"), "--model", str(example / "gpt-7b.sh")]
+    assert main(["plan", *files, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    shown = (ROOT / "README.md").read_text()
+    assert f"Layout  {plan['layout']}\n" in shown
+    assert f"{format_duration(plan['step_time_s'])}, {plan['tokens_per_s']:,.0f} tokens/s" in shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -25,7 +25,7 @@ TRAINING_ARGS=(
 )
 
 DATA_ARGS=(
-    --data-path "$1" # <path and prefix>_text_document
+    --data-path data/corpus_text_document
     --split 949,50,1
     --tokenizer-type NullTokenizer
 )
