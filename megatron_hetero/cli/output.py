@@ -38,8 +38,13 @@ class Output:
 
     def show(self, *renderables: RenderableType) -> None:
         """Tables and text for people, wrapped to the terminal."""
-        for renderable in renderables:
-            self._people.print(renderable)
+        with self._people.capture() as captured:
+            for renderable in renderables:
+                self._people.print(renderable)
+        # Tables are padded to the width of the terminal, which is in the way of copy and paste.
+        lines = captured.get().splitlines()
+        self._people.file.write("".join(f"{line.rstrip()}\n" for line in lines))
+        self._people.file.flush()
 
     def verbatim(self, text: str) -> None:
         """Text that is to be copied or piped: to stdout as it is, never wrapped or coloured."""

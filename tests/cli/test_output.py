@@ -7,6 +7,8 @@ import json
 import sys
 
 import pytest
+from rich.padding import Padding
+from rich.table import Table
 
 from megatron_hetero.cli.output import MAX_WIDTH, Output, wants_color
 
@@ -106,3 +108,12 @@ def test_progress_follows_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
         assert progress is not None
         progress(None, 1)
         progress(0.25, 40)
+
+
+def test_shown_text_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("stage", "GPUs")
+    table.add_row("0", "a: 0 1")
+    Output().show(Padding(table, (0, 9, 1, 1)), "end")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert lines[-1] == "end"
