@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from megatron_hetero.errors import ModelError, UnsupportedError
-from megatron_hetero.model.arguments import Argument
+from megatron_hetero.model.arguments import COMMAND_LINE, Argument
 from megatron_hetero.model.script import Word
 
 MAX_SIZE = 1 << 31
@@ -90,10 +90,8 @@ class FlagReader:
         value = self.optional_size(flag)
         if value is None:
             reason = f" ({why})" if why else ""
-            self.fail(
-                [], f"{flag} is missing{reason}; add it there, or on our command line: "
-                    f"-- {flag} {example}"
-            )  # fmt: skip
+            there = "" if self._source == COMMAND_LINE else " there, or on our command line"
+            self.fail([], f"{flag} is missing{reason}; add it{there}: -- {flag} {example}")
         return value
 
     def refuse(self, flag: str, what: str, unless: str | None = None) -> None:
