@@ -79,7 +79,7 @@ def require_runtime() -> None:
     if not missing:
         return
     raise EnvironmentMismatchError(
-        f"this verb trains, and {', '.join(missing)} is not installed. "
+        f"this verb trains, and these packages are not installed: {', '.join(missing)}. "
         'Install the runtime with\n\n    pip install "megatron-hetero[runtime]"\n\n'
         "on Linux x86-64 with Python 3.12 or 3.13. To use a CPU build of torch (smaller, no CUDA "
         "libraries), install that build first, for instance\n\n"

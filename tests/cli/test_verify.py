@@ -68,7 +68,7 @@ def test_without_the_runtime_it_says_what_to_install(
     with pytest.raises(EnvironmentMismatchError) as error:
         verify.require_runtime()
     message = str(error.value)
-    assert f"{', '.join(missing)} is not installed" in message
+    assert f"not installed: {', '.join(missing)}." in message
     assert 'pip install "megatron-hetero[runtime]"' in message
     assert "CPU build of torch" in message
 
