@@ -7,7 +7,7 @@ report and returns the exit code.  `arguments` holds:
     layout: str | None
     megatron_args: tuple[str]     words after `--`
     steps: int                    optimizer steps, >= 1
-    optimizer: "adam" | "sgd" | None
+    optimizer: "adam" | "sgd" | None    None: both
     floor: bool                   also measure the rounding floor
     json: bool                    one JSON object on stdout, text for people on stderr
     plant: str | None             name of a planted error, which must make the check fail
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=_positive, default=5, metavar="N", help="optimizer steps (default: 5)"
     )
-    parser.add_argument("--optimizer", choices=("adam", "sgd"), help="default: the model's own")
+    parser.add_argument("--optimizer", choices=("adam", "sgd"), help="default: both, one after the other")
     parser.add_argument(
         "--floor",
         action="store_true",
