@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=_positive, default=5, metavar="N", help="optimizer steps (default: 5)"
     )
-    parser.add_argument("--optimizer", choices=("adam", "sgd"), help="default: both, one after the other")
+    parser.add_argument(
+        "--optimizer", choices=("adam", "sgd"), help="default: both, one after the other"
+    )
     parser.add_argument(
         "--floor",
         action="store_true",
