@@ -38,7 +38,7 @@ GPT_MODEL_ARGS=(
 
 TRAINING_ARGS=(
     --micro-batch-size 1
-    --global-batch-size 64
+    --global-batch-size 32
     --train-iters 500000
     --optimizer adam
     --lr 3.0e-4
