@@ -11,6 +11,7 @@ Nothing here touches numbers: tensors, kernels and collectives are torch's own C
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -51,10 +52,6 @@ def _is_cuda(device: Any) -> bool:
 class _CudaMeansCpu(TorchFunctionMode):
     """Rewrites the device of every torch call that names `cuda`."""
 
-    # `.to("cuda")` and friends take the device as a positional argument; only these may be scanned,
-    # because a string argument elsewhere can be anything.
-    _POSITIONAL_DEVICE = (torch.Tensor.to, torch.device)
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -70,7 +67,10 @@ class _CudaMeansCpu(TorchFunctionMode):
             return func(args[0]).replace("torch.", "torch.cuda.", 1)
         if "device" in kwargs and _is_cuda(kwargs["device"]):
             kwargs = {**kwargs, "device": CPU}
-        if func in self._POSITIONAL_DEVICE:
+        if func is torch.device and args and _is_cuda(args[0]):
+            return CPU
+        if func is torch.Tensor.to:
+            # The one call that takes the device by position.
             args = tuple(CPU if _is_cuda(a) else a for a in args)
         return func(*args, **kwargs)
 
@@ -184,6 +184,8 @@ def activate_cpu_backend() -> None:
             f"{torch.cuda.device_count()} CUDA device(s). It never runs beside CUDA; set "
             'CUDA_VISIBLE_DEVICES="" to rehearse on this machine\'s CPU.'
         )
+    # Megatron insists on it wherever it finds tensor parallelism; no device here reads it.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # Megatron compiles small functions (jit_fuser); the compiler would ask the GPU what it can do.
     torch.compiler.set_stance("force_eager")
     backend = _ActiveBackend()

@@ -1,51 +1,69 @@
 """Which samples each replica reads: the global batch is the one a single process would take.
 
-Step k of the job covers samples `k*B .. (k+1)*B - 1` of the dataset, in order.  Replica r takes a
-contiguous run of it, as long as its part of the micro-batches.  Ranks that read nothing (inner
-stages, all but the first of a tensor-parallel group) get an iterator that says so if it is asked.
+Step k of the job covers samples `k*B .. (k+1)*B - 1` of the dataset.  Its micro-batches are dealt
+out in rounds, one to each replica that still has some to run, in the order of the samples; with
+equal counts that is Megatron's own division among data-parallel ranks.  Ranks that read nothing
+(inner stages, all but the first of a tensor-parallel group) get an iterator that says so if it is
+asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from megatron_hetero.plan.plan import Plan, Replica
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.provider import EveryRankProvider
 
 
+def deal(counts: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[range, ...], ...]:
+    """Deal a global batch out to replicas.
+
+    Args:
+        counts: micro-batches of each replica.
+        sizes: samples in a micro-batch of each replica.
+    Returns:
+        [replica] -> the samples of each of its micro-batches, numbered from the batch's first.
+    """
+    dealt: list[list[range]] = [[] for _ in counts]
+    start = 0
+    for round_ in range(max(counts)):
+        for replica, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+            if round_ < count:
+                dealt[replica].append(range(start, start + size))
+                start += size
+    return tuple(tuple(batches) for batches in dealt)
+
+
 class ReplicaSampler(Sampler[list[int]]):
-    """Batches of sample numbers for one replica, from `consumed_samples` on, without an end batch
-    that is not whole."""
+    """Batches of sample numbers for one replica, from `consumed` samples on.
+
+    An end of the dataset that is no whole global batch is left out.
+    """
 
     def __init__(
         self, plan: Plan, replica: int, job_micro_batch_size: int, num_samples: int, consumed: int
     ) -> None:
-        def size(r: Replica) -> int:
-            return r.num_micro_batches * (r.micro_batch_size or job_micro_batch_size)
-
-        self._own = plan.replicas[replica]
-        self._micro_batch_size = self._own.micro_batch_size or job_micro_batch_size
-        self._first = sum(size(r) for r in plan.replicas[:replica])
-        self._global_batch_size = sum(size(r) for r in plan.replicas)
-        self._num_samples = num_samples
-        self._consumed = consumed
+        counts = [r.num_micro_batches for r in plan.replicas]
+        sizes = [r.micro_batch_size or job_micro_batch_size for r in plan.replicas]
+        self.replica = replica
+        self.global_batch_size = sum(c * s for c, s in zip(counts, sizes, strict=True))
+        self._batches = deal(counts, sizes)[replica]
+        self._starts = range(
+            consumed, num_samples - self.global_batch_size + 1, self.global_batch_size
+        )
 
     def __len__(self) -> int:
-        steps = (self._num_samples - self._consumed) // self._global_batch_size
-        return steps * self._own.num_micro_batches
+        return len(self._starts) * len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        start = self._consumed
-        while start + self._global_batch_size <= self._num_samples:
-            for i in range(self._own.num_micro_batches):
-                first = start + self._first + i * self._micro_batch_size
-                yield list(range(first, first + self._micro_batch_size))
-            start += self._global_batch_size
+        for start in self._starts:
+            for batch in self._batches:
+                yield [start + sample for sample in batch]
 
 
 class NoData:

@@ -105,7 +105,7 @@ def loss_func(
 def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
     """Megatron's own (blended, indexed or mock) GPT datasets for training, validation and test.
 
-    Built on the ranks that read data; None elsewhere.
+    Built on the ranks that read data and on rank 0; None elsewhere.
     """
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
@@ -127,6 +127,10 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
     )
 
     def is_built_on_this_rank() -> bool:
+        # The builder lets rank 0 write the index files before all others read them.  On a plan
+        # rank 0 may be any place, and would otherwise leave the others to write them all at once.
+        if torch.distributed.get_rank() == 0:
+            return True
         return mpu.get_tensor_model_parallel_rank() == 0 and is_first_or_last_pipeline_stage(None)
 
     dataset = MockGPTDataset if args.mock_data else GPTDataset

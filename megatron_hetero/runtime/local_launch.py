@@ -7,19 +7,22 @@ interface, so no port is opened to the network.  CPU only: CUDA does not survive
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_hetero.errors import HeteroError
 
 _KILL_AFTER_FAILURE_S = 2.0
+_POLL_S = 0.02
 
 
 class RankFailedError(HeteroError):
@@ -42,12 +45,18 @@ class Job:
 
 
 def preload() -> None:
-    """Import what every rank needs, before the first fork."""
-    import megatron.training.training  # noqa: F401
+    """Import what every rank needs, before the first fork.
 
-    import megatron_hetero.runtime.entry
-    import megatron_hetero.runtime.gpt
-    import megatron_hetero.runtime.model_hooks  # noqa: F401
+    What torch and Megatron say of missing GPUs, Transformer Engine and Apex is no news on a CPU.
+    """
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.training.training  # noqa: F401
+
+        import megatron_hetero.runtime.entry
+        import megatron_hetero.runtime.gpt
+        import megatron_hetero.runtime.model_hooks  # noqa: F401
 
 
 def run_jobs(
@@ -90,6 +99,8 @@ def _be_rank(job: Job, rank: int, store: str) -> None:
         log = os.open(_log(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        # The parent may have put something else in the place of its own.
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.environ |= rank_environment(rank, job.num_ranks, store)
         import torch
 
@@ -119,7 +130,6 @@ def rank_environment(rank: int, num_ranks: int, store: str) -> Mapping[str, str]
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "MEGATRON_HETERO_STORE": store,
         "GLOO_SOCKET_IFNAME": "lo",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
 
 
@@ -128,28 +138,31 @@ def _wait(
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            if on_poll is not None:
-                on_poll()
-            if time.monotonic() > deadline:
-                job, rank = next(iter(running.values()))
+        for pid, code in _ended(running):
+            job, rank = running.pop(pid)
+            if code != 0:
+                how = f"signal {-code}" if code < 0 else f"status {code}"
                 raise RankFailedError(
-                    f"{job.name}: not finished after {timeout_s:.0f} s; rank {rank} last wrote:\n"
+                    f"{job.name}: rank {rank} of {job.num_ranks} ended with {how}; its log ends:\n"
                     + _tail(job, rank)
                 )
-            time.sleep(0.005)
-            continue
-        if pid not in running:
-            continue
-        job, rank = running.pop(pid)
-        code = os.waitstatus_to_exitcode(status)
-        if code != 0:
-            how = f"signal {-code}" if code < 0 else f"status {code}"
+        if time.monotonic() > deadline:
+            job, rank = next(iter(running.values()))
             raise RankFailedError(
-                f"{job.name}: rank {rank} of {job.num_ranks} ended with {how}; its log ends:\n"
+                f"{job.name}: not finished after {timeout_s:.0f} s; rank {rank} last wrote:\n"
                 + _tail(job, rank)
             )
+        if on_poll is not None:
+            on_poll()
+        time.sleep(_POLL_S)
+
+
+def _ended(running: Mapping[int, tuple[Job, int]]) -> Iterator[tuple[int, int]]:
+    """(pid, exit code) of the children that have ended; other children are not touched."""
+    for pid in list(running):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            yield pid, os.waitstatus_to_exitcode(status)
 
 
 def _end(running: dict[int, tuple[Job, int]]) -> None:
@@ -161,11 +174,9 @@ def _end(running: dict[int, tuple[Job, int]]) -> None:
                 running.pop(pid, None)
         deadline = time.monotonic() + _KILL_AFTER_FAILURE_S
         while running and time.monotonic() < deadline:
-            for pid in list(running):
-                done, _ = os.waitpid(pid, os.WNOHANG)
-                if done:
-                    running.pop(pid)
-            time.sleep(0.005)
+            for pid, _ in _ended(running):
+                running.pop(pid)
+            time.sleep(_POLL_S)
 
 
 def _log(job: Job, rank: int) -> Path:

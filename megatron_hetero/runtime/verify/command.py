@@ -22,6 +22,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.local_launch import preload
 
 _NAMES = {
     "loss": "loss",
@@ -39,9 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # Ranks are forked, which CUDA does not survive; the check is one of arithmetic and order.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # An absent compiler or GPU is no news here, and forked ranks would repeat it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     plan, workload = _plan_and_workload(arguments)
+    console = _console(arguments)
+    with console.status("importing Megatron"):
+        preload()
 
     from megatron_hetero.runtime.verify.faults import check_fault
     from megatron_hetero.runtime.verify.jobs import OPTIMIZERS, Options
@@ -55,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         floor=arguments.floor,
         fault=arguments.plant,
     )
-    console = _console(arguments)
-    with _folder(arguments.keep) as folder, console.status("importing Megatron") as status:
+    with _folder(arguments.keep) as folder, console.status("starting") as status:
         outcome = verify(plan, workload, options, folder, _reporter(status, options.steps))
     data = outcome_to_data(outcome)
     _print(console, data, plan)

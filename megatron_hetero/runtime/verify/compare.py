@@ -71,7 +71,8 @@ class Distances:
     same_samples: bool
     same_norm_bits: bool
     left_out: tuple[str, ...]
-    """Key biases: their true gradient is zero, so that Adam's update of them is noise."""
+    """Tensors of which the key biases were left out: their true gradient is zero (`key_bias_rows`),
+    what is computed is noise, and Adam makes a full step of it."""
 
     def within(self, bounds: Tolerances) -> bool:
         return (
@@ -113,13 +114,15 @@ def compare(
             for name, shard, x, ref in _pairs(reference, record, "gradient", step):
                 if optimizer == "adam" and step > 1:
                     break
-                gradients = gradients.or_worse(_max_norm(x, ref, shard), f"{name}, {where}")
+                distance = _max_norm(x, ref, shard, key_bias_rows(name, model))
+                gradients = gradients.or_worse(distance, f"{name}, {where}")
             for name, shard, x, ref in _pairs(reference, record, "weight", step):
                 start = reference.arrays[f"weight/0/{name}"]
+                keys = key_bias_rows(name, model)
                 distance = (
-                    _max_norm(x, ref, shard)
+                    _max_norm(x, ref, shard, keys)
                     if optimizer == "sgd"
-                    else _update_norm(x, ref, start, shard, _noise_rows(name, model))
+                    else _update_norm(x, ref, start, shard, keys)
                 )
                 weights = weights.or_worse(distance, f"{name}, {where}")
     return Distances(
@@ -129,9 +132,7 @@ def compare(
         weights,
         same_samples=_same_samples(reference, [ranks[r] for r in data_ranks]),
         same_norm_bits=all(record.norms == ranks[0].norms for record in ranks),
-        left_out=tuple(n for n in reference.shards if _noise_rows(n, model))
-        if optimizer == "adam"
-        else (),
+        left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
     )
 
 
@@ -169,9 +170,14 @@ def _relative(x: float, ref: float) -> float:
     return abs(x - ref) / abs(ref) if ref else abs(x - ref)
 
 
-def _max_norm(x: numpy.ndarray, whole: numpy.ndarray, shard: ParameterShard) -> float:
+def _max_norm(
+    x: numpy.ndarray, whole: numpy.ndarray, shard: ParameterShard, keys: _Rows | None
+) -> float:
+    difference, whole = _without(x - _part(whole, shard), keys), _without(whole, keys)
+    if not whole.size:
+        return 0.0
     scale = float(numpy.abs(whole).max())
-    distance = float(numpy.abs(x - _part(whole, shard)).max())
+    distance = float(numpy.abs(difference).max())
     return distance / scale if scale else distance
 
 
@@ -180,36 +186,42 @@ def _update_norm(
     whole: numpy.ndarray,
     start: numpy.ndarray,
     shard: ParameterShard,
-    noise: tuple[int, int, int] | None,
+    keys: _Rows | None,
 ) -> float:
-    difference, update = x - _part(whole, shard), whole - start
-    if noise is not None:
-        difference = difference[_kept_rows(len(difference), noise)]
-        update = update[_kept_rows(len(update), noise)]
+    difference, update = _without(x - _part(whole, shard), keys), _without(whole - start, keys)
     scale = float(numpy.linalg.norm(update))
     distance = float(numpy.linalg.norm(difference))
     return distance / scale if scale else distance
 
 
-def _noise_rows(name: str, model: ModelSpec) -> tuple[int, int, int] | None:
-    """(period, first, stop) of the key biases in a `linear_qkv.bias`; None for any other tensor.
+_Rows = tuple[int, int, int]
+"""(period, first, stop): rows whose number modulo `period` is in `first .. stop - 1`."""
 
-    Adding one vector to every key shifts all scores of a query alike, which softmax ignores; so the
-    bias has no gradient, unless positions or a norm come between the bias and the score.
+
+def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
+    """Which rows of a tensor are biases of attention keys without a gradient; None: no rows.
+
+    Adding one vector to every key shifts all scores of a query alike, which softmax ignores; so
+    such a bias has no gradient, unless positions or a norm come between the bias and the score.
     """
-    if not name.endswith("linear_qkv.bias"):
+    if model.position_embedding == "rope":
         return None
-    if model.position_embedding == "rope" or model.qk_layernorm:
-        return None
-    size = model.kv_channels
-    queries = model.num_attention_heads // model.num_query_groups * size
-    return queries + 2 * size, queries, queries + size
+    if name.endswith("k_layernorm.bias"):
+        return 1, 0, 1
+    if name.endswith("linear_qkv.bias") and not model.qk_layernorm:
+        size = model.kv_channels
+        queries = model.num_attention_heads // model.num_query_groups * size
+        return queries + 2 * size, queries, queries + size
+    return None
 
 
-def _kept_rows(num_rows: int, noise: tuple[int, int, int]) -> numpy.ndarray:
-    period, first, stop = noise
-    place = numpy.arange(num_rows) % period
-    return (place < first) | (place >= stop)
+def _without(tensor: numpy.ndarray, rows: _Rows | None) -> numpy.ndarray:
+    """The tensor without `rows`.  Shards hold whole query groups, so the period fits them too."""
+    if rows is None:
+        return tensor
+    period, first, stop = rows
+    place = numpy.arange(len(tensor)) % period
+    return tensor[(place < first) | (place >= stop)]
 
 
 def _same_samples(reference: RankRecord, replicas: Sequence[RankRecord]) -> bool:

@@ -113,8 +113,8 @@ def _move_sample() -> None:
 
     def broken(self: ReplicaSampler) -> Iterator[list[int]]:
         for number, batch in enumerate(batches(self)):
-            if number == 0 and self._first == 0:
-                batch = [batch[0] + self._global_batch_size, *batch[1:]]
+            if number == 0 and self.replica == 0:
+                batch = [batch[0] + self.global_batch_size, *batch[1:]]
             yield batch
 
     ReplicaSampler.__iter__ = broken  # type: ignore[method-assign]

@@ -65,11 +65,10 @@ class VerifyJobs:
             "--num-workers=0",
             "--distributed-timeout-minutes=5",
             "--ckpt-format=torch_dist",
-            f"--data-cache-path={folder / 'cache'}",
         )
         self._one_process = (f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}",)
 
-    def _training(self, optimizer: str) -> tuple[str, ...]:
+    def training_arguments(self, optimizer: str) -> tuple[str, ...]:
         return (
             *self._common,
             f"--train-iters={self.options.steps}",
@@ -90,6 +89,7 @@ class VerifyJobs:
             *backend.CPU_FLAGS,
             "--train-iters=1",
             "--lr=0",
+            f"--data-cache-path={self._folder / 'seed-run' / 'cache'}",
             f"--save={self._seed}",
             "--save-interval=1",
             "--no-save-optim",
@@ -113,8 +113,13 @@ class VerifyJobs:
         return self._one_process_job("floor", optimizer, lambda: ReversedRecorder(self.shrunk))
 
     def _one_process_job(self, name: str, optimizer: str, make: Callable[[], Recorder]) -> Job:
-        argv = (*self._training(optimizer), *self._one_process, *backend.CPU_FLAGS)
         folder = self._folder / optimizer / name
+        argv = (
+            *self.training_arguments(optimizer),
+            *self._one_process,
+            *backend.CPU_FLAGS,
+            f"--data-cache-path={folder / 'cache'}",
+        )
 
         def train(rank: int) -> None:
             recorder = make()
@@ -127,13 +132,12 @@ class VerifyJobs:
     def plan_job(self, optimizer: str) -> Job:
         """The plan through the entry that users run."""
         plan = self.shrunk.plan
-        # A stock checkpoint stacks all layers in one tensor; a rank loads rows of it.
-        argv = (
-            *self._training(optimizer),
-            self._plan_flag(),
-            "--no-ckpt-load-validate-sharding-integrity",
-        )
         folder = self._folder / optimizer / "plan"
+        argv = (
+            *self.training_arguments(optimizer),
+            self._plan_flag(),
+            f"--data-cache-path={folder / 'cache'}",
+        )
 
         def train(rank: int) -> None:
             if self.options.fault is not None:

@@ -1,0 +1,52 @@
+"""The division of samples."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.training.datasets.data_samplers import MegatronPretrainingSampler
+
+from megatron_hetero.runtime.data import NoData, ReplicaSampler, deal
+from tests.runtime.workloads import plan
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3)), min_size=1, max_size=4),
+)
+def test_a_global_batch_is_dealt_out_once(replicas: list[tuple[int, int]]) -> None:
+    counts, sizes = zip(*replicas, strict=True)
+    dealt = deal(counts, sizes)
+    samples = sorted(x for batches in dealt for batch in batches for x in batch)
+    assert samples == list(range(sum(c * s for c, s in replicas)))
+    assert [len(batches) for batches in dealt] == list(counts)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize("consumed", [0, 12])
+def test_equal_counts_are_megatrons_own_division(num_replicas: int, consumed: int) -> None:
+    layout = " | ".join(["tp1:4 @2"] * num_replicas)
+    for replica in range(num_replicas):
+        ours = ReplicaSampler(plan(layout), replica, 2, 60, consumed)
+        stock = MegatronPretrainingSampler(60, consumed, 2, replica, num_replicas)
+        expected = list(stock)
+        assert list(ours) == expected[: len(ours)]
+        assert len(expected) - len(ours) < 2
+
+
+def test_a_step_is_the_same_set_of_samples_as_one_process_takes() -> None:
+    layout = "tp1:4 @3 | tp1:4 @1 | tp1:4 @2"
+    samplers = [list(ReplicaSampler(plan(layout), r, 2, 100, 24)) for r in range(3)]
+    for step in range(6):
+        taken = sorted(
+            x
+            for batches, count in zip(samplers, (3, 1, 2), strict=True)
+            for batch in batches[step * count : (step + 1) * count]
+            for x in batch
+        )
+        assert taken == list(range(24 + step * 12, 36 + step * 12))
+
+
+def test_a_rank_without_data_says_so() -> None:
+    with pytest.raises(RuntimeError, match="neither on a first nor on a last stage"):
+        next(iter(NoData()))

@@ -1,0 +1,204 @@
+"""What must not start: refused by name, with an exit code, before any process group exists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from megatron.training.training import destroy_global_state
+
+from megatron_hetero.errors import (
+    EnvironmentMismatchError,
+    HeteroError,
+    MegatronVersionError,
+    PlanFormatError,
+    UnsupportedError,
+    UsageError,
+)
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import backend, entry, machine, support
+from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
+from tests.runtime.workloads import plan, workload
+
+LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
+MODEL = [
+    "--num-layers=4",
+    "--hidden-size=32",
+    "--num-attention-heads=4",
+    "--seq-length=16",
+    "--max-position-embeddings=16",
+    "--micro-batch-size=1",
+    "--global-batch-size=6",
+    "--lr=1e-3",
+    "--train-iters=1",
+    "--mock-data",
+    "--tokenizer-type=NullTokenizer",
+    "--vocab-size=100",
+]
+
+
+@pytest.fixture(autouse=True)
+def _world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+
+def refuse(argv: list[str], error: type[HeteroError]) -> str:
+    try:
+        with pytest.raises(error) as caught:
+            entry.main(argv)
+    finally:
+        backend.deactivate_cpu_backend()
+        destroy_global_state()
+    assert not dist.is_initialized()
+    return str(caught.value)
+
+
+def test_a_world_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    message = refuse([*MODEL, f"--hetero-layout={LAYOUT}"], EnvironmentMismatchError)
+    assert "the plan has 4 devices" in message and "the job has 8" in message
+
+
+def test_a_width_that_does_not_divide_the_heads() -> None:
+    message = refuse([*MODEL, "--hetero-layout=tp3:4 @5 | tp1:4 @1"], PlanFormatError)
+    assert "3" in message and "heads" in message and "4" in message
+
+
+def test_a_layout_of_another_depth_than_the_model() -> None:
+    message = refuse([*MODEL, "--hetero-layout=tp2:3,tp1:2 @4 | tp1:5 @2"], UsageError)
+    assert "--num-layers" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--fp16"], "--fp16"),
+        (["--use-distributed-optimizer"], "--use-distributed-optimizer"),
+        (["--dataloader-type=cyclic"], "--dataloader-type cyclic"),
+        (["--log-params-norm"], "--log-params-norm"),
+        (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
+    ],
+)
+def test_flags_that_a_plan_cannot_honour_yet(flags: list[str], name: str) -> None:
+    message = refuse([*MODEL, f"--hetero-layout={LAYOUT}", *flags], UnsupportedError)
+    assert name in message
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"recompute": "full"}, "recompute of its own"),
+        ({"precision": "bf16"}, "precision of its own"),
+        ({"num_launched_forwards": 3}, "3 launched forwards"),
+    ],
+)
+def test_parts_of_a_plan_that_cannot_run_yet(change: dict[str, object], name: str) -> None:
+    asked = plan(LAYOUT)
+    stage = replace(asked.replicas[0].stages[0], **change)
+    first = replace(asked.replicas[0], stages=(stage, *asked.replicas[0].stages[1:]))
+    with pytest.raises(UnsupportedError, match=f"replica 0, stage 0: .*{name}"):
+        support.check_plan(replace(asked, replicas=(first, *asked.replicas[1:])))
+
+
+def test_uneven_shares_cannot_run_yet() -> None:
+    with pytest.raises(UnsupportedError, match=r"uneven tensor-parallel shares \(3:1\)"):
+        support.check_plan(plan("tp2(3:1):4 @4"))
+
+
+def test_a_plan_for_another_model(tmp_path: Path) -> None:
+    asked = replace(plan(LAYOUT), workload=workload())
+    path = tmp_path / "plan.json"
+    save_plan(asked, path)
+    message = refuse([*MODEL, f"--hetero-plan={path}"], UsageError)
+    assert "hidden_size: plan 96, flags 32" in message
+
+
+def test_a_plan_for_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_hetero.plan.ranks import rank_table
+
+    asked = _on_hosts(plan("tp2:4 @1"))
+    monkeypatch.setattr(backend, "cuda_is_usable", lambda: True)
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(machine.socket, "getfqdn", lambda: "elsewhere")
+    with pytest.raises(EnvironmentMismatchError, match=r"rank 1 .*node-a:1 on host a\.example"):
+        machine.check_binding(asked, 1, rank_table(asked)[1])
+
+
+def test_a_plan_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_hetero.plan.ranks import rank_table
+
+    asked = _on_hosts(plan("tp2:4 @1"))
+    monkeypatch.setattr(backend, "cuda_is_usable", lambda: True)
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "a.example")
+    monkeypatch.setattr(machine.torch.cuda, "get_device_name", lambda index: "NVIDIA A10")
+    with pytest.raises(
+        EnvironmentMismatchError, match="has a 'NVIDIA A10', the plan wants RTX-4090"
+    ):
+        machine.check_binding(asked, 0, rank_table(asked)[0])
+    monkeypatch.setattr(
+        machine.torch.cuda, "get_device_name", lambda index: "NVIDIA GeForce RTX 4090"
+    )
+    machine.check_binding(asked, 0, rank_table(asked)[0])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "same"),
+    [
+        ("A100-40GB", "NVIDIA A100-SXM4-40GB", True),
+        ("A100-80GB", "NVIDIA A100 80GB PCIe", True),
+        ("RTX-4090", "NVIDIA GeForce RTX 4090", True),
+        ("RTX-4090", "NVIDIA GeForce RTX 3090", False),
+        ("RTX-A6000", "NVIDIA RTX A6000", True),
+        ("L40", "NVIDIA L4", False),
+        ("V100-16GB", "Tesla V100-SXM2-16GB", True),
+        ("H100-80GB", "NVIDIA H200", False),
+    ],
+)
+def test_gpu_names(wanted: str, found: str, same: bool) -> None:
+    assert machine.names_match(wanted, found) is same
+
+
+def test_a_megatron_symbol_of_unknown_source_is_not_replaced() -> None:
+    replacement = Replacement(
+        module="megatron.core.num_microbatches_calculator",
+        name="get_num_microbatches",
+        reason="a test",
+        known={"0" * 16: "0.19.2"},
+    )
+    original = replacement.original()
+    with pytest.raises(MegatronVersionError, match=fingerprint(original)):
+        replacement.apply(lambda: 1)
+    assert replacement.original() is original
+    with pytest.raises(MegatronVersionError, match="is not there"):
+        replace(replacement, name="nothing_of_that_name").apply(lambda: 1)
+
+
+def test_a_replacement_is_idempotent_and_reverts() -> None:
+    import megatron.core.num_microbatches_calculator as owner
+
+    original = owner.get_num_microbatches
+    replacement = Replacement(
+        module=owner.__name__,
+        name="get_num_microbatches",
+        reason="a test",
+        known={fingerprint(original): "0.19.2"},
+    )
+    replacement.apply(lambda: 1)
+    replacement.apply(lambda: 2)
+    assert owner.get_num_microbatches() == 2
+    assert replacement.original() is original
+    replacement.revert()
+    assert owner.get_num_microbatches is original
+
+
+def _on_hosts(asked: Plan) -> Plan:
+    from megatron_hetero.plan.plan import Host
+
+    stage = replace(asked.replicas[0].stages[0], devices=("node-a:0", "node-a:1"))
+    replica = replace(asked.replicas[0], stages=(stage,))
+    host = Host(node="node-a", host="a.example", gpu_type="RTX-4090", gpu_indices=(0, 1))
+    return replace(asked, replicas=(replica,), hosts=(host,))

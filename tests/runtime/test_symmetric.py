@@ -1,0 +1,105 @@
+"""Symmetric plans: equal to plain Megatron to the last bit.
+
+Plain Megatron is its stock entry with stock flags on the same CPU bridge, from the same seed
+checkpoint.  `entry.main` hands such a plan over to it.  Our own groups, boundaries, gradient sync
+and data division, made to run the plan all the same, must not differ either; there clipping is off,
+because our norm adds up over all replicas' ranks (the same bits everywhere), Megatron's over one's,
+and embeddings are untied, because our sync adds up all four copies of one at once, Megatron's two
+and two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.runtime import backend, entry
+from megatron_hetero.runtime.arguments import split_arguments
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
+from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
+from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.workloads import plan, workload
+
+CASES = {
+    "TP": ("tp2:4 @4", ["--tensor-model-parallel-size=2"]),
+    "PP": ("tp1:2,tp1:2 @4", ["--pipeline-model-parallel-size=2"]),
+    "uneven PP": (
+        "tp1:3,tp1:1 @4",
+        ["--pipeline-model-parallel-size=2", "--pipeline-model-parallel-layout=Ettt|tL"],
+    ),
+    "DP": ("tp1:4 @2 | tp1:4 @2", []),
+    "TP x PP x DP": (
+        "tp2:2,tp2:2 @2 | tp2:2,tp2:2 @2",
+        [
+            "--tensor-model-parallel-size=2",
+            "--pipeline-model-parallel-size=2",
+            "--use-tp-pp-dp-mapping",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_symmetric_plan_is_plain_megatron(name: str, tmp_path: Path) -> None:
+    layout, stock_flags = CASES[name]
+    shrunk = shrink(plan(layout), workload(tied_embeddings=False, per_token_loss=name == "DP"))
+    jobs = VerifyJobs(shrunk, Options(steps=3), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    ours_flags = (*jobs.training_arguments("adam"), f"--hetero-layout={layout}")
+    plain_flags = (*jobs.training_arguments("adam"), *stock_flags, *backend.CPU_FLAGS)
+
+    def run_plain(*more: str) -> Callable[[Recorder], None]:
+        def run(recorder: Recorder) -> None:
+            backend.activate_cpu_backend()
+            entry.train_stock((*plain_flags, *more), entry.World.from_environment(), recorder)
+
+        return run
+
+    def run_entry(recorder: Recorder) -> None:
+        entry.main(ours_flags, recorder)
+
+    def run_ours(recorder: Recorder) -> None:
+        backend.activate_cpu_backend()
+        arguments = split_arguments((*ours_flags, *backend.CPU_FLAGS, "--clip-grad=0"))
+        entry.train_asymmetric(plan(layout), arguments, entry.World.from_environment(), recorder)
+
+    num_ranks = shrunk.plan.layout.num_devices
+    runs = {
+        kind: _train(kind, run, num_ranks, tmp_path)
+        for kind, run in (
+            ("plain", run_plain()),
+            ("entry", run_entry),
+            ("plain without clipping", run_plain("--clip-grad=0")),
+            ("ours without clipping", run_ours),
+        )
+    }
+    for rank in range(num_ranks):
+        assert _bits(runs["entry"][rank]) == _bits(runs["plain"][rank])
+        assert runs["entry"][rank].norms == runs["plain"][rank].norms
+        assert _bits(runs["ours without clipping"][rank]) == _bits(
+            runs["plain without clipping"][rank]
+        )
+
+
+def _train(
+    name: str, run: Callable[[Recorder], None], num_ranks: int, folder: Path
+) -> Sequence[RankRecord]:
+    def rank_function(rank: int) -> None:
+        recorder = Recorder()
+        run(recorder)
+        recorder.save(folder / name / f"record-{rank}")
+
+    run_jobs([Job(name, num_ranks, rank_function, folder / name)], 120)
+    return [read_record(folder / name / f"record-{rank}") for rank in range(num_ranks)]
+
+
+def _bits(record: RankRecord) -> tuple[object, ...]:
+    """Losses, gradients and weights of all steps, as bits."""
+    assert record.num_steps == 3
+    return (
+        {step: loss.hex() for step, loss in record.losses.items()},
+        {key: array.tobytes() for key, array in record.arrays.items()},
+    )
