@@ -9,10 +9,10 @@ from megatron_hetero.flags.stock import (
     is_even_split,
     micro_batch_size,
     pipeline_layout,
-    rank_orders,
     recompute,
 )
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.stock_ranks import rank_orders
 
 
 @dataclass(frozen=True)
