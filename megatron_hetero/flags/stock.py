@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from megatron_hetero.plan.check_structure import default_launched_forwards
 from megatron_hetero.plan.check_workload import divided_sizes
 from megatron_hetero.plan.plan import Plan, Replica, Stage
-from megatron_hetero.plan.ranks import Position, rank_table
-
-RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
-"""Megatron's two orders of ranks, the fastest first: the default, and `--use-tp-pp-dp-mapping`."""
+from megatron_hetero.plan.stock_ranks import (
+    RANK_ORDERS,
+    NodeGrid,
+    find_stock_arrangement,
+    node_grid,
+    rank_orders,
+    split_node,
+)
 
 
 def is_stock(plan: Plan) -> bool:
@@ -59,7 +62,28 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
             if stage.num_launched_forwards not in (None, default):
                 yield f"a launch count of its own (replica {r}, stage {s})"
     if not rank_orders(plan):
-        yield "ranks bound to GPUs in an order that is neither of Megatron's two"
+        yield _rank_reason(node_grid(plan))
+
+
+def _rank_reason(nodes: NodeGrid) -> str:
+    if find_stock_arrangement(nodes) is not None:
+        return (
+            "ranks in neither of Megatron's two orders (with hosts, their GPUs and replicas listed "
+            "in another order they are: plan again)"
+        )
+    # However they are listed, some node is parted; the plan's own order of replicas shows how.
+    parted: dict[tuple[str, int, int], str] = {}
+    for order in RANK_ORDERS:
+        if found := split_node(nodes, order):
+            parted.setdefault(found, order)
+    examples = " or ".join(
+        f"ranks {before} and {after} on {node} ({order})"
+        for (node, before, after), order in parted.items()
+    )
+    return (
+        "stages that return to a node: stock Megatron numbers GPUs node by node, and these places "
+        f"would need {examples}"
+    )
 
 
 def _layers(replica: Replica) -> list[int]:
@@ -91,31 +115,6 @@ def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
     if stage.recompute is not None:
         return stage.recompute, stage.recompute_num_layers
     return (None if plan.workload is None else plan.workload.training.recompute), None
-
-
-def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
-    """Which of Megatron's orders give every global rank its place; the default order first.
-
-    Place (replica d, stage p, tensor rank k) of a plan with D equal replicas of P stages of width t
-    has, by `parallel_state.RankGenerator`, rank k + t (d + D p) in the default order tp-cp-ep-dp-pp
-    and k + t (p + P d) in the order tp-cp-ep-pp-dp of `--use-tp-pp-dp-mapping`.
-    """
-    width = plan.replicas[0].stages[0].shape.tensor_parallel
-    num_replicas, num_stages = len(plan.replicas), len(plan.replicas[0].stages)
-
-    def default(place: Position) -> int:
-        return place.tensor_rank + width * (place.replica + num_replicas * place.stage)
-
-    def pipeline_first(place: Position) -> int:
-        return place.tensor_rank + width * (place.stage + num_stages * place.replica)
-
-    places = tuple(enumerate(rank_table(plan)))
-    orders: list[RankOrder] = []
-    if all(default(place) == rank for rank, place in places):
-        orders.append("tp-dp-pp")
-    if all(pipeline_first(place) == rank for rank, place in places):
-        orders.append("tp-pp-dp")
-    return tuple(orders)
 
 
 def is_even_split(plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""What is trained, in Megatron's words, without torch: shapes, batch, precision, the user's flags."""
+"""What is trained, in Megatron's words, without torch: shapes, batch, precision, user's flags."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A `Layout` says what a person can type on one line: widths, shares, layer counts, micro-batches.
 A `Plan` adds what a machine has to know: devices, recompute, precision, launch counts, estimates
-and the inputs it was made from.  Nothing here checks anything: `plan.validate` does, one function for
-each invariant, and every way into a Plan (file, layout, planner) goes through it.
+and the inputs it was made from.  Nothing here checks anything: `plan.validate` does, one function
+for each invariant, and every way into a Plan (file, layout, planner) goes through it.
 """
 
 from __future__ import annotations

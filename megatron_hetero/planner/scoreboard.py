@@ -9,6 +9,7 @@ from functools import cached_property
 
 from megatron_hetero.cost.model import PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.plan.stock_ranks import RankOrder, find_stock_arrangement
 from megatron_hetero.planner.problem import Problem
 
 Progress = Callable[[float, int], None]
@@ -24,8 +25,9 @@ class Candidate:
     placement: Placement
     cost: PlacementCost
     strategy: str
-    stock: bool = False
-    """All replicas have the same stages and micro-batches, so stock Megatron can run it."""
+    rank_order: RankOrder | None = None
+    """The order of Megatron's that the replicas are arranged for, so that stock Megatron can run
+    the placement; None if it cannot."""
 
     @property
     def step_time_s(self) -> float:
@@ -33,23 +35,26 @@ class Candidate:
         return self.cost.step_time_s
 
     @cached_property
-    def key(self) -> tuple[float, int, tuple[object, ...]]:
-        """Total order: faster, then fewer GPUs, then by devices and layers (never by chance)."""
+    def key(self) -> tuple[float, int, bool, tuple[object, ...]]:
+        """Total order: faster, then fewer GPUs, then without the plug-in, then by devices and
+        layers (never by chance)."""
         devices = tuple(self.placement.devices())
         shape = tuple(
             (r.num_micro_batches, tuple(s.num_layers for s in r.stages))
             for r in self.placement.replicas
         )
-        return self.step_time_s, len(devices), (devices, shape)
+        return self.step_time_s, len(devices), self.rank_order is None, (devices, shape)
 
 
 class Scoreboard:
-    """Prices placements; keeps the best that fit and the one that came closest to fitting."""
+    """Prices placements; keeps the best that fit and the one that came closest to fitting, both of
+    all and of those that stock Megatron can run."""
 
     def __init__(self, problem: Problem, progress: Progress | None = None) -> None:
         self.problem = problem
         self.num_priced = 0
         self.nearest_miss: Candidate | None = None
+        self.nearest_stock_miss: Candidate | None = None
         self._progress = progress
         self._fitting: list[Candidate] = []
         self._best_stock: Candidate | None = None
@@ -63,7 +68,7 @@ class Scoreboard:
 
     @property
     def best_stock(self) -> Candidate | None:
-        """The fastest symmetric placement that fits, or None."""
+        """The fastest placement that fits and that stock Megatron can run, or None."""
         return self._best_stock
 
     @property
@@ -82,6 +87,7 @@ class Scoreboard:
 
     def _price(self, placement: Placement, strategy: str) -> Candidate | None:
         costs = self.problem.costs
+        placement, rank_order = arranged(placement)
         rows = costs.vocab_rows(placement.widths)
         replicas = []
         for replica in placement.replicas:
@@ -90,20 +96,21 @@ class Scoreboard:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
         cost = costs.combine(placement, tuple(replicas), rows)
-        candidate = Candidate(placement, cost, strategy, is_symmetric(placement))
+        candidate = Candidate(placement, cost, strategy, rank_order)
         self.num_priced += 1
         if not _sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
-            miss = self.nearest_miss
-            if miss is None or _miss_key(candidate) < _miss_key(miss):
-                self.nearest_miss = candidate
+            self.nearest_miss = _nearer(candidate, self.nearest_miss)
+            if rank_order is not None:
+                self.nearest_stock_miss = _nearer(candidate, self.nearest_stock_miss)
             return None
         self._keep(candidate)
         return candidate
 
     def _keep(self, candidate: Candidate) -> None:
-        if candidate.stock and (self._best_stock is None or candidate.key < self._best_stock.key):
+        stock = self._best_stock
+        if candidate.rank_order is not None and (stock is None or candidate.key < stock.key):
             self._best_stock = candidate
         before = self.best
         if len(self._fitting) < _NUM_KEPT or candidate.step_time_s <= self._fitting[-1].step_time_s:
@@ -126,6 +133,23 @@ def canonical_placement(placement: Placement) -> Placement:
     )
 
 
+def arranged(placement: Placement) -> tuple[Placement, RankOrder | None]:
+    """The placement with its replicas in the order in which stock Megatron can number their GPUs
+    node by node, and that order of ranks; as it is, and None, where stock Megatron cannot."""
+    if not is_symmetric(placement):
+        return placement, None
+    arrangement = find_stock_arrangement(
+        tuple(
+            tuple(tuple(device.node for device in stage.devices) for stage in replica.stages)
+            for replica in placement.replicas
+        )
+    )
+    if arrangement is None:
+        return placement, None
+    replicas = tuple(placement.replicas[index] for index in arrangement.replicas)
+    return Placement(replicas), arrangement.rank_order
+
+
 def is_symmetric(placement: Placement) -> bool:
     """Whether all replicas have the same micro-batches, and stages of one common width with the
     same layers: the shapes that stock Megatron can be told."""
@@ -138,8 +162,13 @@ def is_symmetric(placement: Placement) -> bool:
     )
 
 
+def _nearer(one: Candidate, other: Candidate | None) -> Candidate:
+    """The one that lacks fewer bytes."""
+    return one if other is None or _miss_key(one) < _miss_key(other) else other
+
+
 def _miss_key(candidate: Candidate) -> tuple[int, tuple[object, ...]]:
-    return candidate.cost.missing_bytes, candidate.key[2]
+    return candidate.cost.missing_bytes, candidate.key[-1]
 
 
 def _sites_are_apart(problem: Problem, placement: Placement) -> bool:

@@ -13,6 +13,7 @@ from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
+from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.idle import idle_reasons
@@ -76,6 +77,10 @@ def plan_of(problem: Problem, best: Candidate, reasons: Mapping[str, str]) -> Pl
         )
         for replica in best.placement.replicas
     )
+    if best.rank_order is None:
+        hosts = canonical_hosts(replicas, cluster)
+    else:
+        hosts = hosts_in_rank_order(replicas, best.rank_order, cluster)
     used = {device.name for device in best.placement.devices()}
     inputs = {"cluster": cluster_hash(cluster), "model": workload_hash(workload)}
     if problem.costs.profile is not None:
@@ -83,7 +88,7 @@ def plan_of(problem: Problem, best: Candidate, reasons: Mapping[str, str]) -> Pl
     plan = Plan(
         replicas,
         workload=workload,
-        hosts=canonical_hosts(replicas, cluster),
+        hosts=hosts,
         idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
         idle_reasons=reasons,
         estimates=estimates_of(problem.costs, best.placement, best.cost),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, permutations
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
@@ -11,12 +12,16 @@ from megatron_hetero.planner.layers import split_layers
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.scoreboard import Scoreboard
 
+_MAX_PERMUTED_GROUPS = 3
+"""Groups of like nodes that are put in all orders: 6."""
+
 
 class Symmetric:
     """Every (TP, PP, DP) grid on the GPUs of one type, and on all GPUs.
 
-    One width, one layer split for all replicas (even, and by the slowest GPU of each stage
-    position), equal micro-batches.  PP 1 and DP 1 at width 1 is the plan on a single GPU.
+    One width, one layer split for all replicas (even, and by the slowest and smallest GPU of each
+    stage position), equal micro-batches.  PP 1 and DP 1 at width 1 is the plan on a single GPU.
+    Most can be numbered as stock Megatron does, which the board finds out.
     """
 
     name = "symmetric"
@@ -46,12 +51,23 @@ def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
 
 
 def _node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
-    """The nodes of each GPU type, then (where there are several types) all nodes."""
+    """The nodes of each GPU type; then (where there are several types) all nodes, those of one
+    site and type together, in all orders of such groups, or in two if that were too many."""
     types = sorted({node.gpu_type.name for node in problem.nodes})
     for name in types:
         yield [node for node in problem.nodes if node.gpu_type.name == name]
-    if len(types) > 1:
-        yield sorted(problem.nodes, key=lambda n: (n.site, n.gpu_type.name, n.name))
+    if len(types) == 1:
+        return
+    nodes = sorted(problem.nodes, key=lambda n: (*_site_and_type(n), n.name))
+    groups = [list(group) for _, group in groupby(nodes, key=_site_and_type)]
+    few = len(groups) <= _MAX_PERMUTED_GROUPS
+    orders: Iterable[Sequence[list[Node]]] = permutations(groups) if few else (groups, groups[::-1])
+    for order in orders:
+        yield [node for group in order for node in group]
+
+
+def _site_and_type(node: Node) -> tuple[str, str]:
+    return node.site, node.gpu_type.name
 
 
 def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[tuple[Chain, ...]]:
@@ -75,7 +91,7 @@ def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[tuple[Chain, ...
 
 def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[int, ...]]:
     """The even split (left-over layers on the last stages), and the minimax one for the slowest
-    and smallest GPU at each stage position."""
+    and smallest GPU at each stage position; where that fits nowhere, the one that lacks least."""
     num_stages = len(chains[0])
     quotient, left_over = divmod(problem.num_layers, num_stages)
     even = tuple(quotient + (i >= num_stages - left_over) for i in range(num_stages))
@@ -83,7 +99,7 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
     costs, nodes = problem.costs, problem.cluster.node_by_name
     width = chains[0][0].width
     rows = costs.vocab_rows([width])
-    per_layer, base, caps = [], [], []
+    per_layer, base, caps, missing, added = [], [], [], [], []
     share = problem.num_micro_batches // len(chains)
     for i in range(num_stages):
         first, last = i == 0, i == num_stages - 1
@@ -94,6 +110,11 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
         per_layer.append(max(p.layer.total_s for p in pieces))
         base.append(max(p.stage(0, first, last).total_s for p in pieces))
         caps.append(min(m.max_layers for m in memories))
+        missing.append(max(float(m.peak_bytes(0) - m.capacity_bytes) for m in memories))
+        added.append(max(float(sum(m.per_layer.values())) for m in memories))
     balanced = split_layers(problem.num_layers, per_layer, base, caps)
+    if balanced is None:
+        caps = [problem.num_layers] * num_stages
+        balanced = split_layers(problem.num_layers, added, missing, caps)
     if balanced is not None and balanced != even:
         yield balanced

@@ -1,0 +1,211 @@
+"""Megatron's two orders of ranks, and the arrangements of nodes and replicas that follow one.
+
+Stock Megatron computes from a global rank which replica, stage and tensor rank it is; `torchrun`
+gives a node's GPUs consecutive ranks.  A plan of equal replicas is therefore stock's if its nodes
+can be put one after the other such that every GPU gets its own place.  The order of nodes, of GPUs
+inside a node (`CUDA_VISIBLE_DEVICES`) and of the equal replicas is free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.plan.plan import Host, Plan, Replica
+from megatron_hetero.plan.ranks import Position, rank_table
+
+RankOrder = Literal["tp-dp-pp", "tp-pp-dp"]
+"""The fastest first: Megatron's default, and `--use-tp-pp-dp-mapping`."""
+
+RANK_ORDERS: tuple[RankOrder, ...] = ("tp-dp-pp", "tp-pp-dp")
+
+Pipeline = tuple[tuple[str, ...], ...]
+"""The node of every place of a replica, [stage][tensor rank]."""
+
+NodeGrid = tuple[Pipeline, ...]
+"""The node of every place, [replica][stage][tensor rank]; all replicas and stages of one shape."""
+
+_MAX_NODES_TRIED = 2000
+"""Six nodes in every order are 1956 steps.  With more, the search may give up where several
+replicas share nodes; the plan is then run by the plug-in, which any order suits."""
+
+
+@dataclass(frozen=True)
+class StockArrangement:
+    """A rank order, and for each of Megatron's data-parallel ranks the replica to put there."""
+
+    rank_order: RankOrder
+    replicas: tuple[int, ...]
+
+
+def places_by_rank(
+    order: RankOrder, num_replicas: int, num_stages: int, width: int
+) -> Iterator[tuple[int, int, int]]:
+    """(replica, stage, tensor rank) of global ranks 0, 1, ... of equal replicas.
+
+    Place (d, p, k) has, by `parallel_state.RankGenerator`, rank k + t (d + D p) in the default
+    order tp-cp-ep-dp-pp, and k + t (p + P d) in tp-cp-ep-pp-dp of `--use-tp-pp-dp-mapping`.
+    """
+    if order == "tp-dp-pp":
+        cells = ((d, p) for p in range(num_stages) for d in range(num_replicas))
+    else:
+        cells = ((d, p) for d in range(num_replicas) for p in range(num_stages))
+    for d, p in cells:
+        for k in range(width):
+            yield d, p, k
+
+
+def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
+    """Which of Megatron's orders give every global rank of the plan its place; the default first.
+
+    Empty too when replicas, depths or widths differ, for which Megatron has no order.
+    """
+    if not _is_regular(plan.replicas):
+        return ()
+    shape = len(plan.replicas), len(plan.replicas[0].stages), plan.layout.tensor_parallel_widths[0]
+    table = [_place(position) for position in rank_table(plan)]
+    return tuple(order for order in RANK_ORDERS if table == list(places_by_rank(order, *shape)))
+
+
+def node_grid(plan: Plan) -> NodeGrid:
+    """The nodes of a plan with devices."""
+    return tuple(
+        tuple(tuple(name.rpartition(":")[0] for name in s.devices) for s in replica.stages)
+        for replica in plan.replicas
+    )
+
+
+@lru_cache(maxsize=4096)
+def find_stock_arrangement(nodes: NodeGrid) -> StockArrangement | None:
+    """The arrangement of equal replicas for which ranks follow one of Megatron's orders.
+
+    The default order is preferred, then the order in which replicas and nodes are given.  None if
+    there is none, or (with many nodes that several replicas share) none was found in
+    a limited number of steps.
+    """
+    for order in RANK_ORDERS:
+        replicas = _Search(nodes, order).run()
+        if replicas is not None:
+            return StockArrangement(order, replicas)
+    return None
+
+
+def hosts_in_rank_order(
+    replicas: Sequence[Replica], order: RankOrder, cluster: Cluster
+) -> tuple[Host, ...]:
+    """The hosts of replicas that are arranged as `find_stock_arrangement` says."""
+    indices_of_node: dict[str, list[int]] = {}
+    shape = len(replicas), len(replicas[0].stages), replicas[0].stages[0].shape.tensor_parallel
+    for d, p, k in places_by_rank(order, *shape):
+        node, _, index = replicas[d].stages[p].devices[k].rpartition(":")
+        indices_of_node.setdefault(node, []).append(int(index))
+    nodes = cluster.node_by_name
+    return tuple(
+        Host(name, nodes[name].host, nodes[name].gpu_type.name, tuple(indices))
+        for name, indices in indices_of_node.items()
+    )
+
+
+def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None:
+    """A node whose ranks would not be consecutive if the replicas kept their given order.
+
+    Returns:
+        Its name and the two neighbours among its ranks with others' ranks between; None if all
+        nodes have consecutive ranks.
+    """
+    last_rank: dict[str, int] = {}
+    shape = len(nodes), len(nodes[0]), len(nodes[0][0])
+    for rank, (d, p, k) in enumerate(places_by_rank(order, *shape)):
+        node = nodes[d][p][k]
+        before = last_rank.get(node, rank - 1)
+        if before != rank - 1:
+            return node, before, rank
+        last_rank[node] = rank
+    return None
+
+
+class _Search:
+    """Lays nodes one after the other along the ranks, and steps back where no replica fits.
+
+    Every data-parallel rank is followed as the stages that it has so far, each as the nodes of its
+    tensor ranks.  The ranks so far can be completed exactly if for every such beginning there are
+    no more data-parallel ranks with it than replicas (beginnings are nested or disjoint, so
+    counting suffices).
+    """
+
+    def __init__(self, nodes: NodeGrid, order: RankOrder) -> None:
+        self.nodes = nodes
+        shape = len(nodes), len(nodes[0]), len(nodes[0][0])
+        self.width = shape[2]
+        self.places = list(places_by_rank(order, *shape))
+        # Nodes in the order in which they come if nothing is changed, so that it is tried first.
+        self.num_gpus = Counter(nodes[d][p][k] for d, p, k in self.places)
+        self.free = Counter(replica[: p + 1] for replica in nodes for p in range(len(replica)))
+        self.filled: list[Pipeline] = [()] * len(nodes)
+        self.ranks: list[str] = []
+
+    def run(self) -> tuple[int, ...] | None:
+        """The replica for each data-parallel rank, or None."""
+        if not self._lay_all():
+            return None
+        replicas_with: dict[Pipeline, list[int]] = {}
+        for index, replica in reversed(list(enumerate(self.nodes))):
+            replicas_with.setdefault(replica, []).append(index)
+        return tuple(replicas_with[replica].pop() for replica in self.filled)
+
+    def _lay_all(self) -> bool:
+        """Depth first, without recursion: a cluster may have more nodes than Python has frames."""
+        most = _MAX_NODES_TRIED + len(self.num_gpus) ** 2
+        laid: list[str] = []
+        choices = [iter(self.num_gpus)]
+        num_tried = 0
+        while choices and num_tried < most:
+            node = next(choices[-1], None)
+            if node is None:
+                choices.pop()
+                if laid:
+                    self._take_back(self.num_gpus[laid.pop()])
+            elif node not in laid:
+                num_tried += 1
+                num_before = len(self.ranks)
+                if not self._lay(node):
+                    self._take_back(len(self.ranks) - num_before)
+                    continue
+                laid.append(node)
+                if len(laid) == len(self.num_gpus):
+                    return True
+                choices.append(iter(self.num_gpus))
+        return False
+
+    def _lay(self, node: str) -> bool:
+        """Give the next ranks to `node`; whether some replica fits to every stage completed."""
+        for _ in range(self.num_gpus[node]):
+            self.ranks.append(node)
+            if len(self.ranks) % self.width == 0:
+                d, _, _ = self.places[len(self.ranks) - 1]
+                self.filled[d] += (tuple(self.ranks[-self.width :]),)
+                self.free[self.filled[d]] -= 1
+                if self.free[self.filled[d]] < 0:
+                    return False
+        return True
+
+    def _take_back(self, num_ranks: int) -> None:
+        for _ in range(num_ranks):
+            if len(self.ranks) % self.width == 0:
+                d, _, _ = self.places[len(self.ranks) - 1]
+                self.free[self.filled[d]] += 1
+                self.filled[d] = self.filled[d][:-1]
+            self.ranks.pop()
+
+
+def _is_regular(replicas: Sequence[Replica]) -> bool:
+    shapes = {tuple(s.shape.tensor_parallel for s in replica.stages) for replica in replicas}
+    return len(shapes) == 1 and len(set(shapes.pop())) == 1
+
+
+def _place(position: Position) -> tuple[int, int, int]:
+    return position.replica, position.stage, position.tensor_rank
