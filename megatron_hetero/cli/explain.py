@@ -12,6 +12,7 @@ from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.explain import explain_plan
@@ -60,5 +61,5 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     output.show(plan_report(plan))
     if explanation is not None:
-        output.show("", explanation_report(explanation))
+        output.show("", explanation_report(explanation, reasons_not_stock(plan)))
     return 0

@@ -11,6 +11,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
@@ -61,9 +62,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary = plan_summary(plan, arguments.output)
         summary["search_s"] = round(search_s, 3)
         summary["best_stock"] = None if stock is None else asdict(stock)
+        short = explanation.stock_shortage
+        summary["stock_shortage"] = None if short is None else asdict(short)
         output.json(summary)
         return 0
-    output.show(plan_report(plan), "", *comparison_lines(explanation, runners_up=False))
+    beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
+    output.show(plan_report(plan), "", *beside)
     if arguments.output:
         output.show(
             f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"

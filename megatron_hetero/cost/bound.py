@@ -8,8 +8,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 
 BOUND_RELAXES = (
-    "memory, whole layers and micro-batches, pipeline fill and drain, stage boundaries, "
-    "gradient exchange and optimizer update; every GPU works all the time at its best width"
+    "memory, whole layers and micro-batches, pipeline fill, stage boundaries, gradient exchange, "
+    "update"
 )
 
 

@@ -72,17 +72,15 @@ def _rank_reason(nodes: NodeGrid) -> str:
             "in another order they are: plan again)"
         )
     # However they are listed, some node is parted; the plan's own order of replicas shows how.
-    parted: dict[tuple[str, int, int], str] = {}
-    for order in RANK_ORDERS:
-        if found := split_node(nodes, order):
-            parted.setdefault(found, order)
-    examples = " or ".join(
-        f"ranks {before} and {after} on {node} ({order})"
-        for (node, before, after), order in parted.items()
-    )
+    examples = {
+        "ranks {1} and {2} on {0}".format(*found): order
+        for order in RANK_ORDERS
+        if (found := split_node(nodes, order))
+    }
+    shown = examples if len(examples) == 1 else (f"{o}: {words}" for words, o in examples.items())
     return (
-        "stages that return to a node: stock Megatron numbers GPUs node by node, and these places "
-        f"would need {examples}"
+        "stages that return to a node, whose GPUs stock Megatron numbers one after the other ("
+        f"{', '.join(shown)})"
     )
 
 

@@ -160,7 +160,7 @@ class _Search:
     def _lay_all(self) -> bool:
         """Depth first, without recursion: a cluster may have more nodes than Python has frames."""
         most = _MAX_NODES_TRIED + len(self.num_gpus) ** 2
-        laid: list[str] = []
+        laid: dict[str, int] = {}
         choices = [iter(self.num_gpus)]
         num_tried = 0
         while choices and num_tried < most:
@@ -168,14 +168,14 @@ class _Search:
             if node is None:
                 choices.pop()
                 if laid:
-                    self._take_back(self.num_gpus[laid.pop()])
+                    self._take_back(laid.popitem()[1])
             elif node not in laid:
                 num_tried += 1
                 num_before = len(self.ranks)
                 if not self._lay(node):
                     self._take_back(len(self.ranks) - num_before)
                     continue
-                laid.append(node)
+                laid[node] = self.num_gpus[node]
                 if len(laid) == len(self.num_gpus):
                     return True
                 choices.append(iter(self.num_gpus))

@@ -15,6 +15,7 @@ from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.units import format_duration
 
 _NUM_RUNNERS_UP = 3
 
@@ -58,15 +59,31 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """A plan that does not fit, and what each GPU of its worst stage lacks beside the reserve."""
+
+    layout: str
+    devices: tuple[str, ...]
+    gpu_type: str
+    missing_bytes: int
+    reserve_bytes: int
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """See the fields; `headroom_bytes` is what each device of the plan has left at its peak, and
-    `best_stock` the fastest symmetric plan found, which needs no plug-in (None: none fits)."""
+    """See the fields; `headroom_bytes` is what each device of the plan has left at its peak.
+
+    `best_stock` is the fastest plan found that stock Megatron can run without the plug-in, in its
+    shape and in its order of ranks.  It is None where none fits; `stock_shortage` is then the one
+    that lacks least (None too if the limits leave stock Megatron no plan at all).
+    """
 
     step_time_s: float
     binding: BindingStage
     time_by_cause: TimeByCause
     headroom_bytes: Mapping[str, int]
     best_stock: Alternative | None
+    stock_shortage: Shortage | None
     runners_up: tuple[Alternative, ...]
     num_priced: int
     idle_reasons: Mapping[str, str]
@@ -87,13 +104,14 @@ def explain_candidate(
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True)
         for device in stage.devices
     }
-    stock = board.best_stock
+    stock, stock_miss = board.best_stock, board.nearest_stock_miss
     return Explanation(
         step_time_s=best.step_time_s,
         binding=binding,
         time_by_cause=causes,
         headroom_bytes=headroom,
         best_stock=_alternative(stock, best) if stock else None,
+        stock_shortage=shortage_of(problem, stock_miss) if stock_miss and not stock else None,
         runners_up=_runners_up(board, best),
         num_priced=board.num_priced,
         idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
@@ -125,6 +143,23 @@ def layout_text(placement: Placement) -> str:
                 for r in placement.replicas
             )
         )
+    )
+
+
+def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
+    """What a placement lacks on the stage that lacks most."""
+    stages = [
+        (cost.missing_bytes, stage)
+        for replica, replica_cost in zip(miss.placement.replicas, miss.cost.replicas, strict=True)
+        for stage, cost in zip(replica.stages, replica_cost.stages, strict=True)
+    ]
+    missing_bytes, stage = max(stages, key=lambda item: item[0])
+    return Shortage(
+        layout_text(miss.placement),
+        tuple(device.name for device in stage.devices),
+        problem.cluster.node_by_name[stage.devices[0].node].gpu_type.name,
+        missing_bytes,
+        problem.cluster.limits.memory_reserve_bytes,
     )
 
 
@@ -161,8 +196,11 @@ def _alternative(other: Candidate, best: Candidate) -> Alternative:
 
 
 def _runners_up(board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
-    """The next best plans whose layouts differ from each other in more than layer counts."""
+    """The next best plans that differ from the best two (of all and of stock Megatron) and from
+    each other in more than layer counts."""
     seen = [_structure(best.placement)]
+    if board.best_stock is not None:
+        seen.append(_structure(board.best_stock.placement))
     found: list[Alternative] = []
     for candidate in board.ranking:
         structure = _structure(candidate.placement)
@@ -189,4 +227,4 @@ def _why_slower(other: PlacementCost, best: PlacementCost) -> str:
     cause = max(growth, key=lambda key: growth[key])
     if growth[cause] <= 0:
         return "it takes no longer"
-    return f"{cause} takes {growth[cause]:.4g} s more"
+    return f"{cause} takes {format_duration(growth[cause])} more"

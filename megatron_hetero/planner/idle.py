@@ -7,6 +7,7 @@ from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.local import insertions
 from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.units import format_duration
 
 
 def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
@@ -27,10 +28,8 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             if candidate is not None:
                 times_s.append(candidate.step_time_s)
         if times_s:
-            reason = (
-                f"with it too, the best place tried gives a step of {min(times_s):.4g} s "
-                f"instead of {best.step_time_s:.4g} s"
-            )
+            longer_s = max(min(times_s) - best.step_time_s, 0.0)
+            reason = f"in the best place tried it makes a step {format_duration(longer_s)} longer"
         else:
             reason = "no place for it fits memory, limits and the number of layers"
         reasons.update({f"{node.name}:{i}": reason for i in idle})

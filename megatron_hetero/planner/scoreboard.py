@@ -9,7 +9,8 @@ from functools import cached_property
 
 from megatron_hetero.cost.model import PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, Placement
-from megatron_hetero.plan.stock_ranks import RankOrder, find_stock_arrangement
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.problem import Problem
 
 Progress = Callable[[float, int], None]
@@ -78,16 +79,17 @@ class Scoreboard:
 
     def score(self, placement: Placement, strategy: str) -> Candidate | None:
         """Price a placement; the candidate if it fits memory and limits, else None."""
-        placement = canonical_placement(placement)
+        placement, rank_order = canonical(placement, self.problem.gpus)
         if placement in self._seen:
             return self._seen[placement]
-        candidate = self._price(placement, strategy)
+        candidate = self._price(placement, rank_order, strategy)
         self._seen[placement] = candidate
         return candidate
 
-    def _price(self, placement: Placement, strategy: str) -> Candidate | None:
+    def _price(
+        self, placement: Placement, rank_order: RankOrder | None, strategy: str
+    ) -> Candidate | None:
         costs = self.problem.costs
-        placement, rank_order = arranged(placement)
         rows = costs.vocab_rows(placement.widths)
         replicas = []
         for replica in placement.replicas:
@@ -119,47 +121,6 @@ class Scoreboard:
         best = self.best
         if self._progress and best is not None and best is not before:
             self._progress(best.step_time_s, self.num_priced)
-
-
-def canonical_placement(placement: Placement) -> Placement:
-    """Replicas in one order: more micro-batches first, then by devices."""
-    return Placement(
-        tuple(
-            sorted(
-                placement.replicas,
-                key=lambda r: (-r.num_micro_batches, tuple(s.devices for s in r.stages)),
-            )
-        )
-    )
-
-
-def arranged(placement: Placement) -> tuple[Placement, RankOrder | None]:
-    """The placement with its replicas in the order in which stock Megatron can number their GPUs
-    node by node, and that order of ranks; as it is, and None, where stock Megatron cannot."""
-    if not is_symmetric(placement):
-        return placement, None
-    arrangement = find_stock_arrangement(
-        tuple(
-            tuple(tuple(device.node for device in stage.devices) for stage in replica.stages)
-            for replica in placement.replicas
-        )
-    )
-    if arrangement is None:
-        return placement, None
-    replicas = tuple(placement.replicas[index] for index in arrangement.replicas)
-    return Placement(replicas), arrangement.rank_order
-
-
-def is_symmetric(placement: Placement) -> bool:
-    """Whether all replicas have the same micro-batches, and stages of one common width with the
-    same layers: the shapes that stock Megatron can be told."""
-    first = placement.replicas[0]
-    shapes = [s.num_layers for s in first.stages]
-    return len(placement.widths) == 1 and all(
-        r.num_micro_batches == first.num_micro_batches
-        and [s.num_layers for s in r.stages] == shapes
-        for r in placement.replicas
-    )
 
 
 def _nearer(one: Candidate, other: Candidate | None) -> Candidate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.planner.explain import Alternative, Explanation
-from megatron_hetero.report.terminal import GIB, count, devices_by_node
-from megatron_hetero.units import format_duration
+from megatron_hetero.report.terminal import GIB, count, devices_by_node, facts
+from megatron_hetero.units import format_bytes, format_duration
 
 BAR_WIDTH = 24
 CAUSES = (
@@ -26,12 +26,12 @@ CAUSES = (
 """What is printed for each field of `TimeByCause`, in the order in which a step meets them."""
 
 
-def explanation_report(explanation: Explanation) -> RenderableType:
-    """Causes, memory left and alternatives."""
+def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> RenderableType:
+    """Causes, memory left and alternatives; `not_stock` as for `comparison_lines`."""
     return Group(
         *cause_lines(explanation),
         *headroom_lines(explanation),
-        *comparison_lines(explanation, runners_up=True),
+        *comparison_lines(explanation, not_stock, runners_up=True),
     )
 
 
@@ -40,8 +40,8 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
     binding = explanation.binding
     yield Text.assemble(
         ("Where the time goes", "bold"),
-        f"  on the slowest stage of the replica that ends last: replica {binding.replica}, "
-        f"stage {binding.stage} ({devices_by_node(binding.devices)})",
+        f"  replica {binding.replica}, stage {binding.stage} ({devices_by_node(binding.devices)}), "
+        "which sets the pace",
     )
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
@@ -70,23 +70,54 @@ def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
     yield Text()
 
 
-def comparison_lines(explanation: Explanation, *, runners_up: bool) -> Iterator[RenderableType]:
-    """The plan beside the best one of stock Megatron and, if asked, the next best of all."""
+def comparison_lines(
+    explanation: Explanation, not_stock: Sequence[str], *, runners_up: bool
+) -> Iterator[RenderableType]:
+    """The plan beside the best one of stock Megatron and, if asked, the next best of all.
+
+    Args:
+        not_stock: what of the plan stock Megatron cannot express (`flags.reasons_not_stock`).
+    """
     yield Text("Beside other plans", style="bold")
+    others = [("next best", other) for other in (explanation.runners_up if runners_up else ())]
+    # A plan that is stock's own needs no comparison with itself.
+    if explanation.best_stock is not None and (not_stock or explanation.best_stock.slower_by < 0):
+        others.insert(0, ("best of stock Megatron", explanation.best_stock))
+    if others:
+        yield Padding(_comparison_table(explanation.step_time_s, others), (0, 0, 1, 1))
+    yield Padding(facts(*_stock_facts(explanation, not_stock)), (0, 0, 0, 1))
+    yield Text(f" {count(explanation.num_priced, 'plan')} compared\n", style="dim")
+
+
+def _stock_facts(explanation: Explanation, not_stock: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if not not_stock:
+        yield "plug-in", "not needed: stock Megatron runs this plan"
+        return
+    yield "plug-in", f"needed for {'; '.join(not_stock)}"
+    if explanation.best_stock is not None:
+        return
+    short = explanation.stock_shortage
+    if short is None:
+        yield "stock Megatron", "no plan at all under the limits and numbers of this job"
+        return
+    yield (
+        "stock Megatron",
+        f"no plan fits: the nearest, {short.layout}, lacks "
+        f"{format_bytes(short.missing_bytes)} on {devices_by_node(short.devices)} "
+        f"({short.gpu_type}), with {format_bytes(short.reserve_bytes)} in reserve",
+    )
+
+
+def _comparison_table(step_time_s: float, others: Sequence[tuple[str, Alternative]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("plan", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("layout, and what makes it slower", overflow="fold")
-    table.add_row("this", format_duration(explanation.step_time_s), "", "")
-    if explanation.best_stock is not None:
-        _add_alternative(table, "best of stock Megatron", explanation.best_stock)
-    for alternative in explanation.runners_up if runners_up else ():
-        _add_alternative(table, "next best", alternative)
-    yield Padding(table, (0, 0, 0, 1))
-    if explanation.best_stock is None:
-        yield Text("  stock Megatron has no plan that fits: none of the symmetric ones does")
-    yield Text(f"  {count(explanation.num_priced, 'plan')} compared\n", style="dim")
+    table.add_row("this", format_duration(step_time_s), "", "")
+    for name, alternative in others:
+        _add_alternative(table, name, alternative)
+    return table
 
 
 def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:

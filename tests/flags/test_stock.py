@@ -98,8 +98,8 @@ def test_a_node_at_both_ends_of_a_pipeline_is_not_stock() -> None:
     )
     plan = Plan(replicas, workload=workload(), hosts=canonical_hosts(replicas, cluster))
     assert reasons_not_stock(plan) == (
-        "stages that return to a node: stock Megatron numbers GPUs node by node, and these places "
-        "would need ranks 0 and 3 on slow (tp-dp-pp)",
+        "stages that return to a node, whose GPUs stock Megatron numbers one after the other "
+        "(ranks 0 and 3 on slow)",
     )
 
 

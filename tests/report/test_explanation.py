@@ -12,11 +12,13 @@ from megatron_hetero.planner.explain import (
     Alternative,
     BindingStage,
     Explanation,
+    Shortage,
     TimeByCause,
 )
 from megatron_hetero.report.explanation import comparison_lines, explanation_report
 
 GIB = 1 << 30
+NOT_STOCK = ("stages of different tensor-parallel widths (1, 2)",)
 STOCK = Alternative(
     "tp1:2,tp1:2 @8", "symmetric", 10.0, 0.25, "its slowest pipeline takes 2 s more"
 )
@@ -27,6 +29,7 @@ EXPLANATION = Explanation(
     time_by_cause=TimeByCause(4.0, 2.0, 0.4, 1.0, 0.5, 0.1),
     headroom_bytes={"a:0": 3 * GIB, "a:1": GIB, "b:0": 7 * GIB},
     best_stock=STOCK,
+    stock_shortage=None,
     runners_up=(RUNNER_UP,),
     num_priced=617,
     idle_reasons={},
@@ -44,16 +47,17 @@ def printed(*renderables: object, width: int = 80) -> str:
 @pytest.mark.parametrize(
     "fact",
     [
-        "replica 0, stage 1 (a: 0 1)",
+        "replica 0, stage 1 (a: 0 1), which sets the pace",
         "between 1.0 GiB (a:1) and 7.0 GiB",
         "+25.0%  tp1:2,tp1:2 @8",
         "its slowest pipeline takes 2 s more",
         "+10.0%  tp2:4 @8",
         "617 plans compared",
+        "needed for stages of different tensor-parallel widths (1, 2)",
     ],
 )
 def test_every_fact_is_printed(fact: str) -> None:
-    assert fact in printed(explanation_report(EXPLANATION), width=100)
+    assert fact in printed(explanation_report(EXPLANATION, NOT_STOCK), width=100)
 
 
 @pytest.mark.parametrize(
@@ -69,29 +73,53 @@ def test_every_fact_is_printed(fact: str) -> None:
     ],
 )
 def test_causes(cause: str, time: str, part: str, bar: str) -> None:
-    lines = printed(explanation_report(EXPLANATION)).splitlines()
+    lines = printed(explanation_report(EXPLANATION, NOT_STOCK)).splitlines()
     line = next(x for x in lines if x.startswith(f"  {cause} "))
     assert line.split() == [*cause.split(), *time.split(), part, *([bar] if bar else [])]
 
 
 def test_it_fits_80_columns() -> None:
-    assert max(map(len, printed(explanation_report(EXPLANATION)).splitlines())) <= 80
+    assert max(map(len, printed(explanation_report(EXPLANATION, NOT_STOCK)).splitlines())) <= 80
 
 
 def test_runners_up_only_when_asked() -> None:
-    text = printed(*comparison_lines(EXPLANATION, runners_up=False))
+    text = printed(*comparison_lines(EXPLANATION, NOT_STOCK, runners_up=False))
     assert "tp1:2,tp1:2 @8" in text
     assert "tp2:4 @8" not in text
 
 
 def test_no_reason_is_given_for_what_is_not_slower() -> None:
     equal = replace(EXPLANATION, best_stock=replace(STOCK, slower_by=0.0))
-    text = printed(*comparison_lines(equal, runners_up=False))
+    text = printed(*comparison_lines(equal, NOT_STOCK, runners_up=False))
     assert "+0.0%" in text
     assert "takes" not in text
 
 
 def test_when_no_stock_plan_fits() -> None:
+    short = Shortage("tp1:4,tp1:5 @8", ("a:0", "a:1"), "A100", 3 * GIB // 2, GIB)
+    alone = replace(EXPLANATION, best_stock=None, stock_shortage=short)
+    text = printed(*comparison_lines(alone, NOT_STOCK, runners_up=False), width=200)
+    assert (
+        "stock Megatron  no plan fits: the nearest, tp1:4,tp1:5 @8, lacks 1.5 GiB on a: 0 1 "
+        "(A100), with 1 GiB in reserve"
+    ) in text
+    assert "best of stock Megatron" not in text
+
+
+def test_when_the_job_leaves_stock_megatron_no_plan() -> None:
     alone = replace(EXPLANATION, best_stock=None)
-    text = printed(*comparison_lines(alone, runners_up=False))
-    assert "stock Megatron has no plan that fits" in text
+    text = printed(*comparison_lines(alone, NOT_STOCK, runners_up=False))
+    assert "stock Megatron  no plan at all" in text
+
+
+def test_a_plan_of_stock_megatron_is_not_compared_with_itself() -> None:
+    same = replace(EXPLANATION, best_stock=replace(STOCK, slower_by=0.0))
+    text = printed(*comparison_lines(same, (), runners_up=False))
+    assert "plug-in  " in text and "not needed: stock Megatron runs this plan" in text
+    assert "best of stock Megatron" not in text
+
+
+def test_a_faster_plan_of_stock_megatron_is_shown_beside_a_slower_one() -> None:
+    faster = replace(EXPLANATION, best_stock=replace(STOCK, slower_by=-0.1))
+    text = printed(*comparison_lines(faster, (), runners_up=False))
+    assert "best of stock Megatron" in text and "-10.0%" in text

@@ -1,0 +1,67 @@
+"""One form for all placements that differ in nothing but the numbers of equal things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.plan.stock_ranks import RankOrder, find_stock_arrangement, places_by_rank
+
+
+def canonical(
+    placement: Placement, gpus: Mapping[str, tuple[int, ...]]
+) -> tuple[Placement, RankOrder | None]:
+    """Replicas in one order, and GPUs of a node given out in the order of their places.
+
+    Where stock Megatron can run the placement, both follow its ranks, node by node; the order of
+    ranks comes back too.  Elsewhere replicas with more micro-batches come first.
+
+    Args:
+        gpus: the usable GPUs of each node, ascending; all of a node are alike.
+    """
+    replicas = sorted(placement.replicas, key=_replica_key)
+    num_stages = len(replicas[0].stages)
+    stages = [(r, s) for r, replica in enumerate(replicas) for s in range(len(replica.stages))]
+    rank_order = None
+    if is_symmetric(placement):
+        arrangement = find_stock_arrangement(tuple(_nodes(replica) for replica in replicas))
+        if arrangement is not None:
+            replicas = [replicas[r] for r in arrangement.replicas]
+            rank_order = arrangement.rank_order
+            places = places_by_rank(rank_order, len(replicas), num_stages, 1)
+            stages = [(r, s) for r, s, _ in places]
+    free = {node: iter(indices) for node, indices in gpus.items()}
+    devices = {
+        (r, s): tuple(Device(d.node, next(free[d.node])) for d in replicas[r].stages[s].devices)
+        for r, s in stages
+    }
+    numbered = tuple(
+        PlacedReplica(
+            tuple(PlacedStage(devices[r, s], st.num_layers) for s, st in enumerate(replica.stages)),
+            replica.num_micro_batches,
+        )
+        for r, replica in enumerate(replicas)
+    )
+    return Placement(numbered), rank_order
+
+
+def is_symmetric(placement: Placement) -> bool:
+    """Whether all replicas have the same micro-batches, and stages of one common width with the
+    same layers: the shapes that stock Megatron can be told."""
+    first = placement.replicas[0]
+    shapes = [s.num_layers for s in first.stages]
+    return len(placement.widths) == 1 and all(
+        r.num_micro_batches == first.num_micro_batches
+        and [s.num_layers for s in r.stages] == shapes
+        for r in placement.replicas
+    )
+
+
+def _replica_key(replica: PlacedReplica) -> tuple[object, ...]:
+    return -replica.num_micro_batches, _nodes(replica), [s.num_layers for s in replica.stages]
+
+
+def _nodes(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
+    """The node of every place, [stage][tensor rank]."""
+    return tuple(tuple(device.node for device in stage.devices) for stage in replica.stages)
