@@ -103,6 +103,9 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         # The check wants equal shards of every tensor.  Which rows a rank reads follows from the
         # global shapes all the same, and torch refuses a file that lacks some of them.
         "--no-ckpt-load-validate-sharding-integrity",
+        # Megatron keeps random states in a (pipeline, tensor) grid, which cannot be ragged.
+        "--no-save-rng",
+        "--no-load-rng",
     ]
     if len(replica.stages) > 1:
         argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position.replica)}")
@@ -115,10 +118,15 @@ def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
     Megatron pads to a multiple of `--make-vocab-size-divisible-by` times its width; this product
     has to be one number on all ranks, and divisible by every width.
     """
+    return vocab_divisor(megatron) * lcm(*plan.layout.tensor_parallel_widths)
+
+
+def vocab_divisor(megatron: Sequence[str]) -> int:
+    """`--make-vocab-size-divisible-by` as the user gave it, or Megatron's default."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
     given, _ = parser.parse_known_args(list(megatron))
-    return given.make_vocab_size_divisible_by * lcm(*plan.layout.tensor_parallel_widths)
+    return int(given.make_vocab_size_divisible_by)
 
 
 def pipeline_layout(plan: Plan, replica: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.plan import Plan
@@ -31,6 +31,7 @@ from megatron_hetero.runtime.arguments import (
     requested_plan,
     split_arguments,
     virtual_world,
+    vocab_divisor,
     workload_of,
 )
 
@@ -131,6 +132,7 @@ def train_stock(
     compile_helpers.apply()
     sys.argv = [sys.argv[0], *megatron]
     args = parse_and_validate_args(args_defaults=ARGUMENT_DEFAULTS)
+    check_checkpoint(args)
     config = _configuration(args)
     if init == "layout-independent":
         draw, agree = stock_initial_weights_hooks(args.seed)
@@ -159,8 +161,15 @@ def train_asymmetric(
     from megatron_hetero.runtime import data, gpt, model_hooks
     from megatron_hetero.runtime.boundary import PipelineCommunicator
     from megatron_hetero.runtime.groups import build_groups
-    from megatron_hetero.runtime.megatron import compile_helpers, forward_backward, parallel_state
+    from megatron_hetero.runtime.megatron import (
+        checkpoint_metadata,
+        compile_helpers,
+        forward_backward,
+        parallel_state,
+        training_log,
+    )
     from megatron_hetero.runtime.schedule import ReplicaSchedule
+    from megatron_hetero.runtime.token_rate import TokenRate
 
     compile_helpers.apply()
     dist.init_process_group(
@@ -170,13 +179,20 @@ def train_asymmetric(
         world_size=world.size,
         timeout=timedelta(minutes=args.distributed_timeout_minutes),
     )
+    if world.rank == 0:
+        print("\n".join(machine.binding_lines(plan)), flush=True)
     groups = build_groups(plan)
     parallel_state.fill(groups)
     forward_backward.apply(ReplicaSchedule(plan, groups))
+    checkpoint_metadata.apply()
+    training_log.add_observer(TokenRate().observe)
     config = _configuration(args)
     if arguments.init == "layout-independent":
         config.model.pre_wrap_hooks.append(model_hooks.initial_weights_hook(groups, args.seed))
-    config.model.post_wrap_hooks.append(model_hooks.synchronise_hook(plan, groups))
+    config.model.post_wrap_hooks += [
+        model_hooks.synchronise_hook(plan, groups),
+        model_hooks.checkpoint_hook(groups),
+    ]
     provider = _observed(observer, config, gpt.datasets_provider)
     pretrain(
         config,
@@ -198,11 +214,32 @@ def _parse(plan: Plan, position: Position, megatron: Sequence[str]) -> Any:
             args = parse_and_validate_args(args_defaults=ARGUMENT_DEFAULTS)
         except AssertionError as error:
             raise UsageError(f"Megatron refuses the flags: {error}") from error
+    # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
+    args.make_vocab_size_divisible_by = vocab_divisor(megatron)
     support.check_arguments(args)
+    check_checkpoint(args)
     workload = workload_of(args, megatron)
     validate_plan(replace(plan, workload=workload, estimates=None))
     machine.check_same_model(plan, workload)
     return args
+
+
+def check_checkpoint(args: Any) -> None:
+    """With `--exit-on-missing-checkpoint` there has to be one.
+
+    Megatron ends the process with status 0 then, which a launcher takes for a finished job.
+
+    Raises:
+        CheckpointError: names the folder.
+    """
+    from megatron.training.checkpointing import checkpoint_exists
+
+    if args.exit_on_missing_checkpoint and not checkpoint_exists(args.load):
+        raise CheckpointError(
+            f"--load {args.load}: there is no checkpoint (no latest_checkpointed_iteration.txt), "
+            "and --exit-on-missing-checkpoint asks for one. Correct the folder, or leave the flag "
+            "out to start from initial weights."
+        )
 
 
 def _configuration(args: Any) -> Any:

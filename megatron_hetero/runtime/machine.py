@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import fields
 
 import torch
 
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host, Plan
-from megatron_hetero.plan.ranks import Position
+from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
 
 
@@ -61,6 +63,17 @@ def _addresses() -> set[str]:
         return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
     except socket.gaierror:
         return set()
+
+
+def binding_lines(plan: Plan) -> Iterator[str]:
+    """Which rank is which place of the plan, for the log."""
+    yield f"> megatron-hetero: {format_layout(plan.layout)}"
+    for rank, place in enumerate(rank_table(plan)):
+        device = f" on {place.device}" if place.device is not None else ""
+        yield (
+            f">   rank {rank}{device}: replica {place.replica}, stage {place.stage}, "
+            f"tensor rank {place.tensor_rank}"
+        )
 
 
 _PLANNED_MODEL = (

@@ -9,6 +9,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.checkpoint import describe_globally
 from megatron_hetero.runtime.gradients import GradientSync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
@@ -62,6 +63,16 @@ def synchronise_hook(plan: Plan, groups: RankGroups) -> ModelHook:
         sync = GradientSync(model, groups, plan)
         sync.equalise_parameters()
         get_model_config(model[0]).finalize_model_grads_func = sync.finalize
+        return model
+
+    return hook
+
+
+def checkpoint_hook(groups: RankGroups) -> ModelHook:
+    """A `post_wrap_hook` after which checkpoints have global shapes (see `runtime.checkpoint`)."""
+
+    def hook(model: list[Any]) -> list[Any]:
+        describe_globally(model, groups)
         return model
 
     return hook

@@ -48,7 +48,6 @@ _REFUSED: tuple[_Rule, ...] = (
         lambda a: a.step_batch_size_schedule is not None,
         "leave it out; the plan fixes each replica's micro-batches",
     ),
-    ("--dataloader-type cyclic", lambda a: a.dataloader_type == "cyclic", "use single"),
     ("--full-validation", lambda a: a.full_validation, "leave it out"),
     ("--multiple-validation-sets", lambda a: a.multiple_validation_sets, "leave it out"),
     (

@@ -78,7 +78,6 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
     [
         (["--fp16"], "--fp16"),
         (["--use-distributed-optimizer"], "--use-distributed-optimizer"),
-        (["--dataloader-type=cyclic"], "--dataloader-type cyclic"),
         (["--log-params-norm"], "--log-params-norm"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
     ],
@@ -143,6 +142,15 @@ def test_a_plan_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.torch.cuda, "get_device_name", lambda index: "NVIDIA GeForce RTX 4090"
     )
     machine.check_binding(asked, 0, rank_table(asked)[0])
+
+
+def test_the_binding_is_printed() -> None:
+    lines = list(machine.binding_lines(_on_hosts(plan("tp2:4 @1"))))
+    assert lines == [
+        "> megatron-hetero: tp2:4 @1",
+        ">   rank 0 on node-a:0: replica 0, stage 0, tensor rank 0",
+        ">   rank 1 on node-a:1: replica 0, stage 0, tensor rank 1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""`megatron.training.training.training_log`: lets an observer see each step's raw loss and norm.
+"""`megatron.training.training.training_log`: lets observers see each step's raw loss and norm.
 
 The printed line of the second iteration is the mean of the first two (Megatron resets its
 accumulators only from then on), and prints seven digits; comparing runs needs the numbers
-themselves.  The loop offers no callback.  Only `verify` installs it; Megatron's own logging runs
-unchanged after the observer.
+themselves, and tokens per second are not printed at all.  The loop offers no callback.  Megatron's
+own logging runs unchanged after the observers.
 """
 
 from __future__ import annotations
@@ -21,33 +21,41 @@ REPLACEMENT = Replacement(
 )
 
 
-def apply(observe: Callable[[int, dict[str, Any], Any], None]) -> None:
-    """Call `observe(iteration, loss_dict, grad_norm)` after every optimizer step."""
+Observer = Callable[[int, dict[str, Any], Any], None]
+"""`observe(iteration, loss_dict, grad_norm)`, called on every rank after every optimizer step."""
 
-    def training_log(
-        loss_dict: dict[str, Any],
-        total_loss_dict: dict[str, Any],
-        learning_rate: float | None,
-        iteration: int,
-        loss_scale: float,
-        report_memory_flag: bool,
-        skipped_iter: int,
-        grad_norm: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+_observers: list[Observer] = []
+
+
+def add_observer(observe: Observer) -> None:
+    """Call `observe` from now on, after the observers that are there already."""
+    _observers.append(observe)
+    REPLACEMENT.apply(_training_log)
+
+
+def _training_log(
+    loss_dict: dict[str, Any],
+    total_loss_dict: dict[str, Any],
+    learning_rate: float | None,
+    iteration: int,
+    loss_scale: float,
+    report_memory_flag: bool,
+    skipped_iter: int,
+    grad_norm: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    for observe in _observers:
         observe(iteration, loss_dict, grad_norm)
-        return REPLACEMENT.original()(
-            loss_dict,
-            total_loss_dict,
-            learning_rate,
-            iteration,
-            loss_scale,
-            report_memory_flag,
-            skipped_iter,
-            grad_norm,
-            *args,
-            **kwargs,
-        )
-
-    REPLACEMENT.apply(training_log)
+    return REPLACEMENT.original()(
+        loss_dict,
+        total_loss_dict,
+        learning_rate,
+        iteration,
+        loss_scale,
+        report_memory_flag,
+        skipped_iter,
+        grad_norm,
+        *args,
+        **kwargs,
+    )

@@ -98,7 +98,7 @@ class VerifyJobs:
 
         def seed(rank: int) -> None:
             write_text_dataset(self._text, self._num_tokens)
-            _save_without_a_server()
+            save_without_a_server()
             backend.activate_cpu_backend()
             entry.train_stock(argv, entry.World.from_environment())
 
@@ -193,7 +193,7 @@ class _ReversedDataset:
         return getattr(self._dataset, name)
 
 
-def _save_without_a_server() -> None:
+def save_without_a_server() -> None:
     """Megatron's writer starts a manager process for a queue that only this process uses; starting
     it imports torch anew and takes longer than everything else here."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async

@@ -56,7 +56,7 @@ class Recorder:
 
     def observe_log(self) -> None:
         """Start observing the loop's log; call it after Megatron is imported."""
-        training_log.apply(self._observe_step)
+        training_log.add_observer(self._observe_step)
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
         """Remember the parameters, and record gradients as the optimizer will see them."""

@@ -1,0 +1,38 @@
+"""Tokens per second of the whole job, which Megatron's log leaves out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+
+class TokenRate:
+    """Observes Megatron's log on the rank that prints it and adds one line to each interval.
+
+    Counts every token of the global batch, masked or not, over the wall time since the line before;
+    the first line includes the first step's warm-up.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._iteration: int | None = None
+
+    def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        from megatron.training import get_args, get_tensorboard_writer
+
+        args = get_args()
+        if dist.get_rank() != dist.get_world_size() - 1 or iteration % args.log_interval:
+            return
+        now = time.perf_counter()
+        before = args.iteration if self._iteration is None else self._iteration
+        tokens = (iteration - before) * args.global_batch_size * args.seq_length
+        rate = tokens / (now - self._since)
+        self._since, self._iteration = now, iteration
+        print(
+            f" [whole job] iteration {iteration:8d} | tokens per second: {rate:,.1f} |", flush=True
+        )
+        writer = get_tensorboard_writer()
+        if writer:
+            writer.add_scalar("tokens-per-second", rate, iteration)

@@ -1,0 +1,127 @@
+"""What users see of a run: one log for the whole job, validation, the same start, torchrun."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.runtime import backend, entry
+from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
+from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.workloads import plan, workload
+
+LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> VerifyJobs:
+    shrunk = shrink(plan(LAYOUT), workload(per_token_loss=True))
+    made = VerifyJobs(shrunk, Options(steps=2), tmp_path)
+    run_jobs([made.seed_job()], 120)
+    return made
+
+
+def run(folder: Path, num_ranks: int, argv: Sequence[str], stock: bool = False) -> list[str]:
+    """Train and return the lines of the last rank's log."""
+    common = [*argv, f"--data-cache-path={folder / 'cache'}"]
+
+    def train(rank: int) -> None:
+        if stock:
+            backend.activate_cpu_backend()
+            entry.train_stock([*common, *backend.CPU_FLAGS], entry.World.from_environment())
+        else:
+            entry.main(common)
+
+    run_jobs([Job(folder.name, num_ranks, train, folder)], 120)
+    return (folder / f"rank-{num_ranks - 1}.log").read_text().splitlines()
+
+
+def number(lines: Sequence[str], pattern: str) -> list[float]:
+    return [float(m[1].replace(",", "")) for line in lines for m in re.finditer(pattern, line)]
+
+
+def test_the_log_and_the_validation_are_the_whole_jobs(jobs: VerifyJobs, tmp_path: Path) -> None:
+    training = [
+        a
+        for a in jobs.training_arguments("adam")
+        if not a.startswith(("--eval-", "--split", "--train-iters"))
+    ]
+    argv = [*training, "--split=8,1,1", "--eval-iters=2", "--eval-interval=2", "--train-iters=4"]
+    multiple = f"--make-vocab-size-divisible-by={jobs.shrunk.vocab_multiple}"
+    one = run(tmp_path / "one", 1, [*argv, multiple], stock=True)
+    ours = run(tmp_path / "ours", 4, [*argv, f"--hetero-layout={LAYOUT}"])
+    for pattern, count in (
+        (r"lm loss: (\S+) ", 4),
+        (r"grad norm: (\S+) ", 4),
+        (r"consumed samples: +(\d+)", 4),
+        (r"global batch size: +(\d+)", 4),
+        (r"learning rate: (\S+) ", 4),
+        (r"lm loss value: (\S+) ", 4),
+    ):
+        assert len(number(ours, pattern)) == count, pattern
+        assert number(ours, pattern) == pytest.approx(number(one, pattern), rel=2e-6), pattern
+    assert number(ours, r"consumed samples: +(\d+)") == [6, 12, 18, 24]
+    assert all(rate > 0 for rate in number(ours, r"tokens per second: ([\d,.]+)"))
+    assert len(number(ours, r"tokens per second: ([\d,.]+)")) == 4
+
+
+def test_initial_weights_do_not_depend_on_the_layout(jobs: VerifyJobs, tmp_path: Path) -> None:
+    fresh = [
+        a
+        for a in jobs.training_arguments("sgd")
+        if not a.startswith(("--load", "--finetune", "--no-load", "--exit-on", "--make-vocab"))
+    ]
+    losses = []
+    for name, layout in (("a", LAYOUT), ("b", "tp1:1,tp2:3 @6"), ("stock", "tp2:2,tp2:2 @6")):
+        num_ranks = plan(layout).layout.num_devices
+        argv = [*fresh, "--make-vocab-size-divisible-by=8", f"--hetero-layout={layout}"]
+        losses.append(number(run(tmp_path / name, num_ranks, argv), r"lm loss: (\S+) "))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_a_missing_checkpoint_is_a_failure(jobs: VerifyJobs, tmp_path: Path) -> None:
+    """Megatron leaves with status 0, having trained nothing."""
+    argv = [a for a in jobs.training_arguments("sgd") if not a.startswith("--load")]
+    argv += [f"--load={tmp_path / 'nowhere'}"]
+    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*nowhere: there is no checkpoint"):
+        run(tmp_path / "ours", 4, [*argv, f"--hetero-layout={LAYOUT}"])
+
+
+def test_the_wheel_is_not_asked_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's own function would run `make` in the wheel's folder and end the process."""
+    from megatron.core.datasets import utils
+
+    from megatron_hetero.runtime.megatron import compile_helpers
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AssertionError("something was run")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(AssertionError, match="something was run"):
+        compile_helpers.REPLACEMENT.original()()
+    compile_helpers.apply()
+    try:
+        utils.compile_helpers()
+    finally:
+        compile_helpers.REPLACEMENT.revert()
+
+
+@pytest.mark.slow
+def test_torchrun_starts_it_as_users_do(jobs: VerifyJobs, tmp_path: Path) -> None:
+    argv = [*jobs.training_arguments("sgd"), f"--hetero-layout={LAYOUT}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    done = subprocess.run(
+        [*command, "-m", "megatron_hetero.pretrain_gpt", *argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert len(number(done.stdout.splitlines(), r"lm loss: (\S+) ")) == 2
