@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
+import shutil
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +13,6 @@ import pytest
 
 from megatron_hetero.cli.main import VERBS, main
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
-from megatron_hetero.units import format_duration
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -59,14 +59,37 @@ def test_the_readme_shows_the_example(tmp_path: Path) -> None:
     assert cluster_hash(load_cluster(path)) == cluster_hash(load_cluster(example))
 
 
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A working directory with a copy of the examples, and a terminal of 80 columns."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.usefixtures("examples")
 def test_the_readme_shows_what_the_planner_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    example = ROOT / "examples/a100-rtx4090"
-    files = ["--cluster", str(example / "cluster.yaml"), "--model", str(example / "gpt-7b.sh")]
-    assert main(["plan", *files, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    shown = (ROOT / "README.md").read_text()
-    assert f"Layout  {plan['layout']}\n" in shown
-    assert f"{format_duration(plan['step_time_s'])}, {plan['tokens_per_s']:,.0f} tokens/s" in shown
+    folder = "examples/a100-rtx4090"
+    files = ["--cluster", f"{folder}/cluster.yaml", "--model", f"{folder}/gpt-7b.sh"]
+    assert main(["plan", *files, "-o", "plan.json"]) == 0
+    assert f"```\n{capsys.readouterr().out}```\n" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("examples")
+def test_the_readme_shows_the_plan_of_the_second_example(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = "examples/rtx3080-rtx4090"
+    assert main(
+        ["plan", "--cluster", f"{folder}/cluster.yaml", "--model", f"{folder}/gpt-1.3b.sh"]
+    ) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    table = out[out.index("Replica 0") : out.index("\n\ntime: ")]
+    page = (ROOT / "README.md").read_text()
+    assert textwrap.indent(table, "  ") in page
+    slower = re.search(r"best of stock Megatron .* \+([0-9.]+%)", out)
+    assert slower is not None
+    assert f"stock Megatron's own takes {slower[1]} longer" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -30,7 +30,7 @@ def test_plan_prints_what_it_writes(tmp_path: Path, capsys) -> None:
     out = capsys.readouterr().out
     plan = load_plan(path)
     assert format_layout(plan.layout) in out
-    for words in ("step time", "tokens/s", "lower bound", "not measured", "best of stock Megatron"):
+    for words in ("step time", "tokens/s", "lower bound", "not measured", "no plan fits"):
         assert words in out
     assert max(map(len, out.splitlines())) <= 100
 
@@ -59,8 +59,22 @@ def test_plan_as_json(tmp_path: Path, capsys) -> None:
     assert data["gap"] == pytest.approx(data["step_time_s"] / data["bound_s"] - 1)
     assert data["measured"] is False
     assert data["idle_devices"] == list(plan.idle_devices)
-    assert data["best_stock"]["step_time_s"] >= data["step_time_s"]
+    assert data["stock_megatron"] is False
+    assert data["best_stock"] is None
+    assert data["stock_shortage"]["gpu_type"] == "RTX-4090"
+    assert data["stock_shortage"]["missing_bytes"] > 0
     assert data["search_s"] > 0
+
+
+def test_the_best_plan_of_stock_megatron_as_json(capsys) -> None:
+    folder = ROOT / "examples/rtx3080-rtx4090"
+    files = ["--cluster", str(folder / "cluster.yaml"), "--model", str(folder / "gpt-1.3b.sh")]
+    assert main(["plan", *files, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["stock_megatron"] is False
+    assert data["best_stock"]["step_time_s"] > data["step_time_s"]
+    assert data["best_stock"]["layout"] != data["layout"]
+    assert data["stock_shortage"] is None
 
 
 def test_megatron_flags_after_the_double_dash_change_the_model(capsys) -> None:

@@ -194,8 +194,8 @@ def test_the_example_is_a_7b_model() -> None:
 
 
 def test_typed_flags_beat_the_script() -> None:
-    workload = load_workload(EXAMPLE, ["--global-batch-size", "32", "--fp16", "--log-throughput"])
-    assert workload.training.global_batch_size == 32
+    workload = load_workload(EXAMPLE, ["--global-batch-size", "48", "--fp16", "--log-throughput"])
+    assert workload.training.global_batch_size == 48
     assert workload.training.precision == "fp16" and "--bf16" not in workload.megatron_args
     assert workload.megatron_args.count("--global-batch-size") == 1
     assert workload.megatron_args[-1] == "--log-throughput"
