@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
@@ -64,12 +64,22 @@ class Output:
         self._errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
     @contextmanager
+    def progress(self, words: str) -> Iterator[Callable[[str], None]]:
+        """A line on stderr that says what is going on, while somebody is looking; the function
+        changes its words."""
+        if not sys.stderr.isatty():
+            yield lambda words: None
+            return
+        with self._errors.status(words) as status:
+            yield status.update
+
+    @contextmanager
     def search_progress(self) -> Iterator[Progress | None]:
         """A line on stderr that follows a search; None when nobody is looking."""
         if not sys.stderr.isatty():
             yield None
             return
-        with self._errors.status("searching") as status:
+        with self.progress("searching") as say:
 
             def update(incumbent_step_time_s: float | None, num_evaluated: int) -> None:
                 best = (
@@ -77,7 +87,7 @@ class Output:
                     if incumbent_step_time_s is None
                     else format_duration(incumbent_step_time_s)
                 )
-                status.update(f"searching: {num_evaluated} plans, best step time {best}")
+                say(f"searching: {num_evaluated} plans, best step time {best}")
 
             yield update
 

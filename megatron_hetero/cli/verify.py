@@ -1,7 +1,7 @@
 """`megatron-hetero verify`: train a plan on this machine's CPU beside one process, and compare.
 
-The work is done by `megatron_hetero.runtime.verify.command.run(arguments)`, which prints its own
-report and returns the exit code.  `arguments` holds:
+The work is done by `megatron_hetero.runtime.verify.command.verify_arguments`, which returns data;
+`report.verification` makes words of it.  `arguments` holds:
 
     plan: Path | None             exactly one of plan and layout is given
     layout: str | None
@@ -20,12 +20,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import math
 import platform
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.report.verification import verification_report
 
 DESCRIPTION = """\
 Train a plan on this machine's CPU, one process for each GPU of the plan, in
@@ -65,10 +67,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Check that the runtime is installed and hand over to it."""
+    """Check that the runtime is installed, hand over to it and report."""
     require_runtime()
     command = importlib.import_module("megatron_hetero.runtime.verify.command")
-    return cast(int, command.run(arguments))
+    with output.progress("verifying") as on_progress:
+        data: dict[str, Any] = command.verify_arguments(arguments, on_progress)
+    output.show(verification_report(data))
+    if arguments.json:
+        output.json(cast(dict[str, Any], _without_nan(data)))
+    return 0 if data["ok"] else 1
+
+
+def _without_nan(data: object) -> object:
+    """JSON has no numbers for a diverged run: they become null."""
+    if isinstance(data, dict):
+        return {key: _without_nan(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_without_nan(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def require_runtime() -> None:

@@ -101,6 +101,20 @@ def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", "")
 
 
+def test_progress_says_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Output(color="never").progress("starting") as say:
+        say("step 1 of 2")
+    assert "step 1 of 2" in terminal.getvalue()
+
+
+def test_progress_is_silent_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output().progress("starting") as say:
+        say("step 1 of 2")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_progress_follows_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
