@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
 from megatron_hetero.plan.violation import layer_range, stage_name
+from megatron_hetero.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,23 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
             yield from _changed(
                 part, field.name, getattr(old, field.name), getattr(new, field.name)
             )
-    old_args, new_args = before.workload.megatron_args, after.workload.megatron_args
-    yield from _changed("workload", "Megatron flags", " ".join(old_args), " ".join(new_args))
+    old_flags = _values_of_flags(before.workload.megatron_args)
+    new_flags = _values_of_flags(after.workload.megatron_args)
+    for name in sorted(old_flags.keys() | new_flags.keys()):
+        yield from _changed("Megatron flag", name, old_flags.get(name), new_flags.get(name))
+
+
+def _values_of_flags(args: tuple[str, ...]) -> dict[str, str]:
+    """Flag -> its values; a switch is "given"."""
+    values: dict[str, list[str]] = {}
+    name = ""
+    for word in args:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            values[name] = [value] if value else []
+        else:
+            values.setdefault(name, []).append(word)
+    return {name: " ".join(found) or "given" for name, found in values.items()}
 
 
 def _workload_text(plan: Plan) -> str | None:
@@ -139,32 +155,32 @@ def _estimates(before: Plan, after: Plan) -> Iterator[Difference]:
         if old is not new:
             yield Difference("estimates", "step time", _step_text(old), _step_text(new))
         return
-    for what, field, unit in (
-        ("step time", "step_time_s", " s"),
-        ("throughput", "tokens_per_s", " tokens/s"),
-        ("lower bound", "bound_s", " s"),
-        ("gradient sync", "gradient_sync_s", " s"),
+    for what, field, show in (
+        ("step time", "step_time_s", format_duration),
+        ("throughput", "tokens_per_s", _token_rate),
+        ("lower bound", "bound_s", format_duration),
+        ("gradient sync", "gradient_sync_s", format_duration),
     ):
-        yield from _number("estimates", what, getattr(old, field), getattr(new, field), unit)
+        yield from _number("estimates", what, getattr(old, field), getattr(new, field), show)
     yield from _changed("estimates", "measured", old.measured, new.measured)
     for device in sorted(old.devices.keys() & new.devices.keys()):
         yield from _number(
             f"device {device}",
             "peak memory",
-            old.devices[device].peak_bytes / 2**30,
-            new.devices[device].peak_bytes / 2**30,
-            " GiB",
+            old.devices[device].peak_bytes,
+            new.devices[device].peak_bytes,
+            format_bytes,
         )
 
 
 def _number(
-    where: str, what: str, old: float | None, new: float | None, unit: str
+    where: str, what: str, old: float | None, new: float | None, show: Callable[[float], str]
 ) -> Iterator[Difference]:
     """Both values and, where it says something, their ratio."""
     if old == new:
         return
-    before = None if old is None else f"{old:.4g}{unit}"
-    after = None if new is None else f"{new:.4g}{unit}"
+    before = None if old is None else show(old)
+    after = None if new is None else show(new)
     if old and new is not None:
         after = f"{after} ({new / old:.3f}x)"
     yield Difference(where, what, before, after)
@@ -198,4 +214,8 @@ def _layers(stage: Stage) -> str:
 
 
 def _step_text(estimates: Estimates | None) -> str | None:
-    return None if estimates is None else f"{estimates.step_time_s:.4g} s"
+    return None if estimates is None else format_duration(estimates.step_time_s)
+
+
+def _token_rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f} tokens/s"

@@ -32,6 +32,9 @@ STAGE_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("memory", "right"),
 )
 STAGE_LEGEND = "time: one micro-batch forward and backward; memory: the stage's fullest GPU"
+MAX_KEY_WIDTH = 32
+"""Places and names in a table of differences are not wrapped up to this many columns: two of them
+leave 16 of 80."""
 MIN_NAMES_WIDTH = 12
 """Names of GPUs wrap before any number is cut, down to this many columns."""
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
@@ -159,9 +162,13 @@ def layout_line(plan: Plan) -> Text:
 
 def difference_table(differences: Sequence[Difference]) -> Table:
     """One row for each difference: where, what, before, after."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for heading in ("where", "what", "before", "after"):
-        table.add_column(heading, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("where", "what"):
+        # Places and names of flags are kept whole, and the values wrap, unless space is too short.
+        width = max((len(getattr(d, heading)) for d in differences), default=0)
+        table.add_column(heading, overflow="fold", no_wrap=width <= MAX_KEY_WIDTH)
+    table.add_column("before", overflow="fold")
+    table.add_column("after", overflow="fold")
     for d in differences:
         table.add_row(
             d.where,

@@ -89,6 +89,9 @@ def test_estimates_have_a_ratio() -> None:
         "estimates: step time 2 s -> 2.5 s (1.250x)",
         "estimates: lower bound removed: 1.5 s",
     ]
+    assert lines(PLAN, with_estimates(PLAN, tokens_per_s=12345.6)) == [
+        "estimates: throughput 100 tokens/s -> 12,346 tokens/s (123.456x)"
+    ]
     assert diff_plans(PLAN, replace(PLAN, estimates=None)) == (
         Difference("estimates", "step time", "2 s", None),
     )
@@ -107,8 +110,13 @@ def test_counts_and_flags() -> None:
     assert lines(PLAN, with_replica(PLAN, 1, num_micro_batches=5)) == [
         "replica 1: micro-batches 4 -> 5"
     ]
-    other = replace(workload(), megatron_args=("--bf16",))
-    assert any(
-        line.startswith("workload: Megatron flags ") and line.endswith(" -> --bf16")
-        for line in lines(PLAN, replace(PLAN, workload=other))
-    )
+
+
+def test_flags_are_compared_one_by_one() -> None:
+    before = replace(workload(), megatron_args=("--bf16", "--lr", "1e-4", "--split", "9", "1"))
+    after = replace(workload(), megatron_args=("--lr=-2", "--swiglu", "--split", "9", "1"))
+    assert lines(replace(PLAN, workload=before), replace(PLAN, workload=after)) == [
+        "Megatron flag: --bf16 removed: given",
+        "Megatron flag: --lr 1e-4 -> -2",
+        "Megatron flag: --swiglu added: given",
+    ]

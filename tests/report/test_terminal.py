@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.diff import Difference
 from megatron_hetero.plan.plan import (
     DeviceEstimate,
     Estimates,
@@ -19,7 +20,7 @@ from megatron_hetero.plan.plan import (
     Stage,
     StageShape,
 )
-from megatron_hetero.report.terminal import count, devices_by_node, plan_report
+from megatron_hetero.report.terminal import count, devices_by_node, difference_table, plan_report
 
 GIB = 1 << 30
 MODEL = ModelSpec(32, 4096, 16384, 32, 32, 128, 50257, 2048, 2048)
@@ -138,3 +139,20 @@ def test_count() -> None:
     assert [count(1, "layer"), count(2, "layer"), count(0, "batch", "batches")] == [
         "1 layer", "2 layers", "0 batches",
     ]  # fmt: skip
+
+
+def test_differences_wrap_their_values_and_not_their_names() -> None:
+    table = difference_table(
+        (
+            Difference("replica 0, stage 11", "max_position_embeddings", "2048", None),
+            Difference("device a100-0:0", "moves", "replica 0, stage 3, tensor rank 0", "idle"),
+        )
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=80, color_system=None).print(table)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = [line.split() for line in lines]
+    assert ["replica", "0,", "stage", "11", "max_position_embeddings", "2048", "-"] in words
+    assert words[3] == ["device", "a100-0:0", "moves", "replica", "0,", "stage", "3,", "idle"]
+    assert words[4] == ["tensor", "rank", "0"]
