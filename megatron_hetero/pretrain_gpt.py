@@ -1,4 +1,4 @@
-"""`python -m megatron_hetero.pretrain_gpt`: pre-train a GPT on a plan; a door to `runtime.entry`."""
+"""`python -m megatron_hetero.pretrain_gpt`: pre-train a GPT on a plan, by `runtime.entry`."""
 
 from __future__ import annotations
 

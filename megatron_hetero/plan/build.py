@@ -33,7 +33,8 @@ def replica_from_shape(shape: ReplicaShape) -> Replica:
 
 
 def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host, ...]:
-    """The nodes that the replicas use, in the one order that plans have.
+    """The nodes that the replicas use, in the order of plans that stock Megatron cannot number
+    (for the others see `stock_ranks.hosts_in_rank_order`).
 
     Nodes come in cluster order, but the node of the plan's last device comes last: Megatron prints
     the log on the last global rank, which has to be the last tensor rank of the last stage of the
