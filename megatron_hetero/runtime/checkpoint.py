@@ -1,16 +1,17 @@
 """Checkpoints with global shapes: written under one plan, read under another or by stock Megatron.
 
-Megatron describes each tensor of a checkpoint by its place in the global one.  Three things of that
-description assume equal ranks and are corrected here, on the model's own `sharded_state_dict`: the
-grid that says all pieces are equal is left out (Megatron's own way for uneven pieces), copies are
-told apart by replica, and layers get keys of their own (`runtime.megatron.checkpoint_metadata`).
-The optimizer derives its description from the model's, so it follows.
+Megatron describes each tensor of a checkpoint by its place in the global one.  What of that
+description assumes equal ranks is corrected here, on the model's own `sharded_state_dict`: the grid
+that says all pieces are equal is left out (Megatron's own way for uneven pieces), pieces of uneven
+groups get their true places, copies are told apart by replica, and layers get keys of their own
+(`runtime.megatron.checkpoint_metadata`).  The optimizer derives its description from the model's,
+so it follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
@@ -19,53 +20,93 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensor,
     ShardedTensorFactory,
 )
-from megatron.core.utils import unwrap_model
+from megatron.core.utils import get_model_config, unwrap_model
 
-from megatron_hetero.runtime.groups import RankGroups
+from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.megatron.checkpoint_metadata import ONE_KEY_PER_LAYER
+from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
+from megatron_hetero.runtime.tensor_place import tensor_place
 
 
-def describe_globally(model: Sequence[Any], groups: RankGroups) -> None:
-    """Make `model` describe its tensors for checkpoints of asymmetric plans.
+def describe_globally(model: Sequence[Any], replica: int) -> None:
+    """Make `model`, of the plan's replica `replica`, describe its tensors in the global model.
 
     Loading a checkpoint of stock Megatron keeps Megatron's own description.
     """
+    config = get_model_config(model[0])
+    shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
+    correct = _Correction(replica, {} if tensor_place(config).is_even else shards)
     for chunk in unwrap_model(list(model)):
-        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, groups.position.replica)
+        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct)
 
 
-def _corrected(original: Callable[..., Any], replica: int) -> Callable[..., Any]:
+def _corrected(original: Callable[..., Any], correct: _Correction) -> Callable[..., Any]:
     def sharded_state_dict(
         prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
         state = original(prefix, sharded_offsets, metadata)
-        if metadata is None or not metadata.get(ONE_KEY_PER_LAYER):
-            return state
-        return dict_list_map_inplace(lambda entry: _correct(entry, replica), state)
+        if metadata is not None and metadata.get(ONE_KEY_PER_LAYER):
+            return dict_list_map_inplace(correct, state)
+        if correct.uneven_shards:
+            raise CheckpointError(
+                "the checkpoint stacks the layers in one tensor, as stock Megatron does for GPT; "
+                "a plan with uneven tensor-parallel shares cannot read that. Load it with a plan "
+                "of equal shares and --save it again; that checkpoint has a key for each layer."
+            )
+        return state
 
     return sharded_state_dict
 
 
-def _correct(entry: Any, replica: int) -> Any:
-    if isinstance(entry, ShardedTensor):
-        return replace(
-            entry, axis_fragmentations=None, replica_id=_of_replica(entry.replica_id, replica)
-        )
-    if isinstance(entry, ShardedTensorFactory):
-        # Builds the pieces of a gated projection, also those of its optimizer state.
-        build = entry.build_fn
+@dataclass(frozen=True)
+class _Correction:
+    """Corrects one entry of a sharded state dict.
 
-        def build_corrected(*args: Any) -> Any:
-            return dict_list_map_inplace(lambda piece: _correct(piece, replica), build(*args))
+    `uneven_shards` are the true places of this rank's pieces by name, where its tensor-parallel
+    group divides the model unevenly; empty where Megatron's own places are right.
+    """
 
-        return replace(
-            entry,
-            build_fn=build_corrected,
-            replica_id=_of_replica(entry.replica_id, replica),
-        )
-    if isinstance(entry, ShardedObject):
-        return replace(entry, replica_id=_of_replica(entry.replica_id, replica))
-    return entry
+    replica: int
+    uneven_shards: Mapping[str, ParameterShard]
+
+    def __call__(self, entry: Any) -> Any:
+        if isinstance(entry, ShardedTensor):
+            return self._tensor(entry, 0)
+        if isinstance(entry, ShardedTensorFactory):
+            # Builds the two pieces of a gated projection, also those of its optimizer state.
+            build = entry.build_fn
+
+            def build_corrected(*args: Any) -> Any:
+                pieces = build(*args)
+                return [self._tensor(piece, block) for block, piece in enumerate(pieces)]
+
+            return replace(
+                entry,
+                build_fn=build_corrected,
+                replica_id=_of_replica(entry.replica_id, self.replica),
+            )
+        if isinstance(entry, ShardedObject):
+            return replace(entry, replica_id=_of_replica(entry.replica_id, self.replica))
+        return entry
+
+    def _tensor(self, entry: ShardedTensor, block: int) -> ShardedTensor:
+        changes: dict[str, Any] = {
+            "axis_fragmentations": None,
+            "replica_id": _of_replica(entry.replica_id, self.replica),
+        }
+        shard = self._shard(entry.key)
+        if shard is not None and shard.is_sharded:
+            offset = [0] * len(shard.global_shape)
+            offset[shard.dim] = shard.intervals[block][0]
+            changes |= {"global_shape": shard.global_shape, "global_offset": tuple(offset)}
+        return replace(entry, **changes)
+
+    def _shard(self, key: str) -> ParameterShard | None:
+        """The shard of a parameter, or of the optimizer's state for it, whose keys end alike."""
+        for name, shard in self.uneven_shards.items():
+            if key == name or key.endswith("." + name):
+                return shard
+        return None
 
 
 def _of_replica(replica_id: Any, replica: int) -> Any:

@@ -127,7 +127,7 @@ def train_stock(
 
     from megatron_hetero.runtime import gpt
     from megatron_hetero.runtime.megatron import compile_helpers
-    from megatron_hetero.runtime.model_hooks import stock_initial_weights_hooks
+    from megatron_hetero.runtime.model_hooks import initial_weights_hook, stock_agreement_hook
 
     compile_helpers.apply()
     sys.argv = [sys.argv[0], *megatron]
@@ -135,9 +135,8 @@ def train_stock(
     check_checkpoint(args)
     config = _configuration(args)
     if init == "layout-independent":
-        draw, agree = stock_initial_weights_hooks(args.seed)
-        config.model.pre_wrap_hooks.append(draw)
-        config.model.post_wrap_hooks.append(agree)
+        config.model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
+        config.model.post_wrap_hooks.append(stock_agreement_hook)
     pretrain(
         config,
         _observed(observer, config, gpt.datasets_provider),
@@ -169,6 +168,7 @@ def train_asymmetric(
         training_log,
     )
     from megatron_hetero.runtime.schedule import ReplicaSchedule
+    from megatron_hetero.runtime.tensor_place import TensorPlace, set_tensor_place
     from megatron_hetero.runtime.token_rate import TokenRate
 
     compile_helpers.apply()
@@ -186,9 +186,13 @@ def train_asymmetric(
     forward_backward.apply(ReplicaSchedule(plan, groups))
     checkpoint_metadata.apply()
     training_log.add_observer(TokenRate().observe)
-    config = _configuration(args)
+    shape = plan.replicas[position.replica].stages[position.stage].shape
+    place = TensorPlace.of_stage(shape, position.tensor_rank, args)
+    with place.own_sizes(args):
+        config = _configuration(args)
+    set_tensor_place(config.model.transformer, place)
     if arguments.init == "layout-independent":
-        config.model.pre_wrap_hooks.append(model_hooks.initial_weights_hook(groups, args.seed))
+        config.model.pre_wrap_hooks.append(model_hooks.initial_weights_hook(args.seed))
     config.model.post_wrap_hooks += [
         model_hooks.synchronise_hook(plan, groups),
         model_hooks.checkpoint_hook(groups),

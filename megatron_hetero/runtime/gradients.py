@@ -100,11 +100,9 @@ class GradientSync:
     def __init__(self, model: Sequence[torch.nn.Module], groups: RankGroups, plan: Plan) -> None:
         self._groups = groups
         config = get_model_config(model[0])
-        width, index = groups.tensor.size(), groups.tensor.rank()
         self.parameters = dict(global_parameters(model))
         self.shards = {
-            name: shard_of(name, parameter, width, index, config)
-            for name, parameter in self.parameters.items()
+            name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
         }
         stages = [(p.replica, p.stage) for p in rank_table(plan)]
         self._buckets: list[tuple[Bucket, dist.ProcessGroup]] = []

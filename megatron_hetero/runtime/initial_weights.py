@@ -21,8 +21,8 @@ from megatron_hetero.runtime.shards import TIED_EMBEDDING, global_parameters, sh
 _OUTPUT_LAYERS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
 
 
-def initialise(model: Sequence[torch.nn.Module], width: int, index: int, seed: int) -> None:
-    """Draw the weights of `model`, whose tensor-parallel place is `index` of `width`.
+def initialise(model: Sequence[torch.nn.Module], seed: int) -> None:
+    """Draw the weights of `model`.
 
     At any moment one whole parameter is in host memory, in fp32.
     """
@@ -30,7 +30,7 @@ def initialise(model: Sequence[torch.nn.Module], width: int, index: int, seed: i
     for name, parameter in global_parameters(model):
         if parameter.dim() < 2:
             continue
-        shard = shard_of(name, parameter, width, index, config)
+        shard = shard_of(name, parameter, config)
         whole = torch.empty(shard.global_shape, dtype=torch.float32, device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(_seed_of(name, seed))

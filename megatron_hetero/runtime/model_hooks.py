@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron.core import parallel_state as mpu
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.plan.plan import Plan
@@ -17,34 +16,25 @@ from megatron_hetero.runtime.initial_weights import initialise
 ModelHook = Callable[[list[Any]], list[Any]]
 
 
-def initial_weights_hook(groups: RankGroups, seed: int) -> ModelHook:
+def initial_weights_hook(seed: int) -> ModelHook:
     """A `pre_wrap_hook` that draws weights by global index (see `runtime.initial_weights`)."""
 
     def hook(model: list[Any]) -> list[Any]:
-        initialise(model, groups.tensor.size(), groups.tensor.rank(), seed)
+        initialise(model, seed)
         return model
 
     return hook
 
 
-def stock_initial_weights_hooks(seed: int) -> tuple[ModelHook, ModelHook]:
-    """The same for a plan that stock Megatron runs: (`pre_wrap_hook`, `post_wrap_hook`).
+def stock_agreement_hook(model: list[Any]) -> list[Any]:
+    """A `post_wrap_hook` for plans that stock Megatron runs, after `initial_weights_hook`.
 
-    The second one makes data-parallel ranks agree to the last bit, which unlike processors' random
-    number kernels need not do.
+    Makes data-parallel ranks agree to the last bit, which unlike processors' random number kernels
+    need not do.
     """
-
-    def draw(model: list[Any]) -> list[Any]:
-        width = mpu.get_tensor_model_parallel_world_size()
-        initialise(model, width, mpu.get_tensor_model_parallel_rank(), seed)
-        return model
-
-    def agree(model: list[Any]) -> list[Any]:
-        for chunk in model:
-            chunk.broadcast_params()
-        return model
-
-    return draw, agree
+    for chunk in model:
+        chunk.broadcast_params()
+    return model
 
 
 def synchronise_hook(plan: Plan, groups: RankGroups) -> ModelHook:
@@ -72,7 +62,7 @@ def checkpoint_hook(groups: RankGroups) -> ModelHook:
     """A `post_wrap_hook` after which checkpoints have global shapes (see `runtime.checkpoint`)."""
 
     def hook(model: list[Any]) -> list[Any]:
-        describe_globally(model, groups)
+        describe_globally(model, groups.position.replica)
         return model
 
     return hook

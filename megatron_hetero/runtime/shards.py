@@ -2,8 +2,9 @@
 
 Megatron marks each parameter with the dimension it is divided along and its stride (2 for a gated
 `linear_fc1`, whose shard is a piece of the gate over a piece of the up projection).  From these,
-the tensor-parallel place and the layer numbers follow the global name, the global shape and the
-intervals of the divided dimension that this rank holds, in the order in which they lie in memory.
+the tensor-parallel place (`runtime.tensor_place`) and the layer numbers follow the global name, the
+global shape and the intervals of the divided dimension that this rank holds, in the order in which
+they lie in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import unwrap_model
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.runtime.tensor_place import tensor_place
 
 TIED_EMBEDDING = "embedding.word_embeddings.weight"
 
@@ -65,12 +66,11 @@ class ParameterShard:
         raise IndexError(f"{self.name}: index {start} is not on this rank")
 
 
-def shard_of(
-    name: str, parameter: torch.nn.Parameter, width: int, index: int, config: Any
-) -> ParameterShard:
-    """Describe `parameter`, held at tensor-parallel place `index` of `width`."""
+def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> ParameterShard:
+    """Describe `parameter`, held at the tensor-parallel place that `config` notes."""
+    place = tensor_place(config)
     shape = list(parameter.shape)
-    if not getattr(parameter, "tensor_model_parallel", False) or width == 1:
+    if not getattr(parameter, "tensor_model_parallel", False) or place.width == 1:
         dim = max(getattr(parameter, "partition_dim", 0), 0)
         return ParameterShard(
             name, tuple(shape), dim, ((0, shape[dim]),), False, _is_partial(name, parameter, config)
@@ -79,11 +79,13 @@ def shard_of(
     # Transformer Engine's layers do not record the stride of a gated projection.
     gated = config.gated_linear_unit and name.rpartition(".")[0].endswith("linear_fc1")
     num_blocks = 2 if gated else parameter.partition_stride
-    shape[dim] *= width
-    block = shape[dim] // num_blocks
-    edges = shard_edges(block, width)
+    edges = place.edges_of(name)
+    first, last = edges[place.index], edges[place.index + 1]
+    rows = shape[dim] // num_blocks // (last - first)
+    block = edges[-1] * rows
+    shape[dim] = num_blocks * block
     intervals = tuple(
-        (b * block + edges[index], b * block + edges[index + 1]) for b in range(num_blocks)
+        (b * block + first * rows, b * block + last * rows) for b in range(num_blocks)
     )
     return ParameterShard(name, tuple(shape), dim, intervals, True, False)
 

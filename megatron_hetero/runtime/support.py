@@ -106,9 +106,6 @@ def check_plan(plan: Plan) -> None:
             found.append(f"replica {r}: a micro-batch size of its own ({replica.micro_batch_size})")
         for s, stage in enumerate(replica.stages):
             where = f"replica {r}, stage {s}"
-            if stage.shape.shares is not None:
-                shares = ":".join(map(str, stage.shape.shares))
-                found.append(f"{where}: uneven tensor-parallel shares ({shares})")
             if stage.recompute is not None:
                 found.append(f"{where}: recompute of its own ({stage.recompute})")
             if stage.precision is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import lcm
 from pathlib import Path
 
 import numpy
 import pytest
 
 from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
 from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
 from megatron_hetero.runtime.verify.shrink import shrink
@@ -17,50 +19,68 @@ from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"
 SECOND = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
+UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 SAVED_AT, LAST = 2, 4
 
 
-@pytest.mark.parametrize("changes", [{}, LLAMA_LIKE], ids=["tied", "gated"])
-def test_a_run_goes_on_under_another_plan(changes: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second", "changes"),
+    [(FIRST, SECOND, {}), (FIRST, UNEVEN, LLAMA_LIKE), (UNEVEN, SECOND, LLAMA_LIKE)],
+    ids=["tied", "to uneven shares", "from uneven shares"],
+)
+def test_a_run_goes_on_under_another_plan(
+    first: str, second: str, changes: dict[str, object], tmp_path: Path
+) -> None:
     """Weights and Adam's moments survive first plan -> second plan -> stock Megatron."""
-    shrunk = shrink(plan(FIRST), workload(per_token_loss=True, **changes))
-    jobs = VerifyJobs(shrunk, Options(steps=LAST), tmp_path)
+    # One model that all three divide, and one padded vocabulary.
+    common = shrink(plan(UNEVEN), workload(per_token_loss=True, **changes))
+    jobs = VerifyJobs(replace(common, plan=plan(UNEVEN)), Options(steps=LAST), tmp_path)
     run_jobs([jobs.seed_job()], 120)
     from_seed = [a for a in jobs.training_arguments("adam") if not a.startswith("--train-iters")]
     base = [a for a in from_seed if not a.startswith(("--load", "--finetune", "--no-load-optim"))]
     folder = tmp_path / "checkpoints"
-    one = [f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}", *backend.CPU_FLAGS]
 
-    whole = _train(tmp_path / "whole", FIRST, [*from_seed, f"--train-iters={LAST}"])
-    first = _train(
-        tmp_path / "first",
-        FIRST,
-        [*from_seed, f"--train-iters={SAVED_AT}", f"--save={folder}", "--save-interval=2"],
+    def vocabulary(layout: str) -> str:
+        widths = plan(layout).layout.tensor_parallel_widths
+        return f"--make-vocab-size-divisible-by={common.vocab_multiple // lcm(*widths)}"
+
+    def saving_every_two(layout: str) -> list[str]:
+        return [vocabulary(layout), f"--save={folder}", "--save-interval=2"]
+
+    whole = _train(
+        tmp_path / "whole", first, [*from_seed, vocabulary(first), f"--train-iters={LAST + 1}"]
     )
-    second = _train(
-        tmp_path / "second",
-        SECOND,
-        [
-            *base,
-            f"--train-iters={LAST}",
-            f"--load={folder}",
-            f"--save={folder}",
-            "--save-interval=2",
-        ],
+    before = _train(
+        tmp_path / "before",
+        first,
+        [*from_seed, *saving_every_two(first), f"--train-iters={SAVED_AT}"],
     )
+    after = _train(
+        tmp_path / "after",
+        second,
+        [*base, *saving_every_two(second), f"--train-iters={LAST}", f"--load={folder}"],
+    )
+    one = [f"--make-vocab-size-divisible-by={common.vocab_multiple}", *backend.CPU_FLAGS]
     stock = _train(
         tmp_path / "stock", None, [*base, *one, f"--train-iters={LAST + 1}", f"--load={folder}"]
     )
 
-    assert set(second[0].norms) == {SAVED_AT + 1, LAST}
-    assert _whole_weights(second, 0) == _whole_weights(first, SAVED_AT)
-    assert _whole_weights(stock, 0) == _whole_weights(second, LAST)
-    for step in (SAVED_AT + 1, LAST):
-        assert _loss(second, step) == pytest.approx(_loss(whole, step), rel=1e-6)
-        assert float.fromhex(second[0].norms[step]) == pytest.approx(
-            float.fromhex(whole[0].norms[step]), rel=2e-6
-        )
-    assert _loss(stock, LAST + 1) > 0
+    assert set(after[0].norms) == {SAVED_AT + 1, LAST}
+    assert set(stock[0].norms) == {LAST + 1}
+    assert _whole_weights(after, 0) == _whole_weights(before, SAVED_AT)
+    assert _whole_weights(stock, 0) == _whole_weights(after, LAST)
+    for run, step in ((after, SAVED_AT + 1), (after, LAST), (stock, LAST + 1)):
+        assert _loss(run, step) == pytest.approx(_loss(whole, step), rel=1e-6)
+        assert _norm(run, step) == pytest.approx(_norm(whole, step), rel=2e-6)
+
+
+def test_uneven_shares_cannot_read_stacked_layers(tmp_path: Path) -> None:
+    """Stock Megatron's own checkpoint of a GPT: said so, not read wrongly."""
+    shrunk = shrink(plan(UNEVEN), workload())
+    jobs = VerifyJobs(replace(shrunk, plan=plan(FIRST)), Options(steps=1), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*a key for each layer"):
+        _train(tmp_path / "uneven", UNEVEN, jobs.training_arguments("sgd"))
 
 
 def _train(folder: Path, layout: str | None, argv: Sequence[str]) -> list[RankRecord]:
@@ -103,3 +123,7 @@ def _whole_weights(ranks: Sequence[RankRecord], step: int) -> dict[str, bytes]:
 
 def _loss(ranks: Sequence[RankRecord], step: int) -> float:
     return next(record.losses[step] for record in ranks if step in record.losses)
+
+
+def _norm(ranks: Sequence[RankRecord], step: int) -> float:
+    return float.fromhex(ranks[0].norms[step])

@@ -2,7 +2,7 @@
 
 Between them the cases cover pipelines of 1 to 4 stages, widths 1 to 4 mixed inside a pipeline and
 across replicas, tied and untied embeddings, sequence parallelism on and off, unlike micro-batch
-counts, grouped queries, gated MLPs, recompute, and up to 8 processes.
+counts, uneven shares of unlike GPUs, grouped queries, gated MLPs, recompute, and up to 8 processes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "three replicas": ("tp2:4 @2 | tp1:1,tp1:3 @2 | tp1:4 @1", {"qk_layernorm": True}),
     "deep and shallow": ("tp1:1,tp1:1,tp1:1,tp1:1 @5 | tp1:4 @1", {"add_qkv_bias": True}),
+    "uneven shares": ("tp4(3:2:2:1):3,tp1:1 @3 | tp1:4 @2", {"per_token_loss": True}),
+    "unlike uneven shares": (
+        "tp3(2:1:1):2,tp2(1:3):2 @3 | tp2:4 @2",
+        {**LLAMA_LIKE, "sequence_parallel": True},
+    ),
     "recompute": ("tp2:2,tp1:2 @3 | tp1:4 @3", {"recompute": "full", "micro_batch_size": 2}),
 }
 

@@ -103,11 +103,6 @@ def test_parts_of_a_plan_that_cannot_run_yet(change: dict[str, object], name: st
         support.check_plan(replace(asked, replicas=(first, *asked.replicas[1:])))
 
 
-def test_uneven_shares_cannot_run_yet() -> None:
-    with pytest.raises(UnsupportedError, match=r"uneven tensor-parallel shares \(3:1\)"):
-        support.check_plan(plan("tp2(3:1):4 @4"))
-
-
 def test_a_plan_for_another_model(tmp_path: Path) -> None:
     asked = replace(plan(LAYOUT), workload=workload())
     path = tmp_path / "plan.json"

@@ -17,6 +17,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.local_launch import Job
+from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.provider import EveryRankProvider
 from megatron_hetero.runtime.verify import faults
 from megatron_hetero.runtime.verify.record import Recorder
@@ -96,9 +97,14 @@ class VerifyJobs:
             "--no-save-rng",
         )
 
+        shares = any(s.shares for r in self.shrunk.plan.layout.replicas for s in r.stages)
+
         def seed(rank: int) -> None:
             write_text_dataset(self._text, self._num_tokens)
             save_without_a_server()
+            if shares:
+                # Uneven pieces of the stacked tensors that stock GPT writes cannot be read.
+                checkpoint_metadata.apply()
             backend.activate_cpu_backend()
             entry.train_stock(argv, entry.World.from_environment())
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy
 import torch
-from megatron.core import mpu
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.megatron import training_log
@@ -63,12 +62,9 @@ class Recorder:
         from megatron.core.distributed import finalize_model_grads
 
         config = get_model_config(model[0])
-        width = mpu.get_tensor_model_parallel_world_size()
-        index = mpu.get_tensor_model_parallel_rank()
         self._parameters = dict(global_parameters(model))
         self._shards = {
-            name: shard_of(name, parameter, width, index, config)
-            for name, parameter in self._parameters.items()
+            name: shard_of(name, parameter, config) for name, parameter in self._parameters.items()
         }
         inner = config.finalize_model_grads_func or finalize_model_grads
 

@@ -1,0 +1,110 @@
+"""A rank's place in its tensor-parallel group, and how the group divides the model.
+
+Megatron divides every size by the width.  A rank with an uneven share is given sizes of its own to
+divide: with 3 of 8 query groups at width 4 it builds a model of 12 groups, of which a quarter are
+its 3.  Every layer (Megatron's or Transformer Engine's) then has the right local shape, and what
+the group exchanges has the shape of activations, which shares do not touch.  Vocabulary rows and
+sequences divide evenly always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core import parallel_state as mpu
+
+from megatron_hetero.plan.plan import StageShape
+from megatron_hetero.plan.shards import shard_edges
+
+_ATTRIBUTE = "hetero_tensor_place"
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Place `index` of `width`.
+
+    `query_groups` and `mlp_columns` are the edges of all ranks' parts (`plan.shards.shard_edges`);
+    a group that divides everything evenly has one unit for each rank.
+    """
+
+    width: int
+    index: int
+    query_groups: tuple[int, ...]
+    mlp_columns: tuple[int, ...]
+    is_even: bool = True
+
+    @classmethod
+    def even(cls, width: int, index: int) -> TensorPlace:
+        edges = tuple(range(width + 1))
+        return cls(width, index, edges, edges)
+
+    @classmethod
+    def of_stage(cls, shape: StageShape, index: int, args: Any) -> TensorPlace:
+        """The place of rank `index` on a stage of the plan, for the model of Megatron's `args`.
+
+        Raises:
+            PlanFormatError: fewer query groups or columns than ranks.
+        """
+        width, shares = shape.tensor_parallel, shape.shares
+        groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
+        divisible = groups % width == 0 and args.ffn_hidden_size % width == 0
+        if shares is None or (len(set(shares)) == 1 and divisible):
+            return cls.even(width, index)
+        return cls(
+            width,
+            index,
+            shard_edges(groups, width, shares),
+            shard_edges(args.ffn_hidden_size, width, shares),
+            is_even=False,
+        )
+
+    def edges_of(self, name: str) -> tuple[int, ...]:
+        """Edges, in units of its own, of the divided dimension of the parameter called `name`."""
+        if ".self_attention." in name:
+            return self.query_groups
+        if ".mlp." in name:
+            return self.mlp_columns
+        return tuple(range(self.width + 1))
+
+    @contextmanager
+    def own_sizes(self, args: Any) -> Iterator[None]:
+        """Let `args` have the sizes from which this rank's model is built."""
+        if self.is_even:
+            yield
+            return
+        groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
+        heads_per_group = args.num_attention_heads // groups
+        own_groups = self._own(self.query_groups) * self.width
+        sizes = {
+            "num_attention_heads": own_groups * heads_per_group,
+            "ffn_hidden_size": self._own(self.mlp_columns) * self.width,
+        }
+        if args.group_query_attention:
+            sizes["num_query_groups"] = own_groups
+        saved = {name: getattr(args, name) for name in sizes}
+        vars(args).update(sizes)
+        try:
+            yield
+        finally:
+            vars(args).update(saved)
+
+    def _own(self, edges: tuple[int, ...]) -> int:
+        return edges[self.index + 1] - edges[self.index]
+
+
+def set_tensor_place(config: Any, place: TensorPlace) -> None:
+    """Note `place` on a model's configuration, where `tensor_place` finds it."""
+    setattr(config, _ATTRIBUTE, place)
+
+
+def tensor_place(config: Any) -> TensorPlace:
+    """The place of this rank; on a plan that stock Megatron runs, from Megatron's own groups."""
+    place = getattr(config, _ATTRIBUTE, None)
+    if place is not None:
+        return place
+    return TensorPlace.even(
+        mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    )
