@@ -24,7 +24,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.ranks import Position
 
 
@@ -109,7 +109,23 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
     ]
     if len(replica.stages) > 1:
         argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position.replica)}")
+    if replica.micro_batch_size is not None:
+        # Megatron counts samples as micro-batches times their size, which stays the job's.
+        argv.append(f"--micro-batch-size={replica.micro_batch_size}")
     return tuple(argv)
+
+
+def follow_stage(args: Any, stage: Stage) -> None:
+    """Let a stage's own settings take the place of the job's in Megatron's parsed `args`."""
+    if stage.recompute is None:
+        return
+    args.recompute_granularity = None if stage.recompute == "none" else stage.recompute
+    args.recompute_method = args.recompute_num_layers = None
+    if stage.recompute == "full":
+        # Some of the stage's layers, or every layer by itself: Megatron's two methods.
+        some = stage.recompute_num_layers is not None
+        args.recompute_method = "block" if some else "uniform"
+        args.recompute_num_layers = stage.recompute_num_layers if some else 1
 
 
 def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
@@ -123,10 +139,30 @@ def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
 
 def vocab_divisor(megatron: Sequence[str]) -> int:
     """`--make-vocab-size-divisible-by` as the user gave it, or Megatron's default."""
+    given = _given(megatron, "--make-vocab-size-divisible-by")
+    return 128 if given is None else given
+
+
+def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
+    """The size of micro-batches on replicas that have none of their own.
+
+    Raises:
+        UsageError: neither flags nor plan say it.
+    """
+    size = _given(megatron, "--micro-batch-size")
+    if size is None and plan.workload is not None:
+        size = plan.workload.training.micro_batch_size
+    if size is None:
+        raise UsageError("--micro-batch-size is missing; Megatron needs it.")
+    return size
+
+
+def _given(megatron: Sequence[str], flag: str) -> int | None:
+    """A number among the user's flags; the last one counts, as for Megatron's parser."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--make-vocab-size-divisible-by", type=int, default=128)
-    given, _ = parser.parse_known_args(list(megatron))
-    return int(given.make_vocab_size_divisible_by)
+    parser.add_argument(flag, type=int, dest="value")
+    found, _ = parser.parse_known_args(list(megatron))
+    return None if found.value is None else int(found.value)
 
 
 def pipeline_layout(plan: Plan, replica: int) -> str:
@@ -169,8 +205,11 @@ def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterat
                 os.environ[name] = value
 
 
-def workload_of(args: Any, megatron: Sequence[str]) -> Workload:
-    """The workload that Megatron's parsed arguments describe, for the plan's own validation."""
+def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Workload:
+    """The workload that Megatron's parsed arguments describe, for the plan's own validation.
+
+    `micro_batch_size` is the job's; a replica's own stands in the plan.
+    """
     model = ModelSpec(
         num_layers=args.num_layers,
         hidden_size=args.hidden_size,
@@ -192,7 +231,7 @@ def workload_of(args: Any, megatron: Sequence[str]) -> Workload:
     )
     training = TrainingSpec(
         global_batch_size=args.global_batch_size,
-        micro_batch_size=args.micro_batch_size,
+        micro_batch_size=micro_batch_size,
         precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
         sequence_parallel="--sequence-parallel" in megatron,
         per_token_loss=args.calculate_per_token_loss,

@@ -10,6 +10,7 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,33 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.provider import EveryRankProvider
+
+
+def with_micro_batch_sizes(plan: Plan, job_micro_batch_size: int) -> Plan:
+    """The plan with each replica's micro-batch size written out, the job's where it has none."""
+    replicas = tuple(
+        replace(r, micro_batch_size=r.micro_batch_size or job_micro_batch_size)
+        for r in plan.replicas
+    )
+    return replace(plan, replicas=replicas)
+
+
+def micro_batch_sizes(plan: Plan) -> tuple[int, ...]:
+    """[replica] -> samples in a micro-batch, of a plan `with_micro_batch_sizes`.
+
+    Raises:
+        ValueError: a replica has no size written out.
+    """
+    sizes = tuple(r.micro_batch_size for r in plan.replicas if r.micro_batch_size is not None)
+    if len(sizes) != len(plan.replicas):
+        raise ValueError("a replica has no micro-batch size; use with_micro_batch_sizes")
+    return sizes
+
+
+def global_batch_size(plan: Plan) -> int:
+    """Samples in a step of a plan `with_micro_batch_sizes`."""
+    sizes = micro_batch_sizes(plan)
+    return sum(r.num_micro_batches * s for r, s in zip(plan.replicas, sizes, strict=True))
 
 
 def deal(counts: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[range, ...], ...]:
@@ -45,14 +73,11 @@ class ReplicaSampler(Sampler[list[int]]):
     An end of the dataset that is no whole global batch is left out.
     """
 
-    def __init__(
-        self, plan: Plan, replica: int, job_micro_batch_size: int, num_samples: int, consumed: int
-    ) -> None:
-        counts = [r.num_micro_batches for r in plan.replicas]
-        sizes = [r.micro_batch_size or job_micro_batch_size for r in plan.replicas]
+    def __init__(self, plan: Plan, replica: int, num_samples: int, consumed: int) -> None:
         self.replica = replica
-        self.global_batch_size = sum(c * s for c, s in zip(counts, sizes, strict=True))
-        self._batches = deal(counts, sizes)[replica]
+        self.global_batch_size = global_batch_size(plan)
+        counts = [r.num_micro_batches for r in plan.replicas]
+        self._batches = deal(counts, micro_batch_sizes(plan))[replica]
         self._starts = range(
             consumed, num_samples - self.global_batch_size + 1, self.global_batch_size
         )
@@ -102,9 +127,7 @@ def iterators_provider(
             if dataset is None:
                 loaders.append(None)
                 continue
-            sampler = ReplicaSampler(
-                plan, groups.position.replica, args.micro_batch_size, len(dataset), start
-            )
+            sampler = ReplicaSampler(plan, groups.position.replica, len(dataset), start)
             loader = DataLoader(
                 dataset,
                 batch_sampler=sampler,

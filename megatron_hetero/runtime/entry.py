@@ -27,6 +27,8 @@ from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime import backend, machine, support
 from megatron_hetero.runtime.arguments import (
     HeteroArguments,
+    follow_stage,
+    job_micro_batch_size,
     rank_arguments,
     requested_plan,
     split_arguments,
@@ -34,6 +36,7 @@ from megatron_hetero.runtime.arguments import (
     vocab_divisor,
     workload_of,
 )
+from megatron_hetero.runtime.data import with_micro_batch_sizes
 
 # What `pretrain_gpt.py` of Megatron-LM passes to the parser.
 ARGUMENT_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
@@ -150,9 +153,11 @@ def train_asymmetric(
     plan: Plan, arguments: HeteroArguments, world: World, observer: Observer | None = None
 ) -> None:
     """Megatron's `pretrain` with the plan's groups, boundaries, gradient sync and data."""
+    job_size = job_micro_batch_size(plan, arguments.megatron)
+    plan = with_micro_batch_sizes(plan, job_size)
     support.check_plan(plan)
     position = rank_table(plan)[world.rank]
-    args = _parse(plan, position, arguments.megatron)
+    args = _parse(plan, position, arguments.megatron, job_size)
 
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
@@ -209,7 +214,7 @@ def train_asymmetric(
     )
 
 
-def _parse(plan: Plan, position: Position, megatron: Sequence[str]) -> Any:
+def _parse(plan: Plan, position: Position, megatron: Sequence[str], job_size: int) -> Any:
     """Megatron's arguments for this rank, with the plan checked against the model in them."""
     from megatron.training.arguments import parse_and_validate_args
 
@@ -218,11 +223,12 @@ def _parse(plan: Plan, position: Position, megatron: Sequence[str]) -> Any:
             args = parse_and_validate_args(args_defaults=ARGUMENT_DEFAULTS)
         except AssertionError as error:
             raise UsageError(f"Megatron refuses the flags: {error}") from error
+    follow_stage(args, plan.replicas[position.replica].stages[position.stage])
     # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
     args.make_vocab_size_divisible_by = vocab_divisor(megatron)
     support.check_arguments(args)
     check_checkpoint(args)
-    workload = workload_of(args, megatron)
+    workload = workload_of(args, megatron, job_size)
     validate_plan(replace(plan, workload=workload, estimates=None))
     machine.check_same_model(plan, workload)
     return args

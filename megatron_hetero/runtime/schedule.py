@@ -18,6 +18,7 @@ from megatron.core.pipeline_parallel.schedules import (
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.data import global_batch_size
 from megatron_hetero.runtime.groups import RankGroups
 
 
@@ -27,26 +28,30 @@ class ReplicaSchedule:
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         self._groups = groups
         self._replica = plan.replicas[groups.position.replica]
-        self._num_job_micro_batches = sum(r.num_micro_batches for r in plan.replicas)
+        self._global_batch_size = global_batch_size(plan)
 
     def __call__(
         self,
         *,
         num_microbatches: int,
+        micro_batch_size: int,
         forward_only: bool = False,
         collect_non_loss_data: bool = False,
         **kwargs: Any,
     ) -> list[dict[str, torch.Tensor]]:
-        """Run the replica's part of `num_microbatches`, the job's number for this step.
+        """Run the replica's part of a step.
+
+        Args:
+            num_microbatches: the job's number, in micro-batches of this replica's size.
 
         Returns:
             On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as
             Megatron has it; on other stages an empty list.
         """
-        if num_microbatches != self._num_job_micro_batches:
+        if num_microbatches * micro_batch_size != self._global_batch_size:
             raise UsageError(
-                f"this step has {num_microbatches} micro-batches, the plan's replicas together "
-                f"{self._num_job_micro_batches}; the global batch must stay the plan's."
+                f"this step has {num_microbatches * micro_batch_size} sequences, the plan's "
+                f"replicas together {self._global_batch_size}; the global batch must stay the plan's."
             )
         run = (
             forward_backward_pipelining_without_interleaving
@@ -55,6 +60,7 @@ class ReplicaSchedule:
         )
         reports = run(
             num_microbatches=self._replica.num_micro_batches,
+            micro_batch_size=micro_batch_size,
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
             **kwargs,

@@ -11,6 +11,7 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.data import global_batch_size
 
 # (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
 _Rule = tuple[str, Callable[[Any], bool], str]
@@ -95,19 +96,21 @@ _REFUSED: tuple[_Rule, ...] = (
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse parts of a valid plan that this version cannot run.
+    """Refuse parts of a valid plan, `with_micro_batch_sizes`, that this version cannot run.
 
     Raises:
         UnsupportedError: names every such part and the stage it is on.
     """
     found = []
+    batch = global_batch_size(plan)
     for r, replica in enumerate(plan.replicas):
-        if replica.micro_batch_size is not None:
-            found.append(f"replica {r}: a micro-batch size of its own ({replica.micro_batch_size})")
+        if batch % (replica.micro_batch_size or 1):
+            found.append(
+                f"replica {r}: micro-batches of {replica.micro_batch_size} sequences, which do not "
+                f"divide the global batch of {batch} (Megatron counts in them)"
+            )
         for s, stage in enumerate(replica.stages):
             where = f"replica {r}, stage {s}"
-            if stage.recompute is not None:
-                found.append(f"{where}: recompute of its own ({stage.recompute})")
             if stage.precision is not None:
                 found.append(f"{where}: precision of its own ({stage.precision})")
             in_flight = min(len(replica.stages) - s, replica.num_micro_batches)

@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.training.datasets.data_samplers import MegatronPretrainingSampler
 
-from megatron_hetero.runtime.data import NoData, ReplicaSampler, deal
-from tests.runtime.workloads import plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.data import NoData, ReplicaSampler, deal, with_micro_batch_sizes
+from tests.runtime import workloads
+
+
+def plan(layout: str) -> Plan:
+    return with_micro_batch_sizes(workloads.plan(layout), 2)
 
 
 @given(
@@ -27,7 +32,7 @@ def test_a_global_batch_is_dealt_out_once(replicas: list[tuple[int, int]]) -> No
 def test_equal_counts_are_megatrons_own_division(num_replicas: int, consumed: int) -> None:
     layout = " | ".join(["tp1:4 @2"] * num_replicas)
     for replica in range(num_replicas):
-        ours = ReplicaSampler(plan(layout), replica, 2, 60, consumed)
+        ours = ReplicaSampler(plan(layout), replica, 60, consumed)
         stock = MegatronPretrainingSampler(60, consumed, 2, replica, num_replicas)
         expected = list(stock)
         assert list(ours) == expected[: len(ours)]
@@ -36,7 +41,7 @@ def test_equal_counts_are_megatrons_own_division(num_replicas: int, consumed: in
 
 def test_a_step_is_the_same_set_of_samples_as_one_process_takes() -> None:
     layout = "tp1:4 @3 | tp1:4 @1 | tp1:4 @2"
-    samplers = [list(ReplicaSampler(plan(layout), r, 2, 100, 24)) for r in range(3)]
+    samplers = [list(ReplicaSampler(plan(layout), r, 100, 24)) for r in range(3)]
     for step in range(6):
         taken = sorted(
             x

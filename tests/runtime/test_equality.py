@@ -7,6 +7,7 @@ counts, uneven shares of unlike GPUs, grouped queries, gated MLPs, recompute, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "tp3(2:1:1):2,tp2(1:3):2 @3 | tp2:4 @2",
         {**LLAMA_LIKE, "sequence_parallel": True},
     ),
+    "unlike micro-batch sizes": ("tp2:3,tp1:1 @2x2 | tp1:4 @4", {"per_token_loss": True}),
     "recompute": ("tp2:2,tp1:2 @3 | tp1:4 @3", {"recompute": "full", "micro_batch_size": 2}),
 }
 
@@ -53,6 +55,18 @@ def test_a_plan_trains_as_one_process(name: str, tmp_path: Path) -> None:
     for comparison in outcome.comparisons.values():
         assert len(comparison.losses) == 5
         assert comparison.losses[-1][1] < comparison.losses[0][1]
+
+
+def test_a_stage_recomputes_by_itself(tmp_path: Path) -> None:
+    asked = plan("tp2:3,tp1:1 @4 | tp1:4 @2")
+    settings = ({"recompute": "full", "recompute_num_layers": 2}, {"recompute": "selective"})
+    stages = tuple(
+        replace(stage, **changes)
+        for stage, changes in zip(asked.replicas[0].stages, settings, strict=True)
+    )
+    replicas = (replace(asked.replicas[0], stages=stages), asked.replicas[1])
+    outcome = verify(replace(asked, replicas=replicas), workload(), Options(), tmp_path)
+    assert outcome.ok, outcome_to_data(outcome)
 
 
 def test_the_floor_of_rounding_is_measured(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from megatron_hetero.errors import (
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend, entry, machine, support
+from megatron_hetero.runtime.data import with_micro_batch_sizes
 from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
 from tests.runtime.workloads import plan, workload
 
@@ -90,17 +91,22 @@ def test_flags_that_a_plan_cannot_honour_yet(flags: list[str], name: str) -> Non
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"recompute": "full"}, "recompute of its own"),
         ({"precision": "bf16"}, "precision of its own"),
         ({"num_launched_forwards": 3}, "3 launched forwards"),
     ],
 )
 def test_parts_of_a_plan_that_cannot_run_yet(change: dict[str, object], name: str) -> None:
-    asked = plan(LAYOUT)
+    asked = with_micro_batch_sizes(plan(LAYOUT), 1)
     stage = replace(asked.replicas[0].stages[0], **change)
     first = replace(asked.replicas[0], stages=(stage, *asked.replicas[0].stages[1:]))
     with pytest.raises(UnsupportedError, match=f"replica 0, stage 0: .*{name}"):
         support.check_plan(replace(asked, replicas=(first, *asked.replicas[1:])))
+
+
+def test_a_micro_batch_size_that_does_not_divide_the_batch() -> None:
+    asked = with_micro_batch_sizes(plan("tp1:4 @2x2 | tp1:4 @3"), 1)
+    with pytest.raises(UnsupportedError, match=r"replica 0: micro-batches of 2 .* batch of 7"):
+        support.check_plan(asked)
 
 
 def test_a_plan_for_another_model(tmp_path: Path) -> None:

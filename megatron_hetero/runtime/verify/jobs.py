@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.runtime import backend, entry
@@ -156,7 +157,7 @@ class VerifyJobs:
 
     def _plan_flag(self) -> str:
         plan = self.shrunk.plan
-        if not plan.hosts:
+        if plan == plan_from_layout(plan.layout):
             return f"--hetero-layout={format_layout(plan.layout)}"
         path = self._folder / "plan.json"
         save_plan(plan, path)
