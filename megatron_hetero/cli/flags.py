@@ -100,6 +100,9 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
         yield from (comment(f"  {reason}") for reason in reasons)
     else:
         yield comment("Stock Megatron runs this plan: these are its own flags, without plug-in.")
+    # Names the flags of a script that only its shell knows: they are missing below.
+    if plan.workload is not None:
+        yield comment(f"Model: {plan.workload.source}")
     yield ""
     yield render_bash(argv)
     yield ""

@@ -25,7 +25,7 @@ many micro-batches each replica does.  Needs no GPU and no torch.
 
   megatron-hetero plan --cluster cluster.yaml --model gpt.sh -o plan.json
   megatron-hetero plan --cluster cluster.yaml --model config.json \\
-      -- --global-batch-size 64 --micro-batch-size 1 --bf16"""
+      -- --seq-length 4096 --global-batch-size 64 --micro-batch-size 1 --bf16"""
 TAKES_MEGATRON_FLAGS = True
 
 

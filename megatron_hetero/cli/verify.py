@@ -98,11 +98,12 @@ def require_runtime() -> None:
         return
     raise EnvironmentMismatchError(
         f"this verb trains, and these packages are not installed: {', '.join(missing)}. "
-        'Install the runtime with\n\n    pip install "megatron-hetero[runtime]"\n\n'
+        "Install the runtime, in a clone of the repository, with\n\n"
+        '    pip install ".[runtime]"\n\n'
         "on Linux x86-64 with Python 3.12 or 3.13. To use a CPU build of torch (smaller, no CUDA "
         "libraries), install that build first, for instance\n\n"
         "    pip install ./torch-VERSION+cpu-....whl\n\n"
-        "and then the line above; in a clone of the repository:  make env TORCH=WHEEL_OR_VERSION."
+        "and then the line above; or let make do both:  make env TORCH=WHEEL_OR_VERSION."
         f" Here: Python {platform.python_version()} on {platform.system()} {platform.machine()}."
     )
 

@@ -12,6 +12,10 @@ import pytest
 
 from megatron_hetero.cli.flags import comment
 from megatron_hetero.cli.main import main
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import parse_layout
 
 
 def test_bash_style_is_bash(layout_plan: Callable[..., Path], capsys) -> None:
@@ -94,3 +98,21 @@ def test_a_comment_stays_a_comment(text: str) -> None:
     assert line.startswith("# ")
     assert line.isprintable()
     assert len(line.splitlines()) == 1
+
+
+def test_it_says_which_flags_of_the_script_are_missing(tmp_path: Path, capsys) -> None:
+    """A script's `$DATA_PATH` is not known here; who pastes the output has to add it."""
+    script = tmp_path / "gpt.sh\nrm -rf x"
+    script.write_text(
+        "DATA_PATH=$1\n"
+        "python pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+        "--seq-length 32 --max-position-embeddings 32 --vocab-size 128 "
+        "--micro-batch-size 1 --global-batch-size 6 --data-path $DATA_PATH\n"
+    )
+    layout = parse_layout("tp2:3,tp1:1 @4 | tp1:4 @2")
+    save_plan(plan_from_layout(layout, load_workload(script)), tmp_path / "plan.json")
+    assert main(["flags", str(tmp_path / "plan.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = [line for line in lines if line.startswith("# Model: ")]
+    assert len(named) == 1
+    assert "gpt.sh?rm -rf x (without --data-path: set by the shell)" in named[0]

@@ -79,7 +79,7 @@ def test_without_the_runtime_it_says_what_to_install(
         verify.require_runtime()
     message = str(error.value)
     assert f"not installed: {', '.join(missing)}." in message
-    assert 'pip install "megatron-hetero[runtime]"' in message
+    assert 'pip install ".[runtime]"' in message
     assert "CPU build of torch" in message
 
 
