@@ -13,6 +13,8 @@ the stages then carries the same bytes, but through one pair of devices.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,15 +60,42 @@ def pieces(
 class Boundary:
     """This rank's side of one boundary: sends and receives in either direction.
 
-    `peer_ranks` are the global ranks of the neighbouring stage, in tensor order.
+    `peer_ranks` are the global ranks of the neighbouring stage, in tensor order; `outward` and
+    `inward` the groups of the messages to and from it.  Of its sends at most `max_unfinished` are
+    not known to have arrived.
     """
 
-    def __init__(self, groups: RankGroups, peer_ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        groups: RankGroups,
+        peer_ranks: tuple[int, ...],
+        outward: dist.ProcessGroup,
+        inward: dist.ProcessGroup,
+        max_unfinished: int,
+    ) -> None:
         self._groups = groups
+        self._outward = outward
+        self._inward = inward
+        self._max_unfinished = max_unfinished
+        self._unfinished: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
         self._width = groups.tensor.size()
         self._index = groups.tensor.rank()
         self._peers = peer_ranks
         self.bytes_sent = 0
+
+    def send(self, tensor: torch.Tensor, sequence_parallel: bool) -> None:
+        """Start sending `tensor`; what is sent is kept until it is known to have arrived."""
+        ops = self.send_ops(tensor, sequence_parallel)
+        if ops:
+            self._unfinished.append((dist.batch_isend_irecv(ops), [op.tensor for op in ops]))
+        self.finish_sends(self._max_unfinished)
+
+    def finish_sends(self, max_left: int = 0) -> None:
+        """Wait for the oldest sends until at most `max_left` are left."""
+        while len(self._unfinished) > max_left:
+            requests, _ = self._unfinished.popleft()
+            for request in requests:
+                request.wait()
 
     def send_ops(self, tensor: torch.Tensor, sequence_parallel: bool) -> list[dist.P2POp]:
         """The sends of `tensor`: this rank's shard under sequence parallelism, else all of it."""
@@ -78,7 +107,7 @@ class Boundary:
         for piece in pieces(num_elements, self._width, self._index, self._peers):
             part = flat[piece.start - shift : piece.stop - shift]
             self.bytes_sent += part.numel() * part.element_size()
-            ops.append(dist.P2POp(dist.isend, part, piece.peer))
+            ops.append(dist.P2POp(dist.isend, part, piece.peer, self._outward))
         return ops
 
     def receive_ops(
@@ -91,7 +120,9 @@ class Boundary:
         device = torch.cuda.current_device()
         own = torch.empty(size, dtype=dtype, device=device)
         ops = [
-            dist.P2POp(dist.irecv, own[p.start - own_start : p.stop - own_start], p.peer)
+            dist.P2POp(
+                dist.irecv, own[p.start - own_start : p.stop - own_start], p.peer, self._inward
+            )
             for p in pieces(num_elements, self._width, self._index, self._peers)
         ]
         whole = not sequence_parallel and self._width > 1
@@ -120,14 +151,36 @@ class PipelineCommunicator:
 
     Given to `pretrain(p2p_communicator=)`; the non-interleaved 1F1B schedule calls the six methods
     and reads the four properties.  Single-stage replicas have one too, which sends nothing.
+
+    Only receives are waited for.  A send is waited for when it must have arrived long since, so no
+    rank ever waits for a neighbour to be ready to receive: a stage may launch more forwards ahead
+    of its first backward than 1F1B does, which hides a slow hop.
+
+    Args:
+        num_launched_forwards: [stage] -> forwards ahead of the first backward; falls along the
+            pipeline, as `plan.check_structure` has it.
     """
 
-    def __init__(self, groups: RankGroups, config: Any) -> None:
+    def __init__(
+        self, groups: RankGroups, config: Any, num_launched_forwards: Sequence[int]
+    ) -> None:
         self.config = config
         self.pp_group = groups.pipeline
-        stage, stages = groups.pipeline.stage, groups.stage_ranks
-        self._previous = Boundary(groups, stages[stage - 1]) if stage > 0 else None
-        self._next = Boundary(groups, stages[stage + 1]) if stage + 1 < len(stages) else None
+        self._launched = num_launched_forwards
+        stage, stages, hops = groups.pipeline.stage, groups.stage_ranks, groups.hops
+        self._previous = self._next = None
+        # Forward k leaves after backward k - launched has come back, hence after forward
+        # k - launched has arrived; a gradient likewise answers to the launches of the stage before.
+        if stage > 0:
+            hop = hops[stage - 1]
+            self._previous = Boundary(
+                groups, stages[stage - 1], hop.backward, hop.forward, self._launched[stage - 1]
+            )
+        if stage + 1 < len(stages):
+            hop = hops[stage]
+            self._next = Boundary(
+                groups, stages[stage + 1], hop.forward, hop.backward, self._launched[stage]
+            )
 
     @property
     def is_pp_first_stage(self) -> bool:
@@ -139,7 +192,9 @@ class PipelineCommunicator:
 
     @property
     def total_stages(self) -> int:
-        return self.pp_group.size()
+        """Megatron launches `total_stages - current_stage` forwards ahead of the first backward and
+        reads it for nothing else, so this is where a stage's own number goes."""
+        return self.current_stage + self._launched[self.current_stage]
 
     @property
     def current_stage(self) -> int:
@@ -177,18 +232,23 @@ class PipelineCommunicator:
         Megatron passes a tensor or a list of one, and always a list of one shape (several were for
         models with two streams); a list of one is what it wants back.
         """
-        ops: list[dist.P2POp] = []
         arrival = None
-        if to is not None:
-            (tensor,) = sent if isinstance(sent, list) else [sent]
-            ops += to.send_ops(tensor, self.config.sequence_parallel)
+        receives: list[dist.P2POp] = []
         if source is not None:
             (shape,) = tensor_shapes
             receives, arrival = source.receive_ops(
                 tuple(shape), self.config.pipeline_dtype, self.config.sequence_parallel
             )
-            ops += receives
-        if ops:
-            for request in dist.batch_isend_irecv(ops):
+        if to is not None:
+            (tensor,) = sent if isinstance(sent, list) else [sent]
+            to.send(tensor, self.config.sequence_parallel)
+        if receives:
+            for request in dist.batch_isend_irecv(receives):
                 request.wait()
         return [arrival.finish() if arrival is not None else None]
+
+    def finish_sends(self) -> None:
+        """Wait until all that was sent has arrived; called at the end of a step."""
+        for boundary in (self._previous, self._next):
+            if boundary is not None:
+                boundary.finish_sends()

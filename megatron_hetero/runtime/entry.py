@@ -172,7 +172,7 @@ def train_asymmetric(
         parallel_state,
         training_log,
     )
-    from megatron_hetero.runtime.schedule import ReplicaSchedule
+    from megatron_hetero.runtime.schedule import ReplicaSchedule, launched_forwards
     from megatron_hetero.runtime.tensor_place import TensorPlace, set_tensor_place
     from megatron_hetero.runtime.token_rate import TokenRate
 
@@ -208,7 +208,9 @@ def train_asymmetric(
         data.iterators_provider(provider, plan, groups),
         ModelType.encoder_or_decoder,
         gpt.forward_step,
-        p2p_communicator=PipelineCommunicator(groups, config.model.transformer),
+        p2p_communicator=PipelineCommunicator(
+            groups, config.model.transformer, launched_forwards(plan, position.replica)
+        ),
         pg_collection=groups.collection(),
         skip_model_parallel_init=True,
     )

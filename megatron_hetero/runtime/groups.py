@@ -1,13 +1,14 @@
 """The process groups of one rank, made from the plan in one order that is the same on every rank.
 
-Real groups exist only for what talks in collectives: the tensor-parallel group of each stage, the
-last stages together (the job's loss), and the world.  A pipeline has no group, because stages of
-unlike width have no common columns: `PipelinePlace` answers Megatron's two questions, rank and
-size, and boundaries talk rank to rank (`runtime.boundary`).
+Collectives have the tensor-parallel group of each stage, the last stages together (the job's loss),
+and the world.  A pipeline has no group, because stages of unlike width have no common columns:
+`PipelinePlace` answers Megatron's two questions, rank and size, and the two stages of a boundary
+have a group for each direction of their messages (`runtime.boundary`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -32,6 +33,18 @@ class PipelinePlace:
 
 
 @dataclass(frozen=True)
+class Hop:
+    """The groups in which the ranks of two neighbouring stages exchange messages.
+
+    One for each direction: NCCL runs the messages of a group in order, and a forward that waits
+    for its receiver must not hold up the gradient that this receiver sends.
+    """
+
+    forward: dist.ProcessGroup
+    backward: dist.ProcessGroup
+
+
+@dataclass(frozen=True)
 class RankGroups:
     """Where this rank stands and whom it talks to.  Rank lists are global ranks."""
 
@@ -45,6 +58,8 @@ class RankGroups:
     """All ranks of all last stages; None on other stages."""
     stage_ranks: tuple[tuple[int, ...], ...]
     """[stage] -> ranks in tensor order, of this rank's replica."""
+    hops: Mapping[int, Hop]
+    """By boundary: `s` lies between stages s and s + 1.  Only those that this rank is on."""
 
     @property
     def is_last_stage(self) -> bool:
@@ -102,6 +117,14 @@ def build_groups(plan: Plan) -> RankGroups:
         if key == (place.replica, place.stage):
             tensor = group
     num_stages = [len(replica.stages) for replica in plan.replicas]
+    hops = {}
+    for replica, stage in sorted(ranks_of_stage):
+        if stage + 1 == num_stages[replica]:
+            continue
+        ranks = ranks_of_stage[replica, stage] + ranks_of_stage[replica, stage + 1]
+        hop = Hop(dist.new_group(ranks), dist.new_group(ranks))
+        if dist.get_rank() in ranks:
+            hops[stage] = hop
     on_last_stage = [r for r, p in enumerate(table) if p.stage == num_stages[p.replica] - 1]
     last_stages = dist.new_group(on_last_stage)
     alone = None
@@ -120,4 +143,5 @@ def build_groups(plan: Plan) -> RankGroups:
         stage_ranks=tuple(
             tuple(ranks_of_stage[place.replica, s]) for s in range(num_stages[place.replica])
         ),
+        hops=hops,
     )

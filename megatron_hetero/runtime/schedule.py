@@ -18,8 +18,19 @@ from megatron.core.pipeline_parallel.schedules import (
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.boundary import PipelineCommunicator
 from megatron_hetero.runtime.data import global_batch_size
 from megatron_hetero.runtime.groups import RankGroups
+
+
+def launched_forwards(plan: Plan, replica: int) -> tuple[int, ...]:
+    """[stage] -> forwards ahead of the first backward: the plan's, or 1F1B's as many as stages are
+    left, also when that is more than there are micro-batches."""
+    stages = plan.replicas[replica].stages
+    return tuple(
+        len(stages) - s if stage.num_launched_forwards is None else stage.num_launched_forwards
+        for s, stage in enumerate(stages)
+    )
 
 
 class ReplicaSchedule:
@@ -35,6 +46,7 @@ class ReplicaSchedule:
         *,
         num_microbatches: int,
         micro_batch_size: int,
+        p2p_communicator: PipelineCommunicator,
         forward_only: bool = False,
         collect_non_loss_data: bool = False,
         **kwargs: Any,
@@ -51,7 +63,7 @@ class ReplicaSchedule:
         if num_microbatches * micro_batch_size != self._global_batch_size:
             raise UsageError(
                 f"this step has {num_microbatches * micro_batch_size} sequences, the plan's "
-                f"replicas together {self._global_batch_size}; the global batch must stay the plan's."
+                f"replicas together {self._global_batch_size}; it must stay the plan's."
             )
         run = (
             forward_backward_pipelining_without_interleaving
@@ -61,10 +73,12 @@ class ReplicaSchedule:
         reports = run(
             num_microbatches=self._replica.num_micro_batches,
             micro_batch_size=micro_batch_size,
+            p2p_communicator=p2p_communicator,
             forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
             **kwargs,
         )
+        p2p_communicator.finish_sends()
         if collect_non_loss_data or not self._groups.is_last_stage:
             return reports
         return [self._job_report(reports)]

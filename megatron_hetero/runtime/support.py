@@ -113,12 +113,6 @@ def check_plan(plan: Plan) -> None:
             where = f"replica {r}, stage {s}"
             if stage.precision is not None:
                 found.append(f"{where}: precision of its own ({stage.precision})")
-            in_flight = min(len(replica.stages) - s, replica.num_micro_batches)
-            if stage.num_launched_forwards not in (None, in_flight):
-                found.append(
-                    f"{where}: {stage.num_launched_forwards} launched forwards "
-                    f"(1F1B has {in_flight})"
-                )
     if found:
         raise UnsupportedError(
             "The plan is valid, but this version's runtime cannot run these parts of it yet:\n  "

@@ -69,6 +69,22 @@ def test_a_stage_recomputes_by_itself(tmp_path: Path) -> None:
     assert outcome.ok, outcome_to_data(outcome)
 
 
+@pytest.mark.parametrize("counts", [(8, 8, 8), (8, 5, 1), (4, 4, 1), (6, 2, 2), (1, 1, 1)])
+def test_launch_counts_change_the_order_and_nothing_else(
+    counts: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Far more forwards ahead than 1F1B's 3, 2, 1, down to one at a time."""
+    asked = plan("tp2:2,tp1:1,tp2:1 @8")
+    stages = tuple(
+        replace(stage, num_launched_forwards=count)
+        for stage, count in zip(asked.replicas[0].stages, counts, strict=True)
+    )
+    asked = replace(asked, replicas=(replace(asked.replicas[0], stages=stages),))
+    options = Options(steps=2, optimizers=("sgd",))
+    outcome = verify(asked, workload(sequence_parallel=True), options, tmp_path)
+    assert outcome.ok, outcome_to_data(outcome)
+
+
 def test_the_floor_of_rounding_is_measured(tmp_path: Path) -> None:
     """One process differs from itself in another order of summation, so zero cannot be asked."""
     options = Options(optimizers=("sgd",), floor=True)

@@ -92,7 +92,6 @@ def test_flags_that_a_plan_cannot_honour_yet(flags: list[str], name: str) -> Non
     ("change", "name"),
     [
         ({"precision": "bf16"}, "precision of its own"),
-        ({"num_launched_forwards": 3}, "3 launched forwards"),
     ],
 )
 def test_parts_of_a_plan_that_cannot_run_yet(change: dict[str, object], name: str) -> None:
