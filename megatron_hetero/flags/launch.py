@@ -81,7 +81,7 @@ def node_launches(
     command = (*entry, *megatron_args(plan, plan_path))
     if not plan.hosts:
         argv = ("torchrun", "--standalone", "--nproc-per-node", str(plan.layout.num_devices))
-        return (NodeLaunch(0, None, (), (*argv, *command)),)
+        return (NodeLaunch(0, None, _serialised_launches(plan), (*argv, *command)),)
     _check_hosts(plan.hosts)
     return tuple(
         NodeLaunch(
@@ -90,6 +90,7 @@ def node_launches(
             # Indices are those of nvidia-smi, which CUDA numbers so only when told to.
             (
                 ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+                *_serialised_launches(plan),
                 ("CUDA_VISIBLE_DEVICES", ",".join(map(str, host.gpu_indices))),
             ),
             (
@@ -100,6 +101,16 @@ def node_launches(
         )
         for node_rank, host in enumerate(plan.hosts)
     )
+
+
+def _serialised_launches(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """What Megatron insists on where it finds tensor parallelism on GPUs before Blackwell.
+
+    Kernels then start in the order of their launches, so that communication overlaps as planned.
+    """
+    if plan.layout.tensor_parallel_widths[-1] == 1:
+        return ()
+    return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
 
 
 def rank_rows(plan: Plan) -> tuple[RankRow, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
@@ -177,6 +178,8 @@ def train_asymmetric(
     from megatron_hetero.runtime.token_rate import TokenRate
 
     compile_helpers.apply()
+    # Megatron does this only where it makes the first group itself.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(
         backend=args.distributed_backend,
         store=world.store(),

@@ -25,9 +25,11 @@ USER = " ".join(workload().megatron_args)
 def test_one_line_for_each_node_with_its_own_number_of_gpus() -> None:
     common = f"-m megatron_hetero.pretrain_gpt {USER} --hetero-plan plan.json"
     assert torchrun_lines(PLAN, "plan.json") == (
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nnodes 2 "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_DEVICE_MAX_CONNECTIONS=1 "
+        "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nnodes 2 "
         "--node-rank 0 --nproc-per-node 4 --master-addr a.example --master-port 29500 " + common,
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0,2 torchrun --nnodes 2 "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_DEVICE_MAX_CONNECTIONS=1 "
+        "CUDA_VISIBLE_DEVICES=0,2 torchrun --nnodes 2 "
         "--node-rank 1 --nproc-per-node 2 --master-addr a.example --master-port 29500 " + common,
     )
 
@@ -51,7 +53,8 @@ def test_a_bare_layout_starts_anywhere() -> None:
     (launch,) = node_launches(plan)
     assert launch.host is None
     assert launch.line == (
-        f"torchrun --standalone --nproc-per-node 3 -m megatron_hetero.pretrain_gpt {USER} "
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --standalone --nproc-per-node 3 "
+        f"-m megatron_hetero.pretrain_gpt {USER} "
         "--hetero-layout 'tp2:4,tp1:4 @16'"
     )
 
