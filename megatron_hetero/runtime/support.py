@@ -82,7 +82,7 @@ _REFUSED: tuple[_Rule, ...] = (
         "use none",
     ),
     (
-        "--align-grad-reduce with --overlap-grad-reduce",
+        "--overlap-grad-reduce",
         lambda a: a.overlap_grad_reduce,
         "leave it out",
     ),
