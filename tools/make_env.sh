@@ -46,6 +46,6 @@ if [ -n "$installed" ]; then
     constraints=$venv/constraints.txt
     sed "s/^torch==.*/torch==$installed/" "$root/constraints.txt" >"$constraints"
 else
-    echo "Installing torch with its CUDA libraries and the rest: about 5.5 GB, some minutes." >&2
+    echo "Installing torch with its CUDA libraries and the rest: about 6 GB, some minutes." >&2
 fi
 pip install --constraint "$constraints" --editable "$root[$extras]"
