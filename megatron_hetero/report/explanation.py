@@ -63,6 +63,14 @@ def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
     if not ordered:
         return
     (tightest, least), (_, most) = ordered[0], ordered[-1]
+    if least < 0:
+        yield Text.assemble(
+            ("Memory lacks", "bold red"),
+            f"  {-least / GIB:.1f} GiB on {tightest}, the fullest, to keep the reserve free: "
+            "the plan does not fit",
+        )
+        yield Text()
+        return
     yield Text.assemble(
         ("Memory left", "bold"),
         f"  between {least / GIB:.1f} GiB ({tightest}) and {most / GIB:.1f} GiB beside the reserve",

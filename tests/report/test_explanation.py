@@ -60,6 +60,15 @@ def test_every_fact_is_printed(fact: str) -> None:
     assert fact in printed(explanation_report(EXPLANATION, NOT_STOCK), width=100)
 
 
+def test_a_plan_that_does_not_fit_is_said_not_to() -> None:
+    """One edited by hand is explained all the same."""
+    full = replace(EXPLANATION, headroom_bytes={"a:0": -GIB, "a:1": -2 * GIB, "b:0": GIB})
+    text = printed(explanation_report(full, NOT_STOCK), width=100)
+    assert "Memory lacks  2.0 GiB on a:1" in text
+    assert "the plan does not fit" in text
+    assert "Memory left" not in text
+
+
 @pytest.mark.parametrize(
     ("cause", "time", "part", "bar"),
     [
