@@ -23,6 +23,9 @@ from megatron_hetero.errors import EnvironmentMismatchError
 
 CPU = torch.device("cpu")
 
+# Stands for the host's random state while torch's own stands for the device's.
+_host_draws = torch.Generator()
+
 # Flags without which Megatron reaches for fused CUDA kernels.  They change speed, not the model.
 CPU_FLAGS: tuple[str, ...] = (
     "--distributed-backend=gloo",
@@ -69,6 +72,10 @@ class _CudaMeansCpu(TorchFunctionMode):
             kwargs = {**kwargs, "device": CPU}
         if func is torch.device and args and _is_cuda(args[0]):
             return CPU
+        if func is torch.Tensor.random_ and kwargs.get("generator", _host_draws) is None:
+            # A data loader seeds itself from the host's random state, on the ranks that read data.
+            # Here dropout draws from that state, which a tensor-parallel group has to share.
+            kwargs = {**kwargs, "generator": _host_draws}
         if func is torch.Tensor.to:
             # The one call that takes the device by position.
             args = tuple(CPU if _is_cuda(a) else a for a in args)
@@ -146,6 +153,8 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
         lambda *a, **k: SimpleNamespace(major=8, minor=0, name="cpu"),
     )
     yield cuda, "get_device_capability", lambda *a, **k: (8, 0)
+    # Data loaders with workers pin memory in a thread of their own where there is an accelerator.
+    yield torch.accelerator, "is_available", lambda: False
     yield cuda, "get_rng_state", _get_rng_state
     yield cuda, "set_rng_state", _set_rng_state
     yield cuda, "manual_seed", _seed_cpu

@@ -85,3 +85,23 @@ def test_each_random_state_has_its_own_stream() -> None:
         assert torch.equal(torch.rand(4, generator=generator), first)
         assert torch.equal(torch.rand(4, generator=generator), second)
         assert not torch.equal(first, other)
+
+
+class _Numbers(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index], device="cuda")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_loader_neither_fails_nor_moves_the_random_state(num_workers: int) -> None:
+    """One rank of a tensor-parallel group reads data, and all of them have to drop out alike."""
+    with backend.cpu_backend():
+        before = torch.cuda.get_rng_state()
+        loader = torch.utils.data.DataLoader(
+            _Numbers(), batch_size=2, num_workers=num_workers, pin_memory=True
+        )
+        assert [batch.view(-1).tolist() for batch in loader] == [[0, 1], [2, 3]]
+        assert torch.equal(torch.cuda.get_rng_state(), before)
