@@ -25,7 +25,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.plan.ranks import Position
+from megatron_hetero.plan.ranks import Position, rank_table
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,9 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         "--no-save-rng",
         "--no-load-rng",
     ]
+    if position != rank_table(plan)[-1]:
+        # Megatron opens its writers on the last rank; so far each replica has one of its own.
+        argv += ["--tensorboard-dir=", "--wandb-project="]
     if len(replica.stages) > 1:
         argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position.replica)}")
     if replica.micro_batch_size is not None:

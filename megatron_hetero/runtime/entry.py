@@ -136,9 +136,11 @@ def train_stock(
     compile_helpers.apply()
     sys.argv = [sys.argv[0], *megatron]
     args = parse_and_validate_args(args_defaults=ARGUMENT_DEFAULTS)
+    support.check_entry(args)
     check_checkpoint(args)
     config = _configuration(args)
-    if init == "layout-independent":
+    # Experts go by numbers of their rank's own, so names alone would draw all ranks' alike.
+    if init == "layout-independent" and args.num_experts is None:
         config.model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
         config.model.post_wrap_hooks.append(stock_agreement_hook)
     pretrain(
@@ -178,18 +180,11 @@ def train_asymmetric(
     from megatron_hetero.runtime.token_rate import TokenRate
 
     compile_helpers.apply()
-    # Megatron does this only where it makes the first group itself.
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(
-        backend=args.distributed_backend,
-        store=world.store(),
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(minutes=args.distributed_timeout_minutes),
-    )
+    timeout = timedelta(minutes=args.distributed_timeout_minutes)
+    _join(world, args, timeout)
     if world.rank == 0:
         print("\n".join(machine.binding_lines(plan)), flush=True)
-    groups = build_groups(plan)
+    groups = build_groups(plan, timeout)
     parallel_state.fill(groups)
     forward_backward.apply(ReplicaSchedule(plan, groups))
     checkpoint_metadata.apply()
@@ -231,6 +226,7 @@ def _parse(plan: Plan, position: Position, megatron: Sequence[str], job_size: in
     follow_stage(args, plan.replicas[position.replica].stages[position.stage])
     # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
     args.make_vocab_size_divisible_by = vocab_divisor(megatron)
+    support.check_entry(args)
     support.check_arguments(args)
     check_checkpoint(args)
     workload = workload_of(args, megatron, job_size)
@@ -255,6 +251,22 @@ def check_checkpoint(args: Any) -> None:
             "and --exit-on-missing-checkpoint asks for one. Correct the folder, or leave the flag "
             "out to start from initial weights."
         )
+
+
+def _join(world: World, args: Any, timeout: timedelta) -> None:
+    """Create the process group of the whole job, on this process's own GPU.
+
+    Megatron chooses the GPU only where it creates the process group itself.
+    """
+    if backend.cuda_is_usable():
+        torch.cuda.set_device(args.local_rank)
+    dist.init_process_group(
+        backend=args.distributed_backend,
+        store=world.store(),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+    )
 
 
 def _configuration(args: Any) -> Any:

@@ -124,6 +124,10 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
         eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=args.create_attention_mask_in_dataloader,
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
+        allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
+        fast_cache_load=args.dataloader_fast_cache_load,
+        defer_npy_index_mmap=args.dataloader_defer_npy_index_mmap,
+        object_storage_cache_path=args.object_storage_cache_path,
     )
 
     def is_built_on_this_rank() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -60,6 +61,8 @@ class RankGroups:
     """[stage] -> ranks in tensor order, of this rank's replica."""
     hops: Mapping[int, Hop]
     """By boundary: `s` lies between stages s and s + 1.  Only those that this rank is on."""
+    timeout: timedelta
+    """How long a collective may take, in every group; torch's default is not the user's."""
 
     @property
     def is_last_stage(self) -> bool:
@@ -103,7 +106,7 @@ class RankGroups:
         )
 
 
-def build_groups(plan: Plan) -> RankGroups:
+def build_groups(plan: Plan, timeout: timedelta) -> RankGroups:
     """Create this rank's groups.  Collective: every rank of the world calls it with equal plans."""
     table = rank_table(plan)
     place = table[dist.get_rank()]
@@ -113,7 +116,7 @@ def build_groups(plan: Plan) -> RankGroups:
 
     tensor = None
     for key in sorted(ranks_of_stage):
-        group = dist.new_group(ranks_of_stage[key])
+        group = dist.new_group(ranks_of_stage[key], timeout=timeout)
         if key == (place.replica, place.stage):
             tensor = group
     num_stages = [len(replica.stages) for replica in plan.replicas]
@@ -122,14 +125,14 @@ def build_groups(plan: Plan) -> RankGroups:
         if stage + 1 == num_stages[replica]:
             continue
         ranks = ranks_of_stage[replica, stage] + ranks_of_stage[replica, stage + 1]
-        hop = Hop(dist.new_group(ranks), dist.new_group(ranks))
+        hop = Hop(*(dist.new_group(ranks, timeout=timeout) for _ in range(2)))
         if dist.get_rank() in ranks:
             hops[stage] = hop
     on_last_stage = [r for r, p in enumerate(table) if p.stage == num_stages[p.replica] - 1]
-    last_stages = dist.new_group(on_last_stage)
+    last_stages = dist.new_group(on_last_stage, timeout=timeout)
     alone = None
     for rank in range(len(table)):
-        group = dist.new_group([rank])
+        group = dist.new_group([rank], timeout=timeout)
         if rank == dist.get_rank():
             alone = group
     return RankGroups(
@@ -144,4 +147,5 @@ def build_groups(plan: Plan) -> RankGroups:
             tuple(ranks_of_stage[place.replica, s]) for s in range(num_stages[place.replica])
         ),
         hops=hops,
+        timeout=timeout,
     )

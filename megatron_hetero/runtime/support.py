@@ -6,7 +6,7 @@ Megatron, with all of its features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
@@ -86,12 +86,108 @@ _REFUSED: tuple[_Rule, ...] = (
         lambda a: a.overlap_grad_reduce,
         "leave it out",
     ),
+    (
+        "--iterations-to-skip",
+        lambda a: bool(a.iterations_to_skip),
+        "leave it out; replicas would skip unlike parts of the data",
+    ),
+    (
+        "--optimizer muon / adaptive_muon / soap",
+        lambda a: a.optimizer not in ("adam", "sgd", "lion"),
+        "use adam, sgd or lion; an update that looks at whole matrices depends on their shards",
+    ),
+    (
+        "--softmax-type learnable",
+        lambda a: a.softmax_type == "learnable",
+        "use vanilla; Megatron does not say how this parameter is divided",
+    ),
+    (
+        "--experimental-attention-variant",
+        lambda a: a.experimental_attention_variant is not None,
+        "use standard attention",
+    ),
+    (
+        "--heterogeneous-layers-config-path / --heterogeneous-layers-config-encoded-json",
+        lambda a: (
+            a.heterogeneous_layers_config_path is not None
+            or a.heterogeneous_layers_config_encoded_json is not None
+        ),
+        "use equal layers",
+    ),
+    ("--qk-clip", lambda a: a.qk_clip, "leave it out; each replica would clip by its own logits"),
+    ("--log-max-attention-logit", lambda a: a.log_max_attention_logit, "leave it out"),
+    (
+        "--tensor-parallel-num-weight-shards",
+        lambda a: a.gtp_weight_remat_size > 1,
+        "leave it out",
+    ),
+    (
+        "--tp-comm-overlap",
+        lambda a: a.tp_comm_overlap,
+        "leave it out; it takes all tensor-parallel groups to be of one width",
+    ),
+    (
+        "--reset-attention-mask",
+        lambda a: a.reset_attention_mask,
+        "leave it out; inner stages get no mask",
+    ),
+    (
+        "--ckpt-format",
+        lambda a: a.ckpt_format != "torch_dist",
+        "use torch_dist; the others name files by one grid of ranks",
+    ),
+    (
+        "--non-persistent-ckpt-type local",
+        lambda a: a.non_persistent_ckpt_type == "local",
+        "use global",
+    ),
+    (
+        "--use-mp-args-from-checkpoint-args",
+        lambda a: a.use_mp_args_from_checkpoint_args,
+        "leave it out; widths and depths are the plan's",
+    ),
+    (
+        "--save-params-interval / --save-dgrads-interval / --save-activations-interval",
+        lambda a: (
+            (a.save_params_interval, a.save_dgrads_interval, a.save_activations_interval)
+            != (None, None, None)
+        ),
+        "leave them out",
+    ),
+    (
+        "--check-weight-hash-across-dp-replicas-interval",
+        lambda a: a.check_weight_hash_across_dp_replicas_interval is not None,
+        "leave it out; replicas hold unlike shards",
+    ),
     ("--delay-wgrad-compute", lambda a: getattr(a, "delay_wgrad_compute", False), "leave it out"),
     (
         "--defer-embedding-wgrad-compute",
         lambda a: a.defer_embedding_wgrad_compute,
         "leave it out",
     ),
+)
+
+# What Megatron-LM's own pre-training script does between the flags and the loop and `runtime.gpt`
+# does not; Megatron would go on without it.
+_NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
+    ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
+    ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
+    ("--sft", lambda a: a.sft, "pre-train"),
+    ("--fim-data", lambda a: a.fim_data, "leave it out"),
+    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
+    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
+    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
+    (
+        "--dataloader-inter-document-masking",
+        lambda a: a.dataloader_inter_document_masking,
+        "leave it out",
+    ),
+    (
+        "--per-dataset-sequences-path",
+        lambda a: a.per_dataset_sequences_path is not None,
+        "leave it out",
+    ),
+    ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
 )
 
 
@@ -127,8 +223,24 @@ def check_arguments(args: Any) -> None:
     Raises:
         UnsupportedError: names every such flag and what to do instead.
     """
-    found = [f"{flag}: {instead}" for flag, asks, instead in _REFUSED if asks(args)]
+    _refuse(_REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
+
+
+def check_entry(args: Any) -> None:
+    """Refuse Megatron flags that this entry does not follow under any plan.
+
+    Raises:
+        UnsupportedError: names every such flag and what to do instead.
+    """
+    _refuse(
+        _NOT_IN_THIS_ENTRY,
+        args,
+        "megatron_hetero.pretrain_gpt does not follow these flags (Megatron-LM's pretrain_gpt.py "
+        "does, without a plan):",
+    )
+
+
+def _refuse(rules: Sequence[_Rule], args: Any, heading: str) -> None:
+    found = [f"{flag}: {instead}" for flag, asks, instead in rules if asks(args)]
     if found:
-        raise UnsupportedError(
-            "These flags are not supported on an asymmetric plan yet:\n  " + "\n  ".join(found)
-        )
+        raise UnsupportedError("\n  ".join([heading, *found]))
