@@ -121,11 +121,10 @@ def iterators_provider(
         consumed = (args.consumed_train_samples, args.consumed_valid_samples, 0)
         loaders: list[Any] = []
         for dataset, start in zip(datasets_provider(num_samples), consumed, strict=True):
-            if not reads_data(groups):
-                loaders.append(NoData())
-                continue
-            if dataset is None:
-                loaders.append(None)
+            # Megatron asks rank 0, which has all datasets, what there is to train and validate on.
+            if dataset is None or not reads_data(groups):
+                decides = reads_data(groups) or torch.distributed.get_rank() == 0
+                loaders.append(None if dataset is None and decides else NoData())
                 continue
             sampler = ReplicaSampler(plan, groups.position.replica, len(dataset), start)
             loader = DataLoader(

@@ -104,10 +104,11 @@ class GradientSync:
         self.shards = {
             name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
         }
-        stages = [(p.replica, p.stage) for p in rank_table(plan)]
+        self._places = [(p.replica, p.stage, p.tensor_rank) for p in rank_table(plan)]
+        stages = [(replica, stage) for replica, stage, _ in self._places]
         self._buckets: list[tuple[Bucket, dist.ProcessGroup]] = []
         for bucket in plan_buckets(_publish(self.shards), stages):
-            group = dist.new_group(list(bucket.holders))
+            group = dist.new_group(list(bucket.holders), timeout=groups.timeout)
             if dist.get_rank() in bucket.holders:
                 self._buckets.append((bucket, group))
         # Megatron divides by the replica's own number of micro-batches; this makes it the job's.
@@ -168,10 +169,15 @@ class GradientSync:
             self._unpack(bucket, flat, _main_grad)
 
     def equalise_parameters(self) -> None:
-        """Give all holders of a slice the first holder's weights, to the last bit."""
+        """Give all holders of a slice the first place's weights, to the last bit.
+
+        First is meant in the order of the plan, not of ranks: Megatron leaves zeros in the copy of
+        a tied embedding on the last stage, which may well have the lower rank.
+        """
         for bucket, group in self._buckets:
             flat = self._pack(bucket, _data)
-            dist.broadcast(flat, group=group, group_src=0)
+            places = [self._places[rank] for rank in bucket.holders]
+            dist.broadcast(flat, group=group, group_src=places.index(min(places)))
             self._unpack(bucket, flat, _data)
 
     def _silence_copies(self, bucket: Bucket, flat: torch.Tensor) -> None:
