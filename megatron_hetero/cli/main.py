@@ -64,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     words, megatron_args = _split_at_double_dash(words)
     verb_name = next((word for word in words if word in VERBS), None)
-    verb = _load(verb_name) if verb_name else None
+    try:
+        verb = _load(verb_name) if verb_name else None
+    except KeyboardInterrupt:  # importing takes a noticeable moment
+        print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     parser = _parser(verb_name, verb)
     arguments = parser.parse_args(words)
     if verb is None:

@@ -102,6 +102,17 @@ def test_errors_become_a_message_and_an_exit_code(
     assert capsys.readouterr() == ("", "error: nodes[2] is [odd]; write another\n")
 
 
+def test_an_interrupt_while_loading_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", interrupted)
+    assert cli.main(["plan"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
 def test_interrupt_exits_with_130(run_fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_fake(["plan"], KeyboardInterrupt())[0] == 130
     assert capsys.readouterr().err == "error: interrupted\n"
