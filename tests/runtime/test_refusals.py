@@ -164,6 +164,16 @@ def test_the_binding_is_printed() -> None:
         ("L40", "NVIDIA L4", False),
         ("V100-16GB", "Tesla V100-SXM2-16GB", True),
         ("H100-80GB", "NVIDIA H200", False),
+        ("A10", "NVIDIA A100-SXM4-40GB", False),
+        ("A10", "NVIDIA A10G", True),
+        ("L40", "NVIDIA L40S", False),
+        ("RTX-3080", "NVIDIA GeForce RTX 3080 Ti", False),
+        ("RTX-3080-Ti", "NVIDIA GeForce RTX 3080 Ti", True),
+        ("A100-80GB", "NVIDIA A100-SXM4-40GB", False),
+        ("GH200-96GB", "NVIDIA GH200 480GB", True),
+        ("MI250", "AMD Instinct MI250X", True),
+        ("RTX-6000-Ada", "NVIDIA RTX 6000 Ada Generation", True),
+        ("H100-80GB", "NVIDIA H100 80GB HBM3", True),
     ],
 )
 def test_gpu_names(wanted: str, found: str, same: bool) -> None:
