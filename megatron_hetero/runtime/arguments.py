@@ -178,10 +178,7 @@ def pipeline_layout(plan: Plan, replica: int) -> str:
 
 @contextlib.contextmanager
 def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterator[None]:
-    """Let Megatron parse `argv` as in a job of this replica alone, at this stage's width.
-
-    What the parser prints is kept to the job's first rank.
-    """
+    """Let Megatron parse `argv` as in a job of this replica alone, at this stage's width."""
     replica = plan.replicas[position.replica]
     width = replica.stages[position.stage].shape.tensor_parallel
     environment = {
@@ -190,15 +187,10 @@ def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterat
     }
     saved_environment = {name: os.environ.get(name) for name in environment}
     saved_argv = sys.argv
-    quiet = int(os.environ.get("RANK", "0")) != 0
     os.environ.update(environment)
     sys.argv = [saved_argv[0], *argv]
     try:
-        with contextlib.ExitStack() as stack:
-            if quiet:
-                null = stack.enter_context(open(os.devnull, "w"))
-                stack.enter_context(contextlib.redirect_stdout(null))
-            yield
+        yield
     finally:
         sys.argv = saved_argv
         for name, value in saved_environment.items():

@@ -9,6 +9,8 @@ plan.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -160,7 +162,12 @@ def train_asymmetric(
     plan = with_micro_batch_sizes(plan, job_size)
     support.check_plan(plan)
     position = rank_table(plan)[world.rank]
-    args = _parse(plan, position, arguments.megatron, job_size)
+    # Megatron's parser prints every argument, as if this rank's replica were the job: once is
+    # enough, and none of it before a refusal.
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        args = _parse(plan, position, arguments.megatron, job_size)
+    if world.rank == 0:
+        print(printed.getvalue(), end="", flush=True)
 
     from megatron.core.enums import ModelType
     from megatron.training import pretrain

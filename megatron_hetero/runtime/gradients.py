@@ -1,7 +1,7 @@
 """Gradient sync across replicas that divide the same parameters differently.
 
 Every parameter is cut at the union of all ranks' shard edges.  Slices of all parameters with the
-same set of holders share one flat fp32 buffer and one all-reduce; the buckets follow one order that
+same set of holders share flat fp32 buffers, one all-reduce each; the buckets follow one order that
 is the same on every rank.  A layer norm under sequence parallelism, a tied embedding on two stages
 and the same layer at width 4 here and 3 there are all the same thing: slices with holders.
 
@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
+
+MAX_BUCKET_ELEMENTS = 64 << 20
+"""256 MiB of fp32: what the sync holds at a time beside the gradients themselves."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,16 @@ class Bucket:
 
 
 def plan_buckets(
-    tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, int]]
+    tables: Sequence[Mapping[str, ParameterShard]],
+    stages: Sequence[tuple[int, int]],
+    max_elements: int = MAX_BUCKET_ELEMENTS,
 ) -> tuple[Bucket, ...]:
     """Group the slices of all parameters by their holders.
 
     Args:
         tables: [rank] -> shards by name.
         stages: [rank] -> (replica, stage), which is the rank's tensor-parallel group.
+        max_elements: of one bucket, unless a single slice is larger.
     Returns:
         Buckets of two holders and more, ordered by holders; slices are ordered by name and start.
         Left out is what needs no communication: a slice with one holder, and copies inside one
@@ -63,10 +70,11 @@ def plan_buckets(
     for rank, table in enumerate(tables):
         for name in table:
             holders_of.setdefault(name, []).append(rank)
-    slices: dict[tuple[int, ...], list[Slice]] = {}
+    slices: dict[tuple[int, ...], list[tuple[Slice, int]]] = {}
     for name in sorted(holders_of):
         shards = {rank: tables[rank][name] for rank in holders_of[name]}
         _require_equal_shapes(name, shards)
+        first = shards[holders_of[name][0]]
         edges = {edge for s in shards.values() for interval in s.intervals for edge in interval}
         for start, stop in pairwise(sorted(edges)):
             holders = tuple(rank for rank, shard in shards.items() if shard.holds(start, stop))
@@ -74,8 +82,28 @@ def plan_buckets(
             if one_group and not any(shards[rank].is_partial for rank in holders):
                 continue
             if len(holders) > 1:
-                slices.setdefault(holders, []).append(Slice(name, start, stop))
-    return tuple(Bucket(holders, tuple(slices[holders])) for holders in sorted(slices))
+                size = (stop - start) * prod(first.global_shape) // first.global_shape[first.dim]
+                slices.setdefault(holders, []).append((Slice(name, start, stop), size))
+    return tuple(
+        Bucket(holders, part)
+        for holders in sorted(slices)
+        for part in _parts(slices[holders], max_elements)
+    )
+
+
+def _parts(
+    sized_slices: Sequence[tuple[Slice, int]], max_elements: int
+) -> Iterator[tuple[Slice, ...]]:
+    """Cut a row of slices into runs of at most `max_elements`, if no slice is larger by itself."""
+    part: list[Slice] = []
+    total = 0
+    for piece, size in sized_slices:
+        if part and total + size > max_elements:
+            yield tuple(part)
+            part, total = [], 0
+        part.append(piece)
+        total += size
+    yield tuple(part)
 
 
 def _require_equal_shapes(name: str, shards: Mapping[int, ParameterShard]) -> None:
@@ -107,8 +135,12 @@ class GradientSync:
         self._places = [(p.replica, p.stage, p.tensor_rank) for p in rank_table(plan)]
         stages = [(replica, stage) for replica, stage, _ in self._places]
         self._buckets: list[tuple[Bucket, dist.ProcessGroup]] = []
+        group_of: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for bucket in plan_buckets(_publish(self.shards), stages):
-            group = dist.new_group(list(bucket.holders), timeout=groups.timeout)
+            if bucket.holders not in group_of:
+                made = dist.new_group(list(bucket.holders), timeout=groups.timeout)
+                group_of[bucket.holders] = made
+            group = group_of[bucket.holders]
             if dist.get_rank() in bucket.holders:
                 self._buckets.append((bucket, group))
         # Megatron divides by the replica's own number of micro-batches; this makes it the job's.

@@ -170,6 +170,11 @@ _REFUSED: tuple[_Rule, ...] = (
 # What Megatron-LM's own pre-training script does between the flags and the loop and `runtime.gpt`
 # does not; Megatron would go on without it.
 _NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
+    (
+        "--eval-interval is missing",
+        lambda a: a.eval_interval is None,
+        "Megatron divides by it even with --eval-iters 0; give for example 1000",
+    ),
     ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
     ("--sft", lambda a: a.sft, "pre-train"),
@@ -235,8 +240,7 @@ def check_entry(args: Any) -> None:
     _refuse(
         _NOT_IN_THIS_ENTRY,
         args,
-        "megatron_hetero.pretrain_gpt does not follow these flags (Megatron-LM's pretrain_gpt.py "
-        "does, without a plan):",
+        "megatron_hetero.pretrain_gpt cannot train with these flags:",
     )
 
 

@@ -62,6 +62,19 @@ def test_a_tied_embedding_has_holders_on_two_stages() -> None:
     assert [b.holders for b in plan_buckets(tables, [(0, 0), (0, 0), (0, 1)])] == [(0, 2), (1, 2)]
 
 
+def test_large_buckets_are_cut_between_slices() -> None:
+    """Slices of 8 x 8 elements: two fit into 128, and one larger than the limit stays whole."""
+    tables = [{name: copy(name, 8) for name in "abc"} for _ in range(2)]
+    tables = [{n: ParameterShard(n, (8, 8), 0, ((0, 8),), False, False) for n in t} for t in tables]
+    parts = [
+        "".join(s.name for s in bucket.slices)
+        for bucket in plan_buckets(tables, [(0, 0), (1, 0)], max_elements=128)
+    ]
+    assert parts == ["ab", "c"]
+    assert len(plan_buckets(tables, [(0, 0), (1, 0)], max_elements=1)) == 3
+    assert len(plan_buckets(tables, [(0, 0), (1, 0)])) == 1
+
+
 def test_ranks_that_disagree_about_a_shape_are_refused() -> None:
     tables = [{"w": copy("w", 8)}, {"w": copy("w", 9)}]
     with pytest.raises(PlanFormatError, match=r"w: rank 0 .*\(8,\).* rank 1 of \(9,\)"):

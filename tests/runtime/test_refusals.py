@@ -38,6 +38,7 @@ MODEL = [
     "--mock-data",
     "--tokenizer-type=NullTokenizer",
     "--vocab-size=100",
+    "--eval-interval=1000",
 ]
 
 
@@ -80,6 +81,7 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
         (["--fp16"], "--fp16"),
         (["--use-distributed-optimizer"], "--use-distributed-optimizer"),
         (["--log-params-norm"], "--log-params-norm"),
+        (["--sft"], "--sft"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
     ],
 )
@@ -220,3 +222,9 @@ def _on_hosts(asked: Plan) -> Plan:
     replica = replace(asked.replicas[0], stages=(stage,))
     host = Host(node="node-a", host="a.example", gpu_type="RTX-4090", gpu_indices=(0, 1))
     return replace(asked, replicas=(replica,), hosts=(host,))
+
+
+def test_nothing_is_printed_before_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Megatron prints some thousand lines of arguments as it parses them."""
+    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--fp16"], UnsupportedError)
+    assert "num_layers" not in capsys.readouterr().out

@@ -137,8 +137,12 @@ def compare(
 
 
 def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord]) -> None:
-    if not reference.losses or not any(record.losses for record in ranks):
+    steps = set(range(1, reference.num_steps + 1))
+    last_stages = [record.losses for record in ranks if record.losses]
+    if not steps or not last_stages:
         raise CheckFailedError("no losses were recorded; the runs did not train")
+    if any(set(losses) != steps for losses in (reference.losses, *last_stages)):
+        raise CheckFailedError("a rank of a last stage did not report the loss of every step")
     covered = {name for record in ranks for name in record.shards}
     if missing := sorted(set(reference.shards) - covered):
         raise CheckFailedError(f"no rank of the plan holds {', '.join(missing)}")

@@ -1,8 +1,8 @@
 """The processes of one verification, all started from one seed checkpoint of stock Megatron.
 
-They share one data set of real text and one set of flags.  The one process runs
-stock `pretrain` with none of our groups, sync, schedule or data code; the plan runs through
-`entry.main`, as a user's job does.
+They share one data set of real text and one set of flags.  The one process runs stock `pretrain`
+with none of our groups, sync, schedule, loss or data code (`verify.one_process`); the plan runs
+through `entry.main`, as a user's job does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.runtime import backend, entry
+from megatron_hetero.runtime import entry
 from megatron_hetero.runtime.local_launch import Job
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.provider import EveryRankProvider
-from megatron_hetero.runtime.verify import faults
+from megatron_hetero.runtime.verify import faults, one_process
 from megatron_hetero.runtime.verify.record import Recorder
 from megatron_hetero.runtime.verify.shrink import Shrunk
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
@@ -88,7 +88,6 @@ class VerifyJobs:
         argv = (
             *self._common,
             *self._one_process,
-            *backend.CPU_FLAGS,
             "--train-iters=1",
             "--lr=0",
             f"--data-cache-path={self._folder / 'seed-run' / 'cache'}",
@@ -106,13 +105,12 @@ class VerifyJobs:
             if shares:
                 # Uneven pieces of the stacked tensors that stock GPT writes cannot be read.
                 checkpoint_metadata.apply()
-            backend.activate_cpu_backend()
-            entry.train_stock(argv, entry.World.from_environment())
+            one_process.train(argv, entry.World.from_environment().store())
 
         return Job("seed checkpoint", 1, seed, self._folder / "seed-run")
 
     def reference_job(self, optimizer: str) -> Job:
-        """One process through stock `pretrain`: stock groups, schedule, data loader, sync."""
+        """One process of stock Megatron (`verify.one_process`)."""
         return self._one_process_job("reference", optimizer, Recorder)
 
     def floor_job(self, optimizer: str) -> Job:
@@ -124,14 +122,12 @@ class VerifyJobs:
         argv = (
             *self.training_arguments(optimizer),
             *self._one_process,
-            *backend.CPU_FLAGS,
             f"--data-cache-path={folder / 'cache'}",
         )
 
         def train(rank: int) -> None:
             recorder = make()
-            backend.activate_cpu_backend()
-            entry.train_stock(argv, entry.World.from_environment(), recorder)
+            one_process.train(argv, entry.World.from_environment().store(), recorder)
             recorder.save(folder / f"record-{rank}")
 
         return Job(f"one process, {optimizer}", 1, train, folder)

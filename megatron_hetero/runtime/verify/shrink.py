@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import lcm
 
+from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Layout, Plan, Replica, StageShape
 
@@ -37,7 +38,13 @@ class Shrunk:
 
 
 def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shrunk:
-    """Shrink `workload` to what a CPU trains in a fraction of a second a step."""
+    """Shrink `workload` to what a CPU trains in a fraction of a second a step.
+
+    Raises:
+        UnsupportedError: the workload asks for what no asymmetric plan trains yet, so that training
+            it without would prove something else.
+    """
+    _refuse_unsupported(workload)
     small_plan = _with_fewer_layers(plan, max_layers)
     model, training = workload.model, workload.training
     unit = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
@@ -91,7 +98,11 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         seq_length=sequence,
     )
     shown = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
-    changes = tuple(f"{f} {getattr(model, f)} -> {getattr(small, f)}" for f in shown)
+    changes = tuple(
+        f"{f} {getattr(model, f)} -> {getattr(small, f)}"
+        for f in shown
+        if getattr(model, f) != getattr(small, f)
+    )
     divisor = 4
     return Shrunk(
         small_plan,
@@ -101,6 +112,19 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         divisor * lcm(*plan.layout.tensor_parallel_widths),
         changes,
     )
+
+
+def _refuse_unsupported(workload: Workload) -> None:
+    asked = {
+        "--num-experts": workload.model.num_experts > 0,
+        "--use-distributed-optimizer": workload.training.use_distributed_optimizer,
+    }
+    found = [flag for flag, is_asked in asked.items() if is_asked]
+    if found:
+        raise UnsupportedError(
+            f"{', '.join(found)}: not supported on an asymmetric plan yet, so there is nothing to "
+            "verify. Leave it out."
+        )
 
 
 def _switches(model: ModelSpec) -> list[str]:

@@ -1,0 +1,69 @@
+"""Shrinking a workload: the plan's shape stays, and what cannot be trained is not left out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.runtime.verify.shrink import MAX_LAYERS, shrink
+from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+
+
+def test_stages_keep_their_shape_and_get_fewer_layers() -> None:
+    shrunk = shrink(plan("tp4(3:2:2:1):20,tp2:12 @3x2 | tp1:31,tp1:1 @2"), workload(num_layers=32))
+    small = shrunk.plan.layout
+    assert [[s.tensor_parallel for s in r.stages] for r in small.replicas] == [[4, 2], [1, 1]]
+    assert small.replicas[0].stages[0].shares == (3, 2, 2, 1)
+    assert [r.num_layers for r in small.replicas] == [MAX_LAYERS, MAX_LAYERS]
+    assert [s.num_layers for s in small.replicas[1].stages] == [7, 1]
+    assert [(r.num_micro_batches, r.micro_batch_size) for r in small.replicas] == [
+        (3, 2),
+        (2, None),
+    ]
+    assert shrunk.model.num_attention_heads % 8 == 0
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=10),
+    st.lists(st.integers(1, 9), min_size=1, max_size=10),
+)
+def test_every_stage_keeps_a_layer(first: list[int], second: list[int]) -> None:
+    difference = sum(first) - sum(second)
+    if difference > 0:
+        second = [*second[:-1], second[-1] + difference]
+    else:
+        first = [*first[:-1], first[-1] - difference]
+    layout = " | ".join(",".join(f"tp1:{n}" for n in stages) + " @1" for stages in (first, second))
+    shrunk = shrink(plan(layout), workload(num_layers=sum(first)))
+    validate_plan(shrunk.plan)
+    assert [len(r.stages) for r in shrunk.plan.replicas] == [len(first), len(second)]
+
+
+def test_the_architecture_stays() -> None:
+    args = shrink(plan("tp2:4 @1"), workload(**LLAMA_LIKE, sequence_parallel=True)).model_args
+    for flag in (
+        "--swiglu",
+        "--group-query-attention",
+        "--normalization=RMSNorm",
+        "--disable-bias-linear",
+        "--position-embedding-type=rope",
+        "--untie-embeddings-and-output-weights",
+        "--sequence-parallel",
+    ):
+        assert flag in args
+    assert "--calculate-per-token-loss" not in args
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"num_experts": 4}, "--num-experts"),
+        ({"use_distributed_optimizer": True}, "--use-distributed-optimizer"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(change: dict[str, object], flag: str) -> None:
+    with pytest.raises(UnsupportedError, match=flag):
+        shrink(plan("tp2:4 @1"), workload(**change))
