@@ -43,7 +43,8 @@ class Verb(Protocol):
 
     DESCRIPTION: str
     TAKES_MEGATRON_FLAGS: bool
-    """Whether words after `--` are accepted; they arrive as `arguments.megatron_args`."""
+    """Whether Megatron's flags are accepted, among the verb's own or after `--`; they arrive as
+    `arguments.megatron_args`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's own arguments."""
@@ -70,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     parser = _parser(verb_name, verb)
+    if verb is not None and verb.TAKES_MEGATRON_FLAGS:
+        words, found = _take_megatron_flags(words, verb)
+        megatron_args = [*found, *(megatron_args or ())]
     arguments = parser.parse_args(words)
     if verb is None:
         parser.error(f"choose a verb: {', '.join(VERBS)}")
@@ -96,6 +100,41 @@ def _split_at_double_dash(words: list[str]) -> tuple[list[str], list[str] | None
         return words, None
     position = words.index("--")
     return words[:position], words[position + 1 :]
+
+
+def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[str]]:
+    """Take the flags of Megatron, with their values, out of a verb's own words.
+
+    A name that both have is the verb's; what neither has is left for argparse to refuse.
+    """
+    from megatron_hetero.flags.table import flag_table
+
+    own = argparse.ArgumentParser(add_help=True)
+    verb.add_arguments(own)
+    _add_color(own, default="auto")
+    own_names = {name for action in own._actions for name in action.option_strings}
+    table = flag_table()
+    kept: list[str] = []
+    taken: list[str] = []
+    position = 0
+    while position < len(words):
+        name, joined, _ = words[position].partition("=")
+        flag = table.by_name.get(name)
+        if flag is None or name in own_names:
+            kept.append(words[position])
+            position += 1
+            continue
+        most = 0 if joined else flag.bounds[1]
+        stop = position + 1
+        while (
+            stop < len(words)
+            and (most is None or stop - position <= most)
+            and not words[stop].startswith("--")
+        ):
+            stop += 1
+        taken += words[position:stop]
+        position = stop
+    return kept, taken
 
 
 def _load(name: str) -> Verb:

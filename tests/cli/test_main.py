@@ -169,3 +169,27 @@ def test_module_and_script_are_the_same_program() -> None:
     assert done.returncode == 4
     assert done.stderr.startswith("error: missing.json")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "taken"),
+    [
+        (
+            ["verify", "--layout", "tp2:4 @1", "--num-layers", "4", "--swiglu", "--steps", "3"],
+            ["verify", "--layout", "tp2:4 @1", "--steps", "3"],
+            ["--num-layers", "4", "--swiglu"],
+        ),
+        (
+            ["verify", "--lr=-1e-3", "plan.json", "--optimizer", "sgd"],
+            ["verify", "plan.json", "--optimizer", "sgd"],
+            ["--lr=-1e-3"],
+        ),
+        (["verify", "plan.json", "--nothing", "4"], ["verify", "plan.json", "--nothing", "4"], []),
+    ],
+)
+def test_megatron_flags_may_stand_among_a_verbs_own(
+    words: list[str], kept: list[str], taken: list[str]
+) -> None:
+    from megatron_hetero.cli import main as module
+
+    assert module._take_megatron_flags(words, module._load("verify")) == (kept, taken)
