@@ -1,12 +1,14 @@
 """Deadlock check: a schedule can run if no instruction waits, in the end, for itself.
 
-Rendezvous semantics, the strictest that a transport may have: a send ends only when its receive is
-posted, and the other way round.  Operations of one instruction are posted together.
+Operations of one instruction are posted together; a receive ends only when its send is posted.
+What a send waits for is the transport's: nothing, where it is buffered (our runtime waits for its
+receives alone), or its receive too, which is rendezvous, the strictest that a transport may be.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Literal
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.schedule.programme import Operation, Schedule
@@ -14,63 +16,69 @@ from megatron_hetero.schedule.programme import Operation, Schedule
 Place = tuple[int, int]
 """(stage, index of the instruction in its programme)."""
 
+Sends = Literal["buffered", "rendezvous"]
 
-def check_schedule(schedule: Schedule) -> None:
+
+def check_schedule(schedule: Schedule, sends: Sends = "buffered") -> None:
     """Refuse a schedule that cannot finish, or that computes something twice or never.
+
+    With `sends="rendezvous"` also one that only a transport with buffers can finish: 1F1B's own
+    launch counts pass, counts further ahead may not.
 
     Raises:
         CheckFailedError: a message without its partner, messages of a channel in different orders
             on both sides, work missing or out of order, or a cycle (which is printed).
     """
     _check_work(schedule)
-    cycle = find_cycle(schedule)
+    cycle = find_cycle(schedule, sends)
     if cycle:
         path = " -> ".join(_describe(schedule, place) for place in [*cycle, cycle[0]])
         raise CheckFailedError(f"the schedule deadlocks; each waits for the next: {path}")
 
 
-def message_partners(schedule: Schedule) -> dict[Place, list[Place]]:
+def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place]]:
     """For every instruction, those that must be posted for its messages to end.
 
     Raises:
         CheckFailedError: a message has no partner, or a channel's orders differ.
     """
-    sends: dict[tuple[int, int], list[tuple[int, Place]]] = defaultdict(list)
-    receives: dict[tuple[int, int], list[tuple[int, Place]]] = defaultdict(list)
+    sent_on: dict[tuple[int, int], list[tuple[int, Place]]] = defaultdict(list)
+    received_on: dict[tuple[int, int], list[tuple[int, Place]]] = defaultdict(list)
     for stage, programme in enumerate(schedule.programmes):
         for index, instruction in enumerate(programme):
             for operation in instruction:
                 entry = (operation.micro_batch, (stage, index))
                 match operation.kind:
                     case "send_forward":
-                        sends[stage, stage + 1].append(entry)
+                        sent_on[stage, stage + 1].append(entry)
                     case "send_backward":
-                        sends[stage, stage - 1].append(entry)
+                        sent_on[stage, stage - 1].append(entry)
                     case "recv_forward":
-                        receives[stage - 1, stage].append(entry)
+                        received_on[stage - 1, stage].append(entry)
                     case "recv_backward":
-                        receives[stage + 1, stage].append(entry)
+                        received_on[stage + 1, stage].append(entry)
     partners: dict[Place, list[Place]] = defaultdict(list)
-    for channel in sorted({*sends, *receives}):
-        sent, received = sends[channel], receives[channel]
+    for channel in sorted({*sent_on, *received_on}):
+        sent, received = sent_on[channel], received_on[channel]
         if [m for m, _ in sent] != [m for m, _ in received]:
             raise CheckFailedError(
                 f"stage {channel[0]} sends micro-batches {[m for m, _ in sent]} to stage "
                 f"{channel[1]}, which receives {[m for m, _ in received]}; both must be equal"
             )
         for (_, sender), (_, receiver) in zip(sent, received, strict=True):
-            partners[sender].append(receiver)
+            if sends == "rendezvous":
+                partners[sender].append(receiver)
             partners[receiver].append(sender)
     return partners
 
 
-def find_cycle(schedule: Schedule) -> list[Place]:
+def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
     """Instructions that wait for each other in a ring, or an empty list.
 
     Every programme is run as far as it goes; if some do not reach their end, following "waits for"
     from any of them must come back to where it has been.
     """
-    partners = message_partners(schedule)
+    partners = message_partners(schedule, sends)
     position = [0] * schedule.num_stages
     ready = list(range(schedule.num_stages))
     while ready:

@@ -11,7 +11,7 @@ from megatron_hetero.schedule.programme import Operation, Schedule, one_f_one_b
 
 @given(st.integers(1, 8), st.integers(1, 32))
 def test_fused_1f1b_never_deadlocks(num_stages: int, num_micro_batches: int) -> None:
-    check_schedule(one_f_one_b(num_stages, num_micro_batches))
+    check_schedule(one_f_one_b(num_stages, num_micro_batches), "rendezvous")
 
 
 @given(st.integers(2, 8), st.integers(2, 32))
@@ -25,13 +25,35 @@ def test_plain_send_then_receive_deadlocks(num_stages: int, num_micro_batches: i
         num_micro_batches,
     )
     with pytest.raises(CheckFailedError, match=r"deadlocks.*send_forward.* -> .*send_backward"):
-        check_schedule(plain)
+        check_schedule(plain, "rendezvous")
+    check_schedule(plain)
 
 
-def test_counts_far_ahead_need_more_than_rendezvous() -> None:
-    """Why the runtime keeps 1F1B's own counts until its receives are posted ahead."""
+def test_counts_far_ahead_need_buffered_sends() -> None:
+    """Why the runtime waits for its receives alone."""
+    ahead = one_f_one_b(4, 64, (6, 5, 2, 1))
     with pytest.raises(CheckFailedError, match="deadlocks"):
-        check_schedule(one_f_one_b(4, 64, (6, 5, 2, 1)))
+        check_schedule(ahead, "rendezvous")
+    check_schedule(ahead)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 16))
+def test_counts_that_fall_never_deadlock(counts: list[int], num_micro_batches: int) -> None:
+    falling = sorted(counts, reverse=True)
+    check_schedule(one_f_one_b(len(counts), num_micro_batches, falling))
+
+
+def test_receives_that_wait_for_each_other_deadlock_with_buffers_too() -> None:
+    """Stage 0 wants the gradient of micro-batch 0 before it sends the activation."""
+    first = (
+        (Operation("forward", 0),),
+        (Operation("recv_backward", 0),),
+        (Operation("send_forward", 0),),
+        (Operation("backward", 0),),
+    )
+    schedule = Schedule((first, one_f_one_b(2, 1).programmes[1]), 1)
+    with pytest.raises(CheckFailedError, match=r"deadlocks.*recv_backward"):
+        check_schedule(schedule)
 
 
 def test_a_lost_message_is_found() -> None:
