@@ -26,8 +26,8 @@ GPT_MODEL_ARGS=(
     --hidden-size 4096
     --ffn-hidden-size 11008
     --num-attention-heads 32
-    --seq-length 2048
-    --max-position-embeddings 2048
+    --seq-length 4096
+    --max-position-embeddings 4096
     --position-embedding-type rope
     --swiglu
     --normalization RMSNorm

@@ -165,8 +165,13 @@ def stage_memory(
     num_in_flight: int,
     vocab_rows: int,
     reserve_bytes: int,
+    num_sends_kept: int | None = None,
 ) -> StageMemory:
-    """Memory of one device of a stage that keeps `num_in_flight` micro-batches for backward."""
+    """Memory of one device of a stage that keeps `num_in_flight` micro-batches for backward.
+
+    `num_sends_kept`: tensors kept because they may still be under way to a neighbour; None is one
+    for each neighbour, as in stock Megatron.
+    """
     model, training = workload.model, workload.training
     element = ELEMENT_BYTES[training.precision]
     states = state_bytes(training)
@@ -174,6 +179,8 @@ def stage_memory(
     tokens = training.micro_batch_size * model.seq_length
     boundary = tokens * model.hidden_size * element
     boundary //= width if training.sequence_parallel else 1
+    num_hops = (not first) + (not last)
+    num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
     base_params = stage_params(model, width, 0, first, last, vocab_rows)
     layer = layer_params(model, width)
     activations = 0
@@ -187,7 +194,8 @@ def stage_memory(
         "gradients": base_params * states.gradient,
         "optimizer": base_params * states.optimizer,
         "activations": activations,
-        "buffers": _buffer_bytes(model, training, width, flash, boundary, first, last),
+        "buffers": (num_hops + num_sends_kept) * boundary
+        + _working_bytes(model, training, width, flash),
         "reserve": reserve_bytes,
     }
     kept = layer_activation_bytes(model, training, width, flash, training.recompute)
@@ -202,20 +210,11 @@ def stage_memory(
     return StageMemory(base, per_layer, gpu.memory_bytes)
 
 
-def _buffer_bytes(
-    model: ModelSpec,
-    training: TrainingSpec,
-    width: int,
-    flash: bool,
-    boundary_bytes: int,
-    first: bool,
-    last: bool,
-) -> int:
-    """Received and sent tensors of both directions, and the working set of one layer's backward
-    (gradients of its widest activations, and all it recomputes)."""
+def _working_bytes(model: ModelSpec, training: TrainingSpec, width: int, flash: bool) -> int:
+    """Working set of one layer's backward: gradients of its widest activations, and all it
+    recomputes."""
     element = ELEMENT_BYTES[training.precision]
     tokens = training.micro_batch_size * model.seq_length
-    num_hops = (not first) + (not last)
     widest = model.ffn_hidden_size * (2 if model.gated_mlp else 1) + model.ffn_hidden_size
     working = tokens * element * (widest // width + 2 * model.hidden_size)
     if not flash:
@@ -224,4 +223,4 @@ def _buffer_bytes(
     if training.recompute != "none":
         working += layer_activation_bytes(model, training, width, flash, "none")
         working -= layer_activation_bytes(model, training, width, flash, training.recompute)
-    return 2 * num_hops * boundary_bytes + working
+    return working

@@ -19,7 +19,7 @@ from megatron_hetero.cost.memory import (
 )
 from megatron_hetero.cost.network import BoundaryTime, boundary_time, tensor_parallel_times
 from megatron_hetero.cost.pipeline import pipeline_time_s
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.profile import Piece, Profile
 from megatron_hetero.cost.sync import gradient_sync_s
 from megatron_hetero.model.spec import Workload
@@ -113,7 +113,7 @@ class CostModel:
         self.workload = workload
         self.profile = profile
         self._pieces: dict[tuple[str, int, int], PieceTimes] = {}
-        self._memories: dict[tuple[str, int, bool, bool, int, int], StageMemory] = {}
+        self._memories: dict[tuple[str, int, bool, bool, int, int, int | None], StageMemory] = {}
         self._hops: dict[tuple[str, str, int, int], BoundaryTime] = {}
 
     @cached_property
@@ -135,10 +135,17 @@ class CostModel:
         return self._pieces[key]
 
     def memory(
-        self, node: Node, width: int, first: bool, last: bool, num_in_flight: int, vocab_rows: int
+        self,
+        node: Node,
+        width: int,
+        first: bool,
+        last: bool,
+        num_in_flight: int,
+        vocab_rows: int,
+        num_sends_kept: int | None = None,
     ) -> StageMemory:
-        """Memory of one GPU of a stage, as a function of its layers."""
-        key = (node.gpu_type.name, width, first, last, num_in_flight, vocab_rows)
+        """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`."""
+        key = (node.gpu_type.name, width, first, last, num_in_flight, vocab_rows, num_sends_kept)
         if key not in self._memories:
             self._memories[key] = stage_memory(
                 self.workload,
@@ -149,6 +156,7 @@ class CostModel:
                 num_in_flight=num_in_flight,
                 vocab_rows=vocab_rows,
                 reserve_bytes=self.cluster.limits.memory_reserve_bytes,
+                num_sends_kept=num_sends_kept,
             )
         return self._memories[key]
 
@@ -165,36 +173,54 @@ class CostModel:
             )
         return self._hops[key]
 
-    def stage(
-        self, stage: PlacedStage, index: int, num_stages: int, num_micro_batches: int, rows: int
-    ) -> StageCost:
-        """Stage `index` of `num_stages` under 1F1B: min(num_stages - index, m) in flight."""
+    def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
+        """Stage `index` of a replica."""
+        stage = replica.stages[index]
         node = self.cluster.node_by_name[stage.devices[0].node]
-        first, last = index == 0, index == num_stages - 1
+        first, last = index == 0, index == len(replica.stages) - 1
         pieces = self.pieces(node, stage.width, rows)
-        num_in_flight = min(num_stages - index, num_micro_batches)
         model, training = self.workload.model, self.workload.training
         num_params = stage_params(model, stage.width, stage.num_layers, first, last, rows)
         return StageCost(
             pieces.stage(stage.num_layers, first, last),
             stage.num_layers * pieces.communication.total_s,
             compute.update_time_s(num_params, training, node.gpu_type, state_bytes(training).total),
-            self.memory(node, stage.width, first, last, num_in_flight, rows),
+            self.stage_memory(replica, index, rows),
             stage.num_layers,
             pieces.measured,
+        )
+
+    def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
+        """Memory of one GPU of stage `index`.
+
+        With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
+        as many later ones are sent as its sender launches ahead (`runtime.boundary`).
+        """
+        stage, num_in_flight = replica.stages[index], replica.num_in_flight
+        first, last = index == 0, index == len(replica.stages) - 1
+        num_sends_kept = None
+        if replica.launch_counts is not None:
+            num_sends_kept = 0 if last else num_in_flight[index]
+            num_sends_kept += 0 if first else num_in_flight[index - 1]
+        node = self.cluster.node_by_name[stage.devices[0].node]
+        return self.memory(
+            node, stage.width, first, last, num_in_flight[index], rows, num_sends_kept
         )
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
         """Stages, hops and pipeline time of one replica."""
         stages = tuple(
-            self.stage(stage, i, len(replica.stages), replica.num_micro_batches, vocab_rows)
-            for i, stage in enumerate(replica.stages)
+            self.stage(replica, index, vocab_rows) for index in range(len(replica.stages))
         )
         devices = [stage.devices for stage in replica.stages]
         forward = tuple(self.hop(a, b) for a, b in pairwise(devices))
         backward = tuple(self.hop(b, a) for a, b in pairwise(devices))
         pipeline_s = pipeline_time_s(
-            [s.times for s in stages], forward, backward, replica.num_micro_batches
+            [s.times for s in stages],
+            forward,
+            backward,
+            replica.num_micro_batches,
+            replica.num_in_flight,
         )
         return ReplicaCost(stages, forward, backward, pipeline_s)
 

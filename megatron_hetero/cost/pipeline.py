@@ -18,6 +18,7 @@ def pipeline_time_s(
     forward_hops: Sequence[BoundaryTime],
     backward_hops: Sequence[BoundaryTime],
     num_micro_batches: int,
+    launch_counts: Sequence[int] | None = None,
 ) -> float:
     """Makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds.
 
@@ -25,11 +26,14 @@ def pipeline_time_s(
         stages: forward and backward seconds of one micro-batch, shape [stage].
         forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
         backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        launch_counts: forwards that a stage launches before its first backward, shape [stage],
+            from 1 to `num_micro_batches`, falling along the pipeline; None is 1F1B's own.
     """
     num_stages = len(stages)
     if num_stages == 1:
         return num_micro_batches * stages[0].total_s
     last = num_stages - 1
+    counts = launch_counts or [min(num_stages - i, num_micro_batches) for i in range(num_stages)]
     forward_s = [s.forward_s for s in stages]
     backward_s = [s.backward_s for s in stages]
     forward_hop = [(h.serialisation_s, h.latency_s) for h in forward_hops]
@@ -37,9 +41,9 @@ def pipeline_time_s(
     free_at = [0.0] * num_stages
     forward_link_free_at = [0.0] * last
     backward_link_free_at = [0.0] * last
-    # gradient_at[i]: arrival, at stage i, of the gradient sent in the round before.
-    gradient_at = [0.0] * num_stages
-    for k in range(num_micro_batches + last):
+    # gradient_at[i][k]: arrival at stage i of the gradient of micro-batch k.
+    gradient_at: list[list[float]] = [[] for _ in range(last)]
+    for k in range(num_micro_batches + counts[0] - 1):
         if k < num_micro_batches:
             arrival = 0.0
             for i in range(num_stages):
@@ -49,16 +53,48 @@ def pipeline_time_s(
                     busy_s, latency_s = forward_hop[i]
                     forward_link_free_at[i] = max(end, forward_link_free_at[i]) + busy_s
                     arrival = forward_link_free_at[i] + latency_s
-        # Stage i runs `last - i` forwards ahead, so round k ends with its backward k - (last - i).
-        for i in range(max(0, last - k), min(last, last - k + num_micro_batches - 1) + 1):
-            ready = gradient_at[i] if i < last else 0.0
+        # Stage i runs counts[i] - 1 forwards ahead, so round k ends with its backward
+        # k - (counts[i] - 1); that of a later stage with the same count comes before it.
+        for i in range(last, -1, -1):
+            micro_batch = k - counts[i] + 1
+            if micro_batch < 0:
+                break
+            if micro_batch >= num_micro_batches:
+                continue
+            ready = gradient_at[i][micro_batch] if i < last else 0.0
             end = max(free_at[i], ready) + backward_s[i]
             free_at[i] = end
             if i:
                 busy_s, latency_s = backward_hop[i - 1]
                 backward_link_free_at[i - 1] = max(end, backward_link_free_at[i - 1]) + busy_s
-                gradient_at[i - 1] = backward_link_free_at[i - 1] + latency_s
+                gradient_at[i - 1].append(backward_link_free_at[i - 1] + latency_s)
     return max(free_at)
+
+
+def least_pipeline_time_s(
+    stages: Sequence[PassTimes],
+    forward_hops: Sequence[BoundaryTime],
+    backward_hops: Sequence[BoundaryTime],
+    num_micro_batches: int,
+) -> float:
+    """No launch counts make the pipeline faster: all work of one stage, or of one direction of a
+    hop, between the way of the first micro-batch to it and that of the last one back from it."""
+    there_s = back_s = least_s = 0.0
+    for i, stage in enumerate(stages):
+        least_s = max(least_s, there_s + num_micro_batches * stage.total_s + back_s)
+        if i == len(forward_hops):
+            break
+        forward, backward = forward_hops[i], backward_hops[i]
+        there_s += stage.forward_s
+        back_s += stage.backward_s
+        for hop in (forward, backward):
+            others_s = forward.total_s + backward.total_s - hop.serialisation_s
+            least_s = max(
+                least_s, there_s + num_micro_batches * hop.serialisation_s + others_s + back_s
+            )
+        there_s += forward.total_s
+        back_s += backward.total_s
+    return least_s
 
 
 def steady_period_s(

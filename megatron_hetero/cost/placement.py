@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
+from megatron_hetero.plan.check_structure import launched_forwards
 from megatron_hetero.plan.plan import Plan
 
 
@@ -26,10 +27,15 @@ class PlacedStage:
 
 @dataclass(frozen=True)
 class PlacedReplica:
-    """One pipeline and the micro-batches that it processes in a step."""
+    """One pipeline and the micro-batches that it processes in a step.
+
+    `launch_counts`: forwards that each stage launches before its first backward, shape [stage],
+    falling along the pipeline; None is 1F1B's own.
+    """
 
     stages: tuple[PlacedStage, ...]
     num_micro_batches: int
+    launch_counts: tuple[int, ...] | None = None
 
     @cached_property
     def first_layers(self) -> tuple[int, ...]:
@@ -38,6 +44,12 @@ class PlacedReplica:
         for stage in self.stages:
             starts.append(starts[-1] + stage.num_layers)
         return tuple(starts[:-1])
+
+    @cached_property
+    def num_in_flight(self) -> tuple[int, ...]:
+        """Micro-batches that each stage keeps for backward at its peak: what it launches ahead."""
+        counts = self.launch_counts or own_launch_counts(len(self.stages))
+        return tuple(min(count, self.num_micro_batches) for count in counts)
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,11 @@ class Placement:
         for replica in self.replicas:
             for stage in replica.stages:
                 yield from stage.devices
+
+
+def own_launch_counts(num_stages: int) -> tuple[int, ...]:
+    """1F1B's own: one forward for each stage from this one to the last."""
+    return tuple(range(num_stages, 0, -1))
 
 
 def placement_of(plan: Plan, cluster: Cluster) -> Placement:
@@ -80,7 +97,6 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                 ("uneven shares", stage.shape.shares),
                 ("recompute of one stage", stage.recompute),
                 ("precision of one stage", stage.precision),
-                ("launch counts", stage.num_launched_forwards),
             ):
                 if value is not None:
                     raise UnsupportedError(
@@ -96,5 +112,9 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     f"replica {r}: the cost model does not price a micro-batch size of one replica "
                     f"yet (found {replica.micro_batch_size}, the job's is {job_size})"
                 )
-        replicas.append(PlacedReplica(tuple(stages), replica.num_micro_batches))
+        placed = PlacedReplica(tuple(stages), replica.num_micro_batches)
+        counts = tuple(launched_forwards(plan, r, s) for s in range(len(stages)))
+        if counts != placed.num_in_flight:
+            placed = replace(placed, launch_counts=counts)
+        replicas.append(placed)
     return Placement(tuple(replicas))

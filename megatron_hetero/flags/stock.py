@@ -56,11 +56,17 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
     precision = None if plan.workload is None else plan.workload.training.precision
     if any(stage.precision not in (None, precision) for stage in stages):
         yield "stages with a precision of their own"
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            default = default_launched_forwards(plan, r, s)
-            if stage.num_launched_forwards not in (None, default):
-                yield f"a launch count of its own (replica {r}, stage {s})"
+    ahead = [
+        str(r)
+        for r, replica in enumerate(plan.replicas)
+        if any(
+            stage.num_launched_forwards not in (None, default_launched_forwards(plan, r, s))
+            for s, stage in enumerate(replica.stages)
+        )
+    ]
+    if ahead:
+        name = "replica" if len(ahead) == 1 else "replicas"
+        yield f"launch counts other than 1F1B's ({name} {', '.join(ahead)})"
     if not rank_orders(plan):
         yield _rank_reason(node_grid(plan))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.model import PlacementCost
-from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.layout import format_layout
@@ -44,6 +44,24 @@ class BindingStage:
     devices: tuple[str, ...]
     time_s: float
     """Forward and backward of one micro-batch."""
+
+
+@dataclass(frozen=True)
+class HiddenHop:
+    """What a replica's launch counts are for: its slowest hop, and what they save."""
+
+    replica: int
+    launch_counts: tuple[int, ...]
+    own_launch_counts: tuple[int, ...]
+    """Those of 1F1B."""
+    boundary: int
+    """The slowest hop joins stages `boundary` and `boundary + 1`."""
+    round_trip_s: float
+    period_s: float
+    """Forward and backward of one micro-batch on the slowest stage."""
+    pipeline_s: float
+    own_pipeline_s: float
+    """The pipeline's time under 1F1B's own counts."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,7 @@ class Explanation:
     runners_up: tuple[Alternative, ...]
     num_priced: int
     idle_reasons: Mapping[str, str]
+    hidden_hops: tuple[HiddenHop, ...] = ()
 
 
 def explain_candidate(
@@ -98,6 +117,7 @@ def explain_candidate(
     """Explain a placement beside what else is on the board."""
     placement, cost = best.placement, best.cost
     binding, causes = _causes(placement, cost)
+    rows = problem.costs.vocab_rows(placement.widths)
     headroom = {
         device.name: -stage_cost.missing_bytes
         for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True)
@@ -115,6 +135,13 @@ def explain_candidate(
         runners_up=_runners_up(board, best),
         num_priced=board.num_priced,
         idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
+        hidden_hops=tuple(
+            _hidden_hop(problem.costs, r, replica, replica_cost, rows)
+            for r, (replica, replica_cost) in enumerate(
+                zip(placement.replicas, cost.replicas, strict=True)
+            )
+            if replica.launch_counts is not None
+        ),
     )
 
 
@@ -185,6 +212,27 @@ def _causes(placement: Placement, cost: PlacementCost) -> tuple[BindingStage, Ti
     return BindingStage(r, s, devices, stage_cost.times.total_s), causes
 
 
+def _hidden_hop(
+    costs: CostModel, index: int, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
+) -> HiddenHop:
+    own = replace(replica, launch_counts=None)
+    trips_s = [
+        there.total_s + back.total_s
+        for there, back in zip(cost.forward_hops, cost.backward_hops, strict=True)
+    ]
+    slowest = max(range(len(trips_s)), key=lambda i: trips_s[i], default=0)
+    return HiddenHop(
+        replica=index,
+        launch_counts=replica.num_in_flight,
+        own_launch_counts=own.num_in_flight,
+        boundary=slowest,
+        round_trip_s=max(trips_s, default=0.0),
+        period_s=max(stage.times.total_s for stage in cost.stages),
+        pipeline_s=cost.pipeline_s,
+        own_pipeline_s=costs.replica(own, vocab_rows).pipeline_s,
+    )
+
+
 def _alternative(other: Candidate, best: Candidate) -> Alternative:
     return Alternative(
         layout_text(other.placement),
@@ -202,7 +250,7 @@ def _runners_up(board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
     if board.best_stock is not None:
         seen.append(_structure(board.best_stock.placement))
     found: list[Alternative] = []
-    for candidate in board.ranking:
+    for candidate in board.ranking_with_counts:
         structure = _structure(candidate.placement)
         if structure not in seen and len(found) < _NUM_RUNNERS_UP:
             seen.append(structure)

@@ -24,7 +24,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         times_s = []
         for moved in insertions(chains, [unit], problem.replica_counts()):
             placement = filler.placement(moved)
-            candidate = board.score(placement, "idle check") if placement else None
+            candidate = board.score_with_counts(placement, "idle check") if placement else None
             if candidate is not None:
                 times_s.append(candidate.step_time_s)
         if times_s:

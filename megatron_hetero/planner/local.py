@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.fill import Filler
@@ -29,9 +29,13 @@ class LocalSearch:
         filler = Filler(board.problem)
         if board.best is None:
             self._repair(board, filler)
-        starts = _unlike(board.ranking, self.num_starts)
+
+        def score(placement: Placement) -> Candidate | None:
+            return board.score(placement, self.name)
+
+        starts = unlike(board.ranking, self.num_starts)
         for candidate in starts:
-            self._climb(board, filler, candidate, self.max_work // len(starts))
+            climb(board.problem, filler, score, candidate, self.max_work // len(starts))
 
     def _repair(self, board: Scoreboard, filler: Filler) -> None:
         """From the placement that lacks least memory to one that fits, if moves lead there."""
@@ -49,19 +53,31 @@ class LocalSearch:
                 if board.nearest_miss is not miss:
                     break
 
-    def _climb(self, board: Scoreboard, filler: Filler, best: Candidate, max_work: int) -> None:
-        work = 0
-        improved = True
-        while improved:
-            improved = False
-            for placement in neighbours(board.problem, filler, best.placement):
-                candidate = board.score(placement, self.name)
-                work += sum(len(r.stages) for r in placement.replicas)
-                if candidate is not None and candidate.key < best.key:
-                    best, improved = candidate, True
-                    break
-                if work > max_work:
-                    return
+
+def climb(
+    problem: Problem,
+    filler: Filler,
+    score: Callable[[Placement], Candidate | None],
+    best: Candidate,
+    max_work: int,
+) -> None:
+    """Hill climbing from `best`, first improvement taken; the board behind `score` keeps it all.
+
+    Args:
+        max_work: limit in stages priced.
+    """
+    work = 0
+    improved = True
+    while improved:
+        improved = False
+        for placement in neighbours(problem, filler, best.placement):
+            candidate = score(placement)
+            work += sum(len(r.stages) for r in placement.replicas)
+            if candidate is not None and candidate.key < best.key:
+                best, improved = candidate, True
+                break
+            if work > max_work:
+                return
 
 
 def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterator[Placement]:
@@ -179,7 +195,7 @@ def _idle_units(problem: Problem, chains: list[Chain]) -> list[Unit]:
     return units
 
 
-def _unlike(ranking: tuple[Candidate, ...], count: int) -> list[Candidate]:
+def unlike(ranking: tuple[Candidate, ...], count: int) -> list[Candidate]:
     """The best placements that differ in more than layers and micro-batches."""
     chosen: dict[tuple[tuple[tuple[str, int], ...], ...], Candidate] = {}
     for candidate in ranking:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.exhaustive import Exhaustive
+from megatron_hetero.planner.launch_ahead import LaunchAhead
 from megatron_hetero.planner.local import LocalSearch
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.scoreboard import Progress, Scoreboard
@@ -15,7 +16,7 @@ from megatron_hetero.planner.symmetric import Symmetric
 
 def default_strategies() -> tuple[Strategy, ...]:
     """In the order in which they run: later ones improve on what earlier ones left on the board."""
-    return (Symmetric(), Exhaustive(), Constructive(), LocalSearch())
+    return (Symmetric(), Exhaustive(), Constructive(), LocalSearch(), LaunchAhead())
 
 
 def search(

@@ -11,6 +11,7 @@ from megatron_hetero.cost.model import PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.canonical import canonical
+from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule
 from megatron_hetero.planner.problem import Problem
 
 Progress = Callable[[float, int], None]
@@ -35,21 +36,31 @@ class Candidate:
         """Predicted seconds of one step."""
         return self.cost.step_time_s
 
+    @property
+    def has_counts(self) -> bool:
+        """Whether some replica has launch counts of its own."""
+        return any(r.launch_counts is not None for r in self.placement.replicas)
+
     @cached_property
     def key(self) -> tuple[float, int, bool, tuple[object, ...]]:
         """Total order: faster, then fewer GPUs, then without the plug-in, then by devices and
-        layers (never by chance)."""
+        layers (never by chance).  Launch counts must make up for `MIN_GAIN`."""
+        time_s = self.step_time_s / (1 - MIN_GAIN) if self.has_counts else self.step_time_s
         devices = tuple(self.placement.devices())
         shape = tuple(
-            (r.num_micro_batches, tuple(s.num_layers for s in r.stages))
+            (r.num_micro_batches, tuple(s.num_layers for s in r.stages), r.launch_counts or ())
             for r in self.placement.replicas
         )
-        return self.step_time_s, len(devices), self.rank_order is None, (devices, shape)
+        return time_s, len(devices), self.rank_order is None, (devices, shape)
 
 
 class Scoreboard:
     """Prices placements; keeps the best that fit and the one that came closest to fitting, both of
-    all and of those that stock Megatron can run."""
+    all and of those that stock Megatron can run.
+
+    Strategies score placements of 1F1B's own launch counts.  Where counts by the rule gain, the
+    placement is kept with them as well, beside itself.
+    """
 
     def __init__(self, problem: Problem, progress: Progress | None = None) -> None:
         self.problem = problem
@@ -58,6 +69,9 @@ class Scoreboard:
         self.nearest_stock_miss: Candidate | None = None
         self._progress = progress
         self._fitting: list[Candidate] = []
+        self._fitting_with_counts: list[Candidate] = []
+        self._launch_rule = LaunchRule(problem.costs)
+        self._with_counts: dict[Placement, Candidate] = {}
         self._best_stock: Candidate | None = None
         self._replicas: dict[tuple[PlacedReplica, int], ReplicaCost] = {}
         self._seen: dict[Placement, Candidate | None] = {}
@@ -65,7 +79,8 @@ class Scoreboard:
     @property
     def best(self) -> Candidate | None:
         """The fastest placement that fits, or None."""
-        return self._fitting[0] if self._fitting else None
+        firsts = [*self._fitting[:1], *self._fitting_with_counts[:1]]
+        return min(firsts, key=lambda candidate: candidate.key, default=None)
 
     @property
     def best_stock(self) -> Candidate | None:
@@ -74,17 +89,33 @@ class Scoreboard:
 
     @property
     def ranking(self) -> tuple[Candidate, ...]:
-        """The best placements that fit, best first (a few dozen are kept)."""
+        """The best placements of 1F1B's own launch counts that fit, best first (a few dozen)."""
         return tuple(self._fitting)
 
+    @property
+    def ranking_with_counts(self) -> tuple[Candidate, ...]:
+        """`ranking`, and the best placements with launch counts of their own among them."""
+        both = [*self._fitting, *self._fitting_with_counts]
+        return tuple(sorted(both, key=lambda candidate: candidate.key))
+
     def score(self, placement: Placement, strategy: str) -> Candidate | None:
-        """Price a placement; the candidate if it fits memory and limits, else None."""
+        """Price a placement of 1F1B's own counts; the candidate if it fits memory and limits, else
+        None."""
         placement, rank_order = canonical(placement, self.problem.gpus)
         if placement in self._seen:
             return self._seen[placement]
         candidate = self._price(placement, rank_order, strategy)
         self._seen[placement] = candidate
         return candidate
+
+    def score_with_counts(self, placement: Placement, strategy: str) -> Candidate | None:
+        """`score`, and the candidate with launch counts where they gain."""
+        candidate = self.score(placement, strategy)
+        return candidate and self._with_counts.get(candidate.placement, candidate)
+
+    def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
+        """Keep a priced placement with launch counts that fits; its devices are canonical."""
+        self._insert(self._fitting_with_counts, Candidate(placement, cost, strategy))
 
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str
@@ -108,16 +139,24 @@ class Scoreboard:
                 self.nearest_stock_miss = _nearer(candidate, self.nearest_stock_miss)
             return None
         self._keep(candidate)
+        counted = self._launch_rule.apply(placement, cost, rows)
+        if counted is not None:
+            with_counts = Candidate(*counted, strategy)
+            self._with_counts[placement] = with_counts
+            self._insert(self._fitting_with_counts, with_counts)
         return candidate
 
     def _keep(self, candidate: Candidate) -> None:
         stock = self._best_stock
         if candidate.rank_order is not None and (stock is None or candidate.key < stock.key):
             self._best_stock = candidate
+        self._insert(self._fitting, candidate)
+
+    def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
         before = self.best
-        if len(self._fitting) < _NUM_KEPT or candidate.step_time_s <= self._fitting[-1].step_time_s:
-            insort(self._fitting, candidate, key=lambda c: c.key)
-            del self._fitting[_NUM_KEPT:]
+        if len(kept) < _NUM_KEPT or candidate.step_time_s <= kept[-1].step_time_s:
+            insort(kept, candidate, key=lambda c: c.key)
+            del kept[_NUM_KEPT:]
         best = self.best
         if self._progress and best is not None and best is not before:
             self._progress(best.step_time_s, self.num_priced)

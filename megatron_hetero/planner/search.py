@@ -70,8 +70,14 @@ def plan_of(problem: Problem, best: Candidate, reasons: Mapping[str, str]) -> Pl
                     StageShape(stage.width, stage.num_layers),
                     first,
                     tuple(device.name for device in stage.devices),
+                    num_launched_forwards=count,
                 )
-                for first, stage in zip(replica.first_layers, replica.stages, strict=True)
+                for first, stage, count in zip(
+                    replica.first_layers,
+                    replica.stages,
+                    replica.launch_counts or [None] * len(replica.stages),
+                    strict=True,
+                )
             ),
             replica.num_micro_batches,
         )

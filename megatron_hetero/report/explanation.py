@@ -30,6 +30,7 @@ def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> Re
     """Causes, memory left and alternatives; `not_stock` as for `comparison_lines`."""
     return Group(
         *cause_lines(explanation),
+        *hidden_hop_lines(explanation),
         *headroom_lines(explanation),
         *comparison_lines(explanation, not_stock, runners_up=True),
     )
@@ -55,6 +56,37 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
         table.add_row(name, format_duration(seconds), f"{part:.1%}", Text(bar, style="cyan"))
     table.add_row(Text("step", style="bold"), format_duration(explanation.step_time_s), "100.0%")
     yield Padding(table, (0, 0, 1, 2))
+
+
+def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """For each replica with launch counts of its own: which hop they hide, and what they save."""
+    for hop in explanation.hidden_hops:
+        yield Text.assemble(
+            ("Launched ahead", "bold"),
+            f"  replica {hop.replica} runs {_numbers(hop.launch_counts)} forwards before its first "
+            f"backward (1F1B: {_numbers(hop.own_launch_counts)})",
+        )
+        if hop.round_trip_s:
+            there_and_back = (
+                f"stages {hop.boundary} and {hop.boundary + 1} are "
+                f"{format_duration(hop.round_trip_s)} apart, there and back, against a period of "
+                f"{format_duration(hop.period_s)}"
+            )
+        else:
+            there_and_back = "no hop takes time"
+        verb = "save" if hop.pipeline_s <= hop.own_pipeline_s else "cost"
+        saved_s = abs(hop.own_pipeline_s - hop.pipeline_s)
+        yield Padding(
+            Text(
+                f"{there_and_back}; the counts {verb} {format_duration(saved_s)} of the pipeline's "
+                f"{format_duration(hop.own_pipeline_s)}"
+            ),
+            (0, 0, 1, 2),
+        )
+
+
+def _numbers(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))
 
 
 def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:

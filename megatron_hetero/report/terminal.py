@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from megatron_hetero.plan.check_structure import launched_forwards
 from megatron_hetero.plan.diff import Difference
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
@@ -31,7 +32,10 @@ STAGE_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("time", "right"),
     ("memory", "right"),
 )
+AHEAD_COLUMN: tuple[str, Literal["left", "right"]] = ("ahead", "right")
+"""Shown after the layers, if some stage has a launch count of its own."""
 STAGE_LEGEND = "time: one micro-batch forward and backward; memory: the stage's fullest GPU"
+AHEAD_LEGEND = "ahead: forwards before the first backward, which hide slow hops"
 MAX_KEY_WIDTH = 32
 """Places and names in a table of differences are not wrapped up to this many columns: two of them
 leave 16 of 80."""
@@ -93,7 +97,9 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
         [_stage_row(plan, r, s) for s in range(len(replica.stages))]
         for r, replica in enumerate(plan.replicas)
     ]
-    columns = STAGE_COLUMNS if plan.estimates is not None else STAGE_COLUMNS[:4]
+    columns = list(STAGE_COLUMNS if plan.estimates is not None else STAGE_COLUMNS[:4])
+    if _launches_ahead(plan):
+        columns.insert(4, AHEAD_COLUMN)
     widths = [
         max(len(heading), *(len(row[c]) for replica_rows in rows for row in replica_rows))
         for c, (heading, _) in enumerate(columns)
@@ -111,7 +117,8 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
             table.add_row(*row)
         yield Padding(table, (0, 0, 1, 1))
     if plan.estimates is not None:
-        yield Text(STAGE_LEGEND + "\n", style="dim")
+        legends = [STAGE_LEGEND, AHEAD_LEGEND] if _launches_ahead(plan) else [STAGE_LEGEND]
+        yield Text("\n".join(legends) + "\n", style="dim")
 
 
 def _replica_title(plan: Plan, replica_index: int) -> Text:
@@ -135,11 +142,17 @@ def _stage_row(plan: Plan, replica_index: int, stage_index: int) -> list[Text]:
         Text(_width(stage)),
         Text(_layers(stage)),
     ]
+    if _launches_ahead(plan):
+        row.append(Text(str(launched_forwards(plan, replica_index, stage_index))))
     if plan.estimates is not None:
         time_s = plan.estimates.stage_times_s[replica_index][stage_index]
         row.append(Text(format_duration(time_s)))
         row.append(_memory(_fullest(stage.devices, plan.estimates)))
     return row
+
+
+def _launches_ahead(plan: Plan) -> bool:
+    return any(s.num_launched_forwards is not None for r in plan.replicas for s in r.stages)
 
 
 def idle_lines(plan: Plan) -> Iterable[RenderableType]:

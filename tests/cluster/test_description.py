@@ -106,7 +106,7 @@ def test_defaults_forbid_tensor_parallel_across_nodes(tmp_path: Path) -> None:
 def test_the_example_is_a_cluster() -> None:
     cluster = load_cluster(EXAMPLE)
     assert [(n.gpu_type.name, n.num_gpus) for n in cluster.nodes] == [
-        ("A100-40GB", 2), ("RTX-4090", 3),
+        ("A100-80GB", 1), ("RTX-4090", 4),
     ]  # fmt: skip
     assert cluster.limits.memory_reserve_bytes == 2**30
 

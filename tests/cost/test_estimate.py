@@ -79,6 +79,30 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
         estimate_plan(shared, CLUSTER)
 
 
+def test_launch_counts_are_priced_in_time_and_memory() -> None:
+    """A hand-edited plan: forwards ahead hide a hop of many milliseconds, for their activations."""
+    workload = make_workload(global_batch_size=16)
+    cluster = make_cluster(("a", FAST, 1), ("b", FAST, 1), between=Link(1e9, 5e-3))
+    plan = place("tp1:2,tp1:2 @16", workload, cluster)
+    (replica,) = plan.replicas
+    ahead, last = replica.stages
+    edited = replace(
+        plan,
+        replicas=(replace(replica, stages=(replace(ahead, num_launched_forwards=10), last)),),
+    )
+    own, counted = estimate_plan(plan, cluster), estimate_plan(edited, cluster)
+    assert counted.step_time_s < own.step_time_s / 2
+    before, after = own.devices["a:0"].parts_bytes, counted.devices["a:0"].parts_bytes
+    assert after["activations"] == 5 * before["activations"]
+    # The runtime keeps what it sent, for up to as many forwards as it launches ahead.
+    activation_bytes = 256 * 512 * 2
+    assert after["buffers"] - before["buffers"] == (10 - 1) * activation_bytes
+    same = replace(
+        plan, replicas=(replace(replica, stages=(replace(ahead, num_launched_forwards=2), last)),)
+    )
+    assert estimate_plan(same, cluster) == own
+
+
 def test_replicas_that_cross_the_same_path_take_turns() -> None:
     """Eight pipelines over a link that one alone would hardly fill."""
     cluster = make_cluster(("a", FAST, 8), ("b", FAST, 8), between=Link(2e8, 0.0))

@@ -36,6 +36,8 @@ def test_quick_time_is_near_and_a_period_apart(
     trips = [2 * h.total_s for h in hops]
     exact = pipeline_time_s(stages, hops, hops, num_micro_batches)
     assert exact >= max(times) * num_micro_batches - 1e-9
-    assert exact <= quick_pipeline_time_s(times, trips, num_micro_batches) + sum(trips) + 1e-9
+    # The longest path may pass each stage's own order once more than there are micro-batches.
+    later = num_micro_batches + num_stages - 1
+    assert exact <= quick_pipeline_time_s(times, trips, later) + 1e-9
     far = [pipeline_time_s(stages, hops, hops, m) for m in (300, 900)]
     assert (far[1] - far[0]) / 600 == pytest.approx(steady_period_s(times, trips), rel=0.01)

@@ -32,20 +32,22 @@ from tests.planner.strategies import clusters, workloads
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
 def test_three_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
-    best = search(make_problem(cluster, workload)).best
+    board = search(make_problem(cluster, workload))
     if expected is None:
-        assert best is None
+        assert board.best is None
     else:
-        assert best is not None
-        assert best.step_time_s == pytest.approx(expected)
+        assert board.best is not None
+        assert board.ranking[0].step_time_s == pytest.approx(expected)
+        assert board.best.step_time_s <= expected * (1 + 1e-12)
 
 
 @settings(max_examples=30, deadline=None)
 @given(clusters(max_gpus=4), workloads(max_layers=3, max_micro_batches=2))
 def test_four_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
-    best = search(make_problem(cluster, workload)).best
-    assert (best.step_time_s if best else None) == (expected and pytest.approx(expected))
+    ranking = search(make_problem(cluster, workload)).ranking
+    best_s = ranking[0].step_time_s if ranking else None
+    assert best_s == (expected and pytest.approx(expected))
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,7 +20,7 @@ from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.search import plan_of
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tests.cost.builders import FAST, INSIDE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 
 
@@ -41,7 +41,7 @@ def test_the_best_of_stock_megatron_runs_on_stock_megatron(
 
 @pytest.mark.parametrize("nodes", [("a", "b"), ("a", "b", "c", "d")])
 def test_equal_nodes_need_no_plug_in(nodes: tuple[str, ...]) -> None:
-    cluster = make_cluster(*((name, FAST, 4) for name in nodes))
+    cluster = make_cluster(*((name, FAST, 4) for name in nodes), between=INSIDE)
     plan = plan_cluster(cluster, make_workload(num_layers=16, global_batch_size=64))
     assert reasons_not_stock(plan) == ()
 
@@ -55,7 +55,7 @@ def test_a_plan_that_stock_megatron_cannot_number_is_not_called_stock() -> None:
     placed = tuple(PlacedStage((Device(node, index),), n) for node, index, n in stages)
     candidate = board.score(Placement((PlacedReplica(placed, 8),)), "given")
     assert candidate is not None and candidate.rank_order is None
-    assert board.best is candidate and board.best_stock is None
+    assert board.ranking[0] is candidate and board.best_stock is None
 
 
 def test_a_shortage_names_the_nearest_plan_of_stock_megatron() -> None:

@@ -12,6 +12,7 @@ from megatron_hetero.planner.explain import (
     Alternative,
     BindingStage,
     Explanation,
+    HiddenHop,
     Shortage,
     TimeByCause,
 )
@@ -58,6 +59,21 @@ def printed(*renderables: object, width: int = 80) -> str:
 )
 def test_every_fact_is_printed(fact: str) -> None:
     assert fact in printed(explanation_report(EXPLANATION, NOT_STOCK), width=100)
+
+
+def test_launch_counts_say_what_they_hide() -> None:
+    hop = HiddenHop(0, (6, 5, 2, 1), (4, 3, 2, 1), 1, 0.2, 0.1, 3.5, 5.0)
+    text = printed(
+        explanation_report(replace(EXPLANATION, hidden_hops=(hop,)), NOT_STOCK), width=140
+    )
+    assert "replica 0 runs 6, 5, 2, 1 forwards before its first backward (1F1B: 4, 3, 2, 1)" in text
+    assert "stages 1 and 2 are 200 ms apart, there and back, against a period of 100 ms" in text
+    assert "the counts save 1.5 s of the pipeline's 5 s" in text
+    worse = replace(hop, own_pipeline_s=3.0)
+    text = printed(
+        explanation_report(replace(EXPLANATION, hidden_hops=(worse,)), NOT_STOCK), width=140
+    )
+    assert "the counts cost 500 ms of the pipeline's 3 s" in text
 
 
 def test_a_plan_that_does_not_fit_is_said_not_to() -> None:

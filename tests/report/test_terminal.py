@@ -156,3 +156,18 @@ def test_differences_wrap_their_values_and_not_their_names() -> None:
     assert ["replica", "0,", "stage", "11", "max_position_embeddings", "2048", "-"] in words
     moved = "device a100-0:0 moves replica 0, stage 3, tensor rank 0 idle"
     assert sorted(word for line in words[3:] for word in line) == sorted(moved.split())
+
+
+def test_launch_counts_have_a_column_where_some_stage_has_one() -> None:
+    assert "ahead" not in printed(PLAN, width=100)
+    first, second = PLAN.replicas
+    ahead = replace(
+        first, stages=(replace(first.stages[0], num_launched_forwards=9), first.stages[1])
+    )
+    text = printed(replace(PLAN, replicas=(ahead, second)), width=100)
+    rows = [line.split() for line in text.splitlines()]
+    assert [row[4] for row in rows if row[:1] == ["stage"]] == ["ahead", "ahead"]
+    # The second stage and the replica of one stage show 1F1B's own.
+    layers = re.compile(r"[0-9]+-[0-9]+ \([0-9]+\) +([0-9]+) ")
+    assert layers.findall(text) == ["9", "1", "1"]
+    assert "ahead: forwards before the first backward" in text

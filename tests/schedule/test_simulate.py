@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.network import BoundaryTime
-from megatron_hetero.cost.pipeline import pipeline_time_s
+from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.schedule.programme import Schedule, launch_counts, one_f_one_b
 from megatron_hetero.schedule.simulate import simulate
@@ -50,6 +50,8 @@ def test_slow_hop_in_the_middle(latency_s: float, stock_s: float, rule_s: float)
     hops = [NO_HOP, BoundaryTime(0.0, latency_s), NO_HOP]
     counts = launch_counts([1.0] * 4, [0, latency_s, 0])
     assert simulate(one_f_one_b(4, 64), stages, hops, hops).makespan_s == pytest.approx(stock_s)
+    assert pipeline_time_s(stages, hops, hops, 64) == pytest.approx(stock_s)
+    assert pipeline_time_s(stages, hops, hops, 64, counts) == pytest.approx(rule_s)
     deeper = simulate(one_f_one_b(4, 64, counts), stages, hops, hops)
     assert deeper.makespan_s == pytest.approx(rule_s)
     assert deeper.peak_in_flight == counts
@@ -66,9 +68,17 @@ def test_the_planners_recurrence_is_the_simulation(
     stages = [PassTimes(data.draw(SECONDS), data.draw(SECONDS)) for _ in range(num_stages)]
     forward, backward = draw_hops(), draw_hops()
     result = simulate(one_f_one_b(num_stages, num_micro_batches), stages, forward, backward)
-    assert result.makespan_s == pytest.approx(
-        pipeline_time_s(stages, forward, backward, num_micro_batches)
-    )
+    own_s = pipeline_time_s(stages, forward, backward, num_micro_batches)
+    assert result.makespan_s == pytest.approx(own_s)
+    sizes = st.integers(1, num_micro_batches)
+    counts = sorted((data.draw(sizes) for _ in range(num_stages)), reverse=True)
+    schedule = one_f_one_b(num_stages, num_micro_batches, counts)
+    result = simulate(schedule, stages, forward, backward)
+    counted_s = pipeline_time_s(stages, forward, backward, num_micro_batches, counts)
+    assert result.makespan_s == pytest.approx(counted_s)
+    assert result.peak_in_flight == tuple(counts)
+    least_s = least_pipeline_time_s(stages, forward, backward, num_micro_batches)
+    assert least_s <= min(own_s, counted_s) * (1 + 1e-9)
 
 
 def test_gradient_sync_and_update_come_after_the_last_stage() -> None:

@@ -1,0 +1,177 @@
+"""Launch counts: how many forwards each stage runs ahead, so that a slow hop hides behind work.
+
+1F1B waits, over a slow hop, for a round trip in every period.  Forwards launched further ahead fill
+that time, for the memory of the activations they leave (rule: `schedule.programme.launch_counts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
+from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
+from megatron_hetero.schedule.programme import launch_counts
+
+MIN_GAIN = 0.005
+"""Counts of their own must shorten a step by this part: less is not worth a plug-in."""
+
+_STEPS = (1, 2, 4, -1)
+_WORTH = 1 - 1e-3
+"""A step of the search must bring a pipeline's time below this part of it, to be worth memory."""
+
+_NEGLIGIBLE = 0.01
+"""Round trips below this part of a period are not hidden: they lengthen it by half of that."""
+
+Counted = tuple[PlacedReplica, ReplicaCost]
+
+
+class LaunchRule:
+    """Gives replicas launch counts by the rule, as far as memory goes; remembers what it gave."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.costs = costs
+        self._least_s: dict[tuple[PlacedReplica, int], float] = {}
+        self._counted: dict[tuple[PlacedReplica, int], Counted | None] = {}
+
+    def apply(
+        self, placement: Placement, cost: PlacementCost, vocab_rows: int
+    ) -> tuple[Placement, PlacementCost] | None:
+        """A placement of 1F1B's own counts, with counts on the replicas that hold up the step.
+
+        None where no counts, or not those of the rule, gain `MIN_GAIN` of the step.
+        """
+        priced = list(zip(placement.replicas, cost.replicas, strict=True))
+        least_s = max(cost.card_s, *(self._least_pipeline_s(r, c, vocab_rows) for r, c in priced))
+        if cost.step_time_s - cost.pipelines_s + least_s > (1 - MIN_GAIN) * cost.step_time_s:
+            return None
+        options = [(own, self._counts(*own, vocab_rows) or own) for own in priced]
+        pipelines_s = max(cost.card_s, *(counted[1].pipeline_s for _, counted in options))
+        chosen = [own if own[1].pipeline_s <= pipelines_s else counted for own, counted in options]
+        found = with_replicas(cost, chosen)
+        return found if found[1].step_time_s <= (1 - MIN_GAIN) * cost.step_time_s else None
+
+    def _least_pipeline_s(
+        self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
+    ) -> float:
+        key = (replica, vocab_rows)
+        if key not in self._least_s:
+            self._least_s[key] = least_pipeline_time_s(
+                [s.times for s in cost.stages],
+                cost.forward_hops,
+                cost.backward_hops,
+                replica.num_micro_batches,
+            )
+        return self._least_s[key]
+
+    def _counts(self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int) -> Counted | None:
+        """The replica with counts that are faster than 1F1B's own, and fit; else None."""
+        key = (replica, vocab_rows)
+        if key not in self._counted:
+            self._counted[key] = self._price(replica, cost, vocab_rows)
+        return self._counted[key]
+
+    def _price(self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int) -> Counted | None:
+        round_trips_s = [
+            there.total_s + back.total_s
+            for there, back in zip(cost.forward_hops, cost.backward_hops, strict=True)
+        ]
+        times_s = [s.times.total_s for s in cost.stages]
+        least_s = _NEGLIGIBLE * max(times_s)
+        hops_s = [trip_s / 2 if trip_s > least_s else 0.0 for trip_s in round_trips_s]
+        wanted = launch_counts(times_s, hops_s)
+        counted = _most_that_fit(self.costs, replica, wanted, vocab_rows)
+        if counted.launch_counts is None:
+            return None
+        counted_cost = self.costs.replica(counted, vocab_rows)
+        faster = counted_cost.pipeline_s < _WORTH * cost.pipeline_s
+        return (counted, counted_cost) if faster and _fits(counted_cost) else None
+
+
+def search_counts(
+    costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int, max_work: int
+) -> tuple[Counted, int]:
+    """Coordinate search: single stages launch more or fewer forwards, while that is faster.
+
+    The rule covers every round trip, but unequal stages sometimes gain from more.  Lower counts
+    that are as fast are left alone: the rule's slack is for hops that are late now and then.
+
+    Args:
+        max_work: limit in operations of the recurrence (stages times micro-batches).
+    Returns:
+        The replica, as it was where nothing is faster, and the work done.
+    """
+    best, best_cost = replica, cost
+    stages = [s.times for s in cost.stages]
+    num_micro_batches = replica.num_micro_batches
+    work, improved = 0, True
+    while improved:
+        improved = False
+        for index in range(len(stages) - 1):
+            for step in _STEPS:
+                counts = _moved(best.num_in_flight, index, step, num_micro_batches)
+                if counts is None:
+                    continue
+                if work >= max_work:
+                    return (best, best_cost), work
+                work += len(stages) * num_micro_batches
+                time_s = pipeline_time_s(
+                    stages, cost.forward_hops, cost.backward_hops, num_micro_batches, counts
+                )
+                if time_s >= _WORTH * best_cost.pipeline_s:
+                    continue
+                moved = with_counts(replica, counts)
+                moved_cost = costs.replica(moved, vocab_rows)
+                if _fits(moved_cost):
+                    best, best_cost, improved = moved, moved_cost, True
+    return (best, best_cost), work
+
+
+def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
+    """The replica with launch counts; 1F1B's own are left unsaid."""
+    own = replace(replica, launch_counts=None)
+    counts = tuple(counts)
+    return own if counts == own.num_in_flight else replace(own, launch_counts=counts)
+
+
+def with_replicas(
+    cost: PlacementCost, counted: Sequence[Counted]
+) -> tuple[Placement, PlacementCost]:
+    """A placement of other launch counts: the exchange and the update stay as they are."""
+    replicas = Placement(tuple(replica for replica, _ in counted))
+    return replicas, replace(cost, replicas=tuple(price for _, price in counted))
+
+
+def _moved(
+    counts: Sequence[int], index: int, step: int, num_micro_batches: int
+) -> tuple[int, ...] | None:
+    """One stage's count changed; stages before it follow where they would launch fewer.  None where
+    1F1B's own counts or the micro-batches leave no room."""
+    count = counts[index] + step
+    least = max(counts[index + 1], min(len(counts) - index, num_micro_batches))
+    if not least <= count <= num_micro_batches:
+        return None
+    return (*(max(c, count) for c in counts[:index]), count, *counts[index + 1 :])
+
+
+def _most_that_fit(
+    costs: CostModel, replica: PlacedReplica, wanted: Sequence[int], vocab_rows: int
+) -> PlacedReplica:
+    """The wanted counts, cut to the micro-batches, each stage's memory, and the stage before."""
+    own = own_launch_counts(len(replica.stages))
+    counts = [min(count, replica.num_micro_batches) for count in wanted]
+    for index in range(len(counts)):
+        if index:
+            counts[index] = min(counts[index], counts[index - 1])
+        while counts[index] > own[index]:
+            trial = replace(replica, launch_counts=tuple(counts))
+            memory = costs.stage_memory(trial, index, vocab_rows)
+            if memory.peak_bytes(replica.stages[index].num_layers) <= memory.capacity_bytes:
+                break
+            counts[index] -= 1
+    return with_counts(replica, counts)
+
+
+def _fits(cost: ReplicaCost) -> bool:
+    return all(stage.missing_bytes <= 0 for stage in cost.stages)
