@@ -2,153 +2,233 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from megatron_hetero.cluster.spec import Cluster, Limits, Node
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.planner.capacity import MoreGpus, may_fit
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.run import search
+from megatron_hetero.planner.relaxations import (
+    FP16_NOTE,
+    Settings,
+    limit_changes,
+    more_words,
+    nodes_to_copy,
+    settings_changes,
+    with_more,
+)
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
-from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.symmetric import Symmetric
 from megatron_hetero.units import format_bytes
 
-_MAX_NODE_FACTOR = 16
+_MAX_MORE_GPUS = 128
+_MAX_FACTOR = 16
+"""At most so many times the GPUs of the cluster are added."""
+_MAX_WORK = 200
+"""Limit of the searches with as many changes of settings, in GPUs searched: a few seconds."""
+_MAX_GPUS_FOR_SYMMETRIC = 32
+"""The grids of more GPUs take long, and `Constructive` finds what fits there."""
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Changes with each of which a plan fits, each with fewer GPUs than the ones before it.
+
+    `is_smallest`: no plan fits with less, not merely none was found.  Settings of the job count
+    less than limits of the cluster, and these less than GPUs.
+    """
+
+    words: tuple[str, ...]
+    is_smallest: bool
 
 
 def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
     """The error to raise.  Every relaxation it names was planned with, and fits."""
     sentences = [_shortage(problem, board.nearest_miss)]
     relaxation = find_relaxation(problem)
-    if relaxation:
-        sentences.append(f"Smallest relaxation that fits (planned and checked): {relaxation}.")
-    else:
+    if relaxation is None:
         sentences.append(
-            "None of the relaxations tried fits (fp16, recompute, sequence parallelism, smaller "
-            f"micro-batches, wider TP, fewer limits, up to {_MAX_NODE_FACTOR} times the GPUs of "
-            "one type): use a smaller model or other GPUs."
+            "None of the relaxations tried fits (smaller micro-batches, sequence parallelism, "
+            f"recompute, fp16, fewer limits, up to {_most_gpus(problem)} more GPUs of one type, "
+            "and these together): use a smaller model or other GPUs."
         )
+    else:
+        which = "Smallest relaxation" if relaxation.is_smallest else "A relaxation"
+        words = "; or ".join(relaxation.words)
+        sentences.append(f"{which} that fits (planned and checked): {words}.")
     return InfeasiblePlanError(" ".join(sentences))
 
 
-def find_relaxation(problem: Problem) -> str | None:
-    """The first of `relaxations` with which a plan fits."""
-    strategies: tuple[Strategy, ...] = (Symmetric(), Constructive(max_work=2000))
-    for words, cluster, training in relaxations(problem):
-        workload = replace(problem.workload, training=training)
+def find_relaxation(problem: Problem) -> Relaxation | None:
+    """The first change in the order of `relaxations` with which a plan fits; None if none does."""
+    return _Finder(problem).find()
+
+
+class _Finder:
+    """Tries changes, with a limit on searches; remembers whether each refusal was a proof."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.settings = settings_changes(problem.cluster, problem.workload.training)
+        self.work = 0
+        self.all_proved = True
+
+    def find(self) -> Relaxation | None:
+        """Settings alone, then limits with settings, then GPUs with settings."""
+        words = self._settings_alone() or self._limits() or self._gpus()
+        return Relaxation(words, self.all_proved) if words else None
+
+    def _settings_alone(self) -> tuple[str, ...]:
+        cluster = self.problem.cluster
+        for settings in self.settings:
+            if settings.num_changes and self._fits(cluster, settings):
+                return (_with_note(settings.words, settings, self.problem),)
+        return ()
+
+    def _limits(self) -> tuple[str, ...]:
+        few = self._few_settings()
+        for words, limits in limit_changes(self.problem.cluster):
+            relaxed = replace(self.problem.cluster, limits=limits)
+            if not any(self._may_fit(relaxed, s) for s in few if s.is_strongest):
+                continue
+            for settings in few:
+                if self._fits(relaxed, settings):
+                    both = f"{words} and {settings.words}" if settings.words else words
+                    return (_with_note(both, settings, self.problem),)
+        return ()
+
+    def _gpus(self) -> tuple[str, ...]:
+        """The fewest GPUs with the settings as they are, then with one change, two, ... of them,
+        where that takes fewer GPUs."""
+        found: list[str] = []
+        num_gpus = _most_gpus(self.problem) + 1
+        few = self._few_settings()
+        for num_changes in range(1 + max(s.num_changes for s in few)):
+            self.work = 0
+            options = [s for s in few if s.num_changes == num_changes]
+            fewest = self._fewest(options, num_gpus)
+            if fewest is None:
+                continue
+            settings, more = fewest
+            num_gpus = more.num_gpus
+            words = more_words(more)
+            if settings.words:
+                words = f"with {settings.words}, {words}"
+            found.append(_with_note(words, settings, self.problem))
+            if num_gpus == 1:
+                break
+        return tuple(found)
+
+    def _few_settings(self) -> list[Settings]:
+        """Beside limits and GPUs, of the micro-batches only the present and the smallest."""
+        sizes = (1, self.problem.workload.training.micro_batch_size)
+        return [s for s in self.settings if s.training.micro_batch_size in sizes]
+
+    def _fewest(self, options: list[Settings], below: int) -> tuple[Settings, MoreGpus] | None:
+        """The fewest GPUs of one type with one of `options`: from the number that is proved to be
+        needed, upwards until a plan is found."""
+        pairs = [
+            (settings, node)
+            for settings in options
+            for node in nodes_to_copy(self.problem.cluster.nodes, settings.training)
+        ]
+
+        def possible(num_gpus: int) -> list[tuple[Settings, MoreGpus]]:
+            more = [(settings, MoreGpus(node, num_gpus)) for settings, node in pairs]
+            return [(s, m) for s, m in more if self._may_fit(self.problem.cluster, s, m)]
+
+        needed = _first_true(lambda n: bool(possible(n)), below)
+        if needed is None:
+            return None
+
+        def planned(num_gpus: int) -> tuple[Settings, MoreGpus] | None:
+            for settings, more in possible(num_gpus):
+                if self._plans(with_more(self.problem.cluster, more), settings):
+                    return settings, more
+            self.all_proved = False
+            return None
+
+        failed, num_gpus, step = needed - 1, needed, 1
+        fewest = planned(num_gpus)
+        while fewest is None and num_gpus + step < below:
+            failed, num_gpus, step = num_gpus, num_gpus + step, 2 * step
+            fewest = planned(num_gpus)
+        while fewest is not None and num_gpus - failed > 1:
+            middle = (failed + num_gpus) // 2
+            closer = planned(middle)
+            if closer is None:
+                failed = middle
+            else:
+                fewest, num_gpus = closer, middle
+        return fewest
+
+    def _fits(self, cluster: Cluster, settings: Settings) -> bool:
+        if not self._may_fit(cluster, settings):
+            return False
+        fits = self._plans(cluster, settings)
+        self.all_proved &= fits
+        return fits
+
+    def _may_fit(self, cluster: Cluster, settings: Settings, more: MoreGpus | None = None) -> bool:
+        relaxed = self._relaxed(cluster, settings)
+        return relaxed is not None and may_fit(relaxed, more)
+
+    def _plans(self, cluster: Cluster, settings: Settings) -> bool:
+        """Whether a plan is found.  In fp16 it must be one of stock Megatron's."""
+        relaxed = self._relaxed(cluster, settings)
+        if relaxed is None:
+            return False
+        needs_stock = _is_fp16_change(settings, self.problem)
+        for strategy in (Constructive(max_work=2000), Symmetric()):
+            too_large = relaxed.num_gpus > _MAX_GPUS_FOR_SYMMETRIC and not needs_stock
+            if strategy.name == "symmetric" and too_large:
+                continue
+            self.work += relaxed.num_gpus
+            if self.work > _MAX_WORK:
+                return False
+            board = Scoreboard(relaxed)
+            strategy.search(board)
+            if (board.best_stock if needs_stock else board.best) is not None:
+                return True
+        return False
+
+    def _relaxed(self, cluster: Cluster, settings: Settings) -> Problem | None:
+        """None when the change is not a valid job; the next one may be."""
+        workload = replace(self.problem.workload, training=settings.training)
         try:
-            relaxed = make_problem(cluster, workload, problem.costs.profile)
+            return make_problem(cluster, workload, self.problem.costs.profile)
         except HeteroError:
-            continue  # this change is not a valid job; the next one may be
-        if search(relaxed, None, strategies).best is not None:
-            return words
-    return None
+            return None
 
 
-def relaxations(problem: Problem) -> Iterator[tuple[str, Cluster, TrainingSpec]]:
-    """Changes from cheap to dear: flags first, then limits, then hardware."""
-    cluster, training = problem.cluster, problem.workload.training
-    flags = list(_flag_changes(training))
-    for words, changed in flags:
-        yield words, cluster, changed
-    both_words, both = flags[-1] if flags else ("", training)
-    joined = f"{both_words} and " if both_words else ""
-    for words, limits in _limit_changes(cluster.limits):
-        yield words, replace(cluster, limits=limits), training
-        if flags:
-            yield joined + words, replace(cluster, limits=limits), both
-    for factor in (2, 4, 8, _MAX_NODE_FACTOR):
-        for node in _largest_nodes(problem):
-            more = _with_copies(cluster, node, factor - 1)
-            num_gpus = (factor - 1) * node.num_gpus
-            words = f"{num_gpus} more {node.gpu_type.name}, linked as on {node.name}"
-            yield words, more, training
-            if flags:
-                yield joined + words, more, both
+def _most_gpus(problem: Problem) -> int:
+    """Up to so many GPUs are added."""
+    return min(_MAX_MORE_GPUS, _MAX_FACTOR * len(problem.cluster.devices))
 
 
-def _flag_changes(training: TrainingSpec) -> Iterator[tuple[str, TrainingSpec]]:
-    """Single changes of the job's flags, then all of them together."""
-    smallest = replace(training, micro_batch_size=1)
-    if training.precision == "bf16":  # what GPUs before Ampere lack
-        yield "--fp16 instead of --bf16", replace(training, precision="fp16")
-    if training.recompute == "none":
-        yield "--recompute-granularity selective", replace(training, recompute="selective")
-    if training.recompute != "full":
-        yield (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-            replace(training, recompute="full"),
-        )
-    if not training.sequence_parallel:
-        yield "--sequence-parallel", replace(training, sequence_parallel=True)
-    size = training.micro_batch_size // 2
-    while size:
-        if training.micro_batch_size % size == 0:
-            yield f"--micro-batch-size {size}", replace(training, micro_batch_size=size)
-        size //= 2
-    combined = replace(smallest, recompute="full")
-    if combined != training:
-        words = (
-            f"--micro-batch-size 1 with --recompute-granularity full --recompute-method uniform "
-            f"--recompute-num-layers 1 (now {training.micro_batch_size} and {training.recompute})"
-        )
-        yield words, combined
-        if not training.sequence_parallel:
-            yield words + " and --sequence-parallel", replace(combined, sequence_parallel=True)
+def _first_true(holds: Callable[[int], bool], below: int) -> int | None:
+    """The least number in 1 .. below - 1 for which `holds`, which then holds for all larger."""
+    low, high = 0, 1
+    while high < below and not holds(high):
+        low, high = high, 2 * high
+    if high >= below:
+        high = below - 1
+        if high <= low or not holds(high):
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
-def _limit_changes(limits: Limits) -> Iterator[tuple[str, Limits]]:
-    if limits.max_tensor_parallel is not None:
-        width = limits.max_tensor_parallel
-        for wider in (width * 2, width * 4, width * 8):
-            yield (
-                f"limits.max_tensor_parallel {wider} instead of {width}",
-                replace(limits, max_tensor_parallel=wider),
-            )
-    if limits.max_pipeline_parallel is not None:
-        yield (
-            f"no limits.max_pipeline_parallel (now {limits.max_pipeline_parallel})",
-            replace(limits, max_pipeline_parallel=None),
-        )
-    if limits.num_replicas is not None and limits.num_replicas > 1:
-        yield "limits.num_replicas 1", replace(limits, num_replicas=1)
-    if limits.idle_devices:
-        yield "no limits.idle", replace(limits, idle_devices=())
-    if limits.first_stage_nodes or limits.last_stage_nodes:
-        yield (
-            "no limits.first_stage and limits.last_stage",
-            replace(limits, first_stage_nodes=(), last_stage_nodes=()),
-        )
+def _is_fp16_change(settings: Settings, problem: Problem) -> bool:
+    return settings.training.precision != problem.workload.training.precision
 
 
-def _largest_nodes(problem: Problem) -> list[Node]:
-    """For each usable GPU type, its largest node; larger memory first."""
-    by_type: dict[str, Node] = {}
-    for node in problem.nodes:
-        held = by_type.get(node.gpu_type.name)
-        if held is None or node.num_gpus > held.num_gpus:
-            by_type[node.gpu_type.name] = node
-    return sorted(by_type.values(), key=lambda n: (-n.gpu_type.memory_bytes, n.name))
-
-
-def _with_copies(cluster: Cluster, node: Node, count: int) -> Cluster:
-    """The cluster with `count` more nodes like `node`; copies are joined as nodes are elsewhere:
-    by the slowest link that `node` has, or its own inside link when it is alone."""
-    links = dict(cluster.node_links)
-    nodes = list(cluster.nodes)
-    own = [link for (a, _), link in sorted(links.items()) if a == node.name]
-    slowest = min(own, key=lambda link: link.bytes_per_s) if own else node.link
-    for index in range(count):
-        copy = replace(node, name=f"{node.name}-more-{index}", host=f"{node.host}-more-{index}")
-        for other in nodes:
-            known = other.name != node.name and (node.name, other.name) in links
-            links[copy.name, other.name] = links[node.name, other.name] if known else slowest
-            links[other.name, copy.name] = links[other.name, node.name] if known else slowest
-        nodes.append(copy)
-    return replace(cluster, nodes=tuple(nodes), node_links=links)
+def _with_note(words: str, settings: Settings, problem: Problem) -> str:
+    return f"{words} ({FP16_NOTE})" if _is_fp16_change(settings, problem) else words
 
 
 def _shortage(problem: Problem, miss: Candidate | None) -> str:

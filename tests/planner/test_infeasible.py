@@ -1,15 +1,34 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.errors import InfeasiblePlanError
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.planner import plan_cluster
 from tests.cost.builders import FAST, GIB, OLD, make_cluster, make_workload
 
+LLAMA = ModelSpec(
+    num_layers=32,
+    hidden_size=4096,
+    ffn_hidden_size=14336,
+    num_attention_heads=32,
+    num_query_groups=8,
+    kv_channels=128,
+    vocab_size=128256,
+    seq_length=2048,
+    max_position_embeddings=8192,
+    gated_mlp=True,
+    tied_embeddings=False,
+    add_bias_linear=False,
+    normalization="RMSNorm",
+    position_embedding="rope",
+)
+TWO_NODES = make_cluster(("a", gpu_type("RTX-3090"), 2), ("b", gpu_type("RTX-3090"), 2))
 SMALL = replace(FAST, name="SMALL", memory_bytes=2 * GIB)
 
 
@@ -25,7 +44,8 @@ def test_the_shortage_names_stage_gpu_and_bytes_and_more_gpus_help() -> None:
     assert "stage 0 of replica 0 (80 layers on 1x SMALL, a)" in text
     assert "bytes) more on each GPU" in text
     assert "most goes to optimizer" in text
-    assert "(planned and checked): 1 more SMALL" in text or "3 more SMALL" in text
+    assert "Smallest relaxation that fits (planned and checked): 2 more SMALL: 2 more nodes" in text
+    assert "like a (1x SMALL each)" in text
 
 
 def test_recompute_is_the_first_relaxation_when_it_suffices() -> None:
@@ -54,4 +74,66 @@ def test_a_limit_can_be_the_cause() -> None:
 def test_no_gpu_in_the_precision() -> None:
     text = message(make_cluster(("o", OLD, 4)), make_workload())
     assert "no GPU of the cluster can be used (in bf16" in text
-    assert "--fp16 instead of --bf16" in text
+    assert "(planned and checked): --fp16 instead of --bf16 (a plan of stock Megatron fits" in text
+
+
+def llama(micro_batch_size: int = 1, **changes: object) -> Workload:
+    training = TrainingSpec(64, micro_batch_size, "bf16")
+    return Workload(LLAMA, replace(training, **changes), (), "test")  # type: ignore[arg-type]
+
+
+def with_gpus(num_gpus: int) -> Cluster:
+    """`num_gpus` RTX-3090 in nodes of two."""
+    sizes = [2] * (num_gpus // 2) + [1] * (num_gpus % 2)
+    nodes = [(f"n{i}", gpu_type("RTX-3090"), size) for i, size in enumerate(sizes)]
+    return make_cluster(*nodes)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_number_of_gpus_is_the_smallest(recompute: str) -> None:
+    workload = llama(recompute=recompute)
+    text = message(TWO_NODES, workload)
+    match = re.search(r"Smallest relaxation that fits \(planned and checked\): (\d+) more", text)
+    assert match is not None
+    num_more = int(match[1])
+    plan_cluster(with_gpus(4 + num_more), workload)
+    message(with_gpus(4 + num_more - 1), workload)
+
+
+def test_fewer_gpus_with_other_settings_are_named_too() -> None:
+    workload = replace(llama(), model=replace(LLAMA, seq_length=4096))
+    text = message(TWO_NODES, workload)
+    alone, _, with_recompute = text.partition("; or with --recompute-granularity full")
+    pattern = r"(\d+) more RTX-3090"
+    most, fewest = re.search(pattern, alone), re.search(pattern, with_recompute)
+    assert most is not None and fewest is not None
+    assert int(fewest[1]) < int(most[1])
+
+
+def test_gpus_and_a_smaller_micro_batch_need_no_more_changes() -> None:
+    workload = make_workload(
+        num_layers=40, seq_length=2048, global_batch_size=256, micro_batch_size=32
+    )
+    text = message(make_cluster(("a", SMALL, 1)), workload)
+    assert "with --micro-batch-size 1 instead of 32, " in text
+
+
+def test_fp16_where_bf16_excludes_every_gpu() -> None:
+    v100s = make_cluster(("a", gpu_type("V100-32GB"), 4))
+    text = message(v100s, llama())
+    assert "with --fp16 instead of --bf16, 4 more V100-32GB: 1 more node like a (4x V100" in text
+    assert "asymmetric ones do not run in fp16 yet" in text
+
+
+def test_two_limits_together() -> None:
+    limits = Limits(max_pipeline_parallel=1, idle_devices=("a:1",), memory_reserve_bytes=0)
+    cluster = make_cluster(("a", SMALL, 1), ("b", SMALL, 1), limits=limits)
+    idle = replace(cluster, limits=replace(limits, idle_devices=("b",)))
+    text = message(idle, make_workload(num_layers=44, recompute="full", sequence_parallel=True))
+    assert "no limits.max_pipeline_parallel (now 1) and no limits.idle" in text
+
+
+def test_what_no_gpus_can_hold_is_said() -> None:
+    text = message(make_cluster(("a", SMALL, 1)), make_workload(num_layers=4, hidden_size=32768))
+    assert "None of the relaxations tried fits" in text
+    assert "up to 16 more GPUs of one type" in text
