@@ -23,6 +23,8 @@ PLAN_FLAGS = frozenset(
         "--account-for-embedding-in-pipeline-split",
         "--account-for-loss-in-pipeline-split",
         "--use-tp-pp-dp-mapping",
+        "--hetero-layout",
+        "--hetero-plan",
     }
 )
 """Flags that the plan decides."""

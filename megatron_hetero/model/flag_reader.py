@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from megatron_hetero.errors import ModelError, UnsupportedError
@@ -16,12 +16,16 @@ class FlagReader:
     """The arguments of one model by flag.
 
     Every method raises `ModelError` with file, line and flag when the value is not what Megatron
-    takes, or is one that only a running shell would know.
+    takes, or is one that only a running shell would know.  `takes_flags`: flags can be added to the
+    source, which is not true of a Hugging Face config.json.
     """
 
-    def __init__(self, arguments: Sequence[Argument], source: str) -> None:
+    def __init__(
+        self, arguments: Sequence[Argument], source: str, takes_flags: bool = True
+    ) -> None:
         self._arguments = {a.flag: a for a in arguments}
         self._source = source
+        self._takes_flags = takes_flags
         self._switches: set[str] = set()
         for argument in arguments:
             self._check_hidden_flags(argument.flag, argument.values[1:])
@@ -85,13 +89,33 @@ class FlagReader:
         value = self.optional_size(flag, minimum)
         return default if value is None else value
 
-    def required_size(self, flag: str, example: int, why: str = "") -> int:
-        """An integer that the model cannot do without."""
+    def require(self, examples: Mapping[str, int], reasons: Mapping[str, str]) -> None:
+        """Refuse a job without some of the flags of `examples`, all of them at once.
+
+        Args:
+            examples: a value for each flag, for the message.
+            reasons: why a flag is needed, where that is not plain.
+        """
+        missing = [flag for flag in examples if flag not in self]
+        if not missing:
+            return
+        names = [f"{f} ({reasons[f]})" if f in reasons else f for f in missing]
+        what = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+        verb, them = ("are", "them") if names[1:] else ("is", "it")
+        if self._source == COMMAND_LINE:
+            remedy = f"add {them}"
+        elif self._takes_flags:
+            remedy = f"add {them} there, or on our command line"
+        else:
+            remedy = f"a config.json has no such key: give {them} on our command line"
+        words = " ".join(f"{flag} {examples[flag]}" for flag in missing)
+        self.fail([], f"{what} {verb} missing; {remedy}: -- {words}")
+
+    def required_size(self, flag: str) -> int:
+        """An integer of a flag that `require` has seen."""
         value = self.optional_size(flag)
         if value is None:
-            reason = f" ({why})" if why else ""
-            there = "" if self._source == COMMAND_LINE else " there, or on our command line"
-            self.fail([], f"{flag} is missing{reason}; add it{there}: -- {flag} {example}")
+            self.fail([], f"{flag} is missing")
         return value
 
     def refuse(self, flag: str, what: str, unless: str | None = None) -> None:

@@ -44,6 +44,7 @@ class _LlamaConfig(_Config):
     rope_theta: float | None = Field(None, gt=0)
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
     attention_bias: bool = False
     mlp_bias: bool = False
     num_local_experts: int | None = Field(None, ge=1)
@@ -60,6 +61,8 @@ class _NeoxConfig(_Config):
     layer_norm_eps: float = Field(1e-5, gt=0)
     rotary_pct: float = Field(0.25, gt=0, le=1)
     rotary_emb_base: float = Field(10000.0, gt=0)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    hidden_dropout: float = Field(0.0, ge=0, lt=1)
     use_parallel_residual: bool = True
 
 
@@ -71,6 +74,8 @@ class _OptConfig(_Config):
     max_position_embeddings: int = Field(ge=1)
     word_embed_proj_dim: int | None = Field(None, ge=1)
     activation_function: str = "relu"
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.1, ge=0, lt=1)
     do_layer_norm_before: bool = True
     enable_bias: bool = True
 
@@ -82,6 +87,9 @@ class _Gpt2Config(_Config):
     n_head: int = Field(ge=1)
     n_positions: int = Field(ge=1)
     activation_function: str = "gelu_new"
+    attn_pdrop: float = Field(0.1, ge=0, lt=1)
+    embd_pdrop: float = Field(0.1, ge=0, lt=1)
+    resid_pdrop: float = Field(0.1, ge=0, lt=1)
     layer_norm_epsilon: float = Field(1e-5, gt=0)
 
 
@@ -142,6 +150,7 @@ def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:
         flags += ["--group-query-attention", "--num-query-groups", str(num_groups)]
     flags += ["--swiglu", "--disable-bias-linear"]
     flags += ["--normalization", "RMSNorm", "--norm-epsilon", repr(config.rms_norm_eps)]
+    flags += _dropout_flags(config.attention_dropout, 0.0)
     flags += _rope_flags(document, config)
     if config.model_type == "qwen2":
         flags.append("--add-qkv-bias")
@@ -193,6 +202,7 @@ def _neox_flags(config: _NeoxConfig, differences: list[str]) -> list[str]:
     flags += ["--position-embedding-type", "rope", "--rotary-percent", repr(config.rotary_pct)]
     flags += ["--rotary-base", str(int(config.rotary_emb_base))]
     flags += ["--norm-epsilon", repr(config.layer_norm_eps)]
+    flags += _dropout_flags(config.attention_dropout, config.hidden_dropout)
     if not config.tie_word_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
     return flags
@@ -211,6 +221,7 @@ def _opt_flags(document: Document, config: _OptConfig, differences: list[str]) -
         config.num_attention_heads,
         config.max_position_embeddings,
     )
+    flags += _dropout_flags(config.attention_dropout, config.dropout)
     return flags + _untied_flag(config)
 
 
@@ -223,7 +234,14 @@ def _gpt2_flags(config: _Gpt2Config, differences: list[str]) -> list[str]:
         config.n_head,
         config.n_positions,
     )
-    return [*flags, "--norm-epsilon", repr(config.layer_norm_epsilon), *_untied_flag(config)]
+    if config.embd_pdrop != config.resid_pdrop:
+        differences.append(
+            f"dropout after the embedding is resid_pdrop {config.resid_pdrop}, not embd_pdrop "
+            f"{config.embd_pdrop}"
+        )
+    flags += ["--norm-epsilon", repr(config.layer_norm_epsilon)]
+    flags += _dropout_flags(config.attn_pdrop, config.resid_pdrop)
+    return flags + _untied_flag(config)
 
 
 def _untied_flag(config: _Config) -> list[str]:
@@ -242,6 +260,11 @@ def _shape_flags(
         "--max-position-embeddings": num_positions,
     }
     return [word for flag, size in sizes.items() for word in (flag, str(size))]
+
+
+def _dropout_flags(attention: float, hidden: float) -> list[str]:
+    """Always written: without them Megatron drops 0.1."""
+    return ["--attention-dropout", repr(attention), "--hidden-dropout", repr(hidden)]
 
 
 def _note_activation(activation: str, differences: list[str]) -> None:

@@ -39,7 +39,8 @@ def load_workload(path: Path | str | None, megatron_args: Sequence[str] = ()) ->
         source, words = _read(path)
     typed = group_arguments(command_line_words(megatron_args))
     arguments = merge_arguments(group_arguments(words), typed)
-    return workload_from_arguments(arguments, source)
+    takes_flags = path is None or path.suffix != ".json"
+    return workload_from_arguments(arguments, source, takes_flags)
 
 
 def workload_hash(workload: Workload) -> str:

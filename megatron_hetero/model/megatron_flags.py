@@ -46,26 +46,41 @@ _UNSUPPORTED_UNLESS = {
     "--moe-layer-freq": ("a mixture of dense and expert layers", "1"),
     "--softmax-type": ("a softmax with an offset", "vanilla"),
 }
+_REQUIRED = {
+    "--num-layers": 32,
+    "--hidden-size": 4096,
+    "--num-attention-heads": 32,
+    "--vocab-size": 50257,
+    "--seq-length": 2048,
+    "--max-position-embeddings": 2048,
+    "--global-batch-size": 512,
+    "--micro-batch-size": 1,
+}
+"""Flags that a job cannot do without, with an example of each."""
+_WHY_REQUIRED = {"--vocab-size": "the size of the embedding cannot be read from a tokenizer here"}
 _OPTIMIZERS = ("adam", "sgd")
 _POSITION_EMBEDDINGS = ("learned_absolute", "rope", "none")
 _RECOMPUTE = ("full", "selective")
 
 
-def workload_from_arguments(arguments: Sequence[Argument], source: str) -> Workload:
+def workload_from_arguments(
+    arguments: Sequence[Argument], source: str, takes_flags: bool = True
+) -> Workload:
     """Model and training of merged arguments (`model.arguments.merge_arguments`).
 
     `megatron_args` keeps every argument but those whose value is not known without running the
-    script; `source` names these.
+    script; `source` names these.  `takes_flags`: a missing flag can be added to the source.
 
     Raises:
         ModelError: a flag is missing, malformed, or contradicts another.
         UnsupportedError: a flag asks for what cannot be planned yet.
     """
-    flags = FlagReader(arguments, source)
+    flags = FlagReader(arguments, source, takes_flags)
     for flag, what in _UNSUPPORTED.items():
         flags.refuse(flag, what)
     for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
         flags.refuse(flag, what, unless=neutral)
+    flags.require(_REQUIRED, _WHY_REQUIRED)
     model = _model(flags)
     training = _training(flags, model)
     unknown = flags.unknown()
@@ -74,14 +89,12 @@ def workload_from_arguments(arguments: Sequence[Argument], source: str) -> Workl
 
 
 def _model(flags: FlagReader) -> ModelSpec:
-    num_layers = flags.required_size("--num-layers", 32)
-    hidden_size = flags.required_size("--hidden-size", 4096)
-    num_heads = flags.required_size("--num-attention-heads", 32)
-    seq_length = flags.required_size("--seq-length", 2048)
-    max_positions = flags.required_size("--max-position-embeddings", seq_length)
-    vocab_size = flags.required_size(
-        "--vocab-size", 50257, "the size of the embedding cannot be read from a tokenizer here"
-    )
+    num_layers = flags.required_size("--num-layers")
+    hidden_size = flags.required_size("--hidden-size")
+    num_heads = flags.required_size("--num-attention-heads")
+    seq_length = flags.required_size("--seq-length")
+    max_positions = flags.required_size("--max-position-embeddings")
+    vocab_size = flags.required_size("--vocab-size")
     if max_positions < seq_length:
         flags.fail(
             ["--max-position-embeddings"],
@@ -182,8 +195,8 @@ def _moe_router_topk(flags: FlagReader, num_experts: int) -> int:
 
 
 def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
-    global_batch_size = flags.required_size("--global-batch-size", 64)
-    micro_batch_size = flags.required_size("--micro-batch-size", 1)
+    global_batch_size = flags.required_size("--global-batch-size")
+    micro_batch_size = flags.required_size("--micro-batch-size")
     if global_batch_size % micro_batch_size:
         flags.fail(
             ["--global-batch-size"],

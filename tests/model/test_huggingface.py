@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def test_llama_becomes_megatron_flags(tmp_path: Path) -> None:
         "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
         "--max-position-embeddings 8192 --group-query-attention --num-query-groups 8 --swiglu "
         "--disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-05 "
+        "--attention-dropout 0.0 --hidden-dropout 0.0 "
         "--position-embedding-type rope --rotary-base 500000 "
         "--untie-embeddings-and-output-weights --vocab-size 128256 --bf16 "
         "--global-batch-size 8 --micro-batch-size 1 --seq-length 1024"
@@ -137,6 +139,32 @@ def test_precision_follows_the_file_unless_typed(tmp_path: Path) -> None:
     assert _load(tmp_path, OPT, [*BATCH, "--bf16"]).training.precision == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("config", "attention", "hidden"),
+    [
+        (LLAMA, "0.0", "0.0"),
+        (LLAMA | {"attention_dropout": 0.05}, "0.05", "0.0"),
+        (NEOX, "0.0", "0.0"),
+        (NEOX | {"attention_dropout": 0.2, "hidden_dropout": 0.3}, "0.2", "0.3"),
+        (OPT, "0.0", "0.1"),
+        (OPT | {"dropout": 0.0}, "0.0", "0.0"),
+        (GPT2, "0.1", "0.1"),
+        (GPT2 | {"attn_pdrop": 0.0, "resid_pdrop": 0.2}, "0.0", "0.2"),
+    ],
+)
+def test_dropout_is_the_files_own_and_not_megatrons_default(
+    tmp_path: Path, config: dict[str, Any], attention: str, hidden: str
+) -> None:
+    words = " ".join(_load(tmp_path, config).megatron_args)
+    assert f"--attention-dropout {attention} --hidden-dropout {hidden}" in words
+    typed = _load(tmp_path, config, [*BATCH, "--hidden-dropout", "0.5"]).megatron_args
+    assert typed[typed.index("--hidden-dropout") + 1] == "0.5"
+
+
+def test_dropout_that_megatron_cannot_tell_apart_is_noted(tmp_path: Path) -> None:
+    assert "dropout after the embedding" in _load(tmp_path, GPT2 | {"embd_pdrop": 0.3}).source
+
+
 def test_newer_files_keep_rope_in_one_place(tmp_path: Path) -> None:
     config = {k: v for k, v in LLAMA.items() if k not in ("rope_theta", "torch_dtype")}
     config |= {"dtype": "bfloat16", "rope_parameters": {"rope_type": "llama3", "factor": 8.0,
@@ -147,10 +175,15 @@ def test_newer_files_keep_rope_in_one_place(tmp_path: Path) -> None:
 
 
 def test_the_batch_must_be_typed(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="--seq-length is missing; add it there, or on our"):
+    all_three = (
+        "--seq-length, --global-batch-size and --micro-batch-size are missing; a config.json has "
+        "no such key: give them on our command line: -- --seq-length 2048 --global-batch-size 512 "
+        "--micro-batch-size 1"
+    )
+    with pytest.raises(ModelError, match=re.escape(all_three)):
         _load(tmp_path, LLAMA, [])
-    with pytest.raises(ModelError, match="--global-batch-size is missing"):
-        _load(tmp_path, LLAMA, ["--seq-length", "2048"])
+    with pytest.raises(ModelError, match=r"json: --micro-batch-size is missing; a config"):
+        _load(tmp_path, LLAMA, ["--seq-length", "2048", "--global-batch-size", "8"])
 
 
 @pytest.mark.parametrize(

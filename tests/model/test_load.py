@@ -143,8 +143,28 @@ def test_a_missing_flag_says_how_to_give_it(index: int) -> None:
     flag = MINIMAL[index]
     with pytest.raises(ModelError) as error:
         load_workload(None, MINIMAL[:index] + MINIMAL[index + 2 :])
-    assert f"{flag} is missing" in str(error.value)
+    assert flag in str(error.value).partition(" is missing; add it: ")[0]
     assert f"-- {flag} " in str(error.value)
+
+
+def test_missing_flags_are_named_together(tmp_path: Path) -> None:
+    path = tmp_path / "flags.txt"
+    path.write_text("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64\n")
+    with pytest.raises(ModelError) as error:
+        load_workload(path, ["--micro-batch-size", "1"])
+    assert str(error.value) == (
+        f"{path}: --vocab-size (the size of the embedding cannot be read from a tokenizer here), "
+        "--max-position-embeddings and --global-batch-size are missing; add them there, or on our "
+        "command line: -- --vocab-size 50257 --max-position-embeddings 2048 --global-batch-size 512"
+    )
+
+
+def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "flags.txt"
+    path.write_text(" ".join([*MINIMAL, "--hetero-plan old.json"]))
+    assert "--hetero-plan" not in load_workload(path).megatron_args
+    with pytest.raises(UsageError, match="--hetero-layout is decided by the plan"):
+        load_workload(path, ["--hetero-layout", "tp1:4 @2"])
 
 
 @pytest.mark.parametrize(
