@@ -51,15 +51,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         profile = load_profile(arguments.profile) if arguments.profile else None
         # The file's figures are of another moment; a plan that does not fit is shown as such.
         plan = replace(plan, estimates=None)
-        validate_plan(plan, cluster)
+        validate_plan(plan, cluster, str(arguments.plan))
         plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
         explanation = explain_plan(plan, cluster, profile)
     if arguments.json:
         data = plan_summary(plan, arguments.plan)
+        data["scored_anew"] = explanation is not None
         data["explanation"] = None if explanation is None else asdict(explanation)
         output.json(data)
         return 0
     output.show(plan_report(plan))
+    if explanation is None and plan.estimates is not None:
+        output.show(
+            f"Times, memory and bound are those that {arguments.plan} holds, of the plan as it was "
+            f"written by {plan.made_by or 'its maker'}. After an edit they are old: add --cluster "
+            "CLUSTER.YAML to score it anew"
+        )
     if explanation is not None:
         output.show("", explanation_report(explanation, reasons_not_stock(plan)))
     return 0

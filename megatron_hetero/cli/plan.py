@@ -11,6 +11,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
@@ -50,11 +51,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
     cluster = load_cluster(arguments.cluster)
     workload = load_workload(arguments.model, arguments.megatron_args)
+    check_user_flags(workload.megatron_args)
     profile = load_profile(arguments.profile) if arguments.profile else None
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         plan, explanation = plan_and_explain(cluster, workload, profile=profile, progress=progress)
     search_s = time.perf_counter() - start_s
+    # A plan whose flags contradict it is refused here, not by `flags` on another day.
+    megatron_args(plan, str(arguments.output or "plan.json"))
     if arguments.output:
         save_plan(plan, arguments.output)
     if arguments.json:

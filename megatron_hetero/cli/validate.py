@@ -34,10 +34,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     try:
         plan = load_plan(arguments.plan)
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
-        validate_plan(plan, cluster)
+        validate_plan(plan, cluster, str(arguments.plan))
         if cluster and plan.workload:
             # An edit may have outgrown a GPU, which the figures in the file cannot know.
-            validate_plan(replace(plan, estimates=estimate_plan(plan, cluster)), cluster)
+            scored = replace(plan, estimates=estimate_plan(plan, cluster))
+            validate_plan(scored, cluster, str(arguments.plan))
     except FileFormatError as error:
         if arguments.json:
             output.json({"valid": False, "error": str(error)})

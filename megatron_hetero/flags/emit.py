@@ -35,16 +35,24 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
             no `plan_path`; or a bare stock layout gives no micro-batch size.
     """
     table = flag_table()
-    options = last_of_each(
-        table.split(() if plan.workload is None else plan.workload.megatron_args)
-    )
-    _refuse_foreign(options)
+    options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
     if is_stock(plan):
         _need_micro_batch_size(plan)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
         return _tokens((*options, *decided))
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
     return (*_tokens((*options, *decided)), *_hetero_flag(plan, plan_path))
+
+
+def check_user_flags(megatron_args: Sequence[str]) -> tuple[Option, ...]:
+    """The last option of each of the user's flags; whatever the plan, these must hold.
+
+    Raises:
+        UsageError: a flag is unknown to Megatron, is given wrongly, or may not stand in a plan.
+    """
+    options = last_of_each(flag_table().split(megatron_args))
+    _refuse_foreign(options)
+    return options
 
 
 def plan_arguments(plan: Plan, given: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.violation import Violation, layer_range, stage_key, stage_name, stages
+from megatron_hetero.units import format_bytes
 
 
 def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
@@ -157,11 +158,13 @@ def estimated_memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         return
     for device, estimate in sorted(plan.estimates.devices.items()):
         capacity_bytes = cluster.node_by_name[_node(device)].gpu_type.memory_bytes
-        if estimate.peak_bytes > capacity_bytes:
+        missing_bytes = estimate.peak_bytes - capacity_bytes
+        if missing_bytes > 0:
             yield Violation(
                 ("estimates", "devices", device, "peak_bytes"),
-                f"{device} needs {estimate.peak_bytes} bytes at its peak; its GPU has "
-                f"{capacity_bytes}. Give its stage fewer layers, more devices or recompute.",
+                f"{device} needs {format_bytes(estimate.peak_bytes)} at its peak; its GPU has "
+                f"{format_bytes(capacity_bytes)}, {format_bytes(missing_bytes)} too little. Give "
+                "its stage fewer layers, more devices or recompute.",
             )
 
 

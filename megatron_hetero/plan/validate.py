@@ -1,14 +1,21 @@
 """Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
 
 One function states one invariant; they live in `check_structure` (the plan by itself),
-`check_devices`, `check_workload` and `check_cluster`.  Every way into a Plan ends here.
+`check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every way into a Plan
+ends here.
 """
 
 from __future__ import annotations
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan import check_cluster, check_devices, check_structure, check_workload
+from megatron_hetero.plan import (
+    check_cluster,
+    check_devices,
+    check_estimates,
+    check_structure,
+    check_workload,
+)
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.violation import Violation
 
@@ -16,15 +23,18 @@ MAX_SHOWN = 5
 """A plan with one wrong number often breaks the same invariant at every stage."""
 
 
-def validate_plan(plan: Plan, cluster: Cluster | None = None) -> None:
+def validate_plan(plan: Plan, cluster: Cluster | None = None, source: str = "") -> None:
     """Refuse a plan that breaks an invariant; with `cluster`, also one that is not for it.
 
+    Args:
+        source: the plan's file, where there is one; messages begin with it.
     Raises:
         PlanFormatError: names replica and stage, the value, what is allowed and what to do.
     """
     violations = first_violations(plan, cluster)
     if violations:
-        raise PlanFormatError(format_messages([v.message for v in violations]))
+        where = f"{source}: " if source else ""
+        raise PlanFormatError(format_messages([f"{where}{v.message}" for v in violations]))
 
 
 def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violation, ...]:
@@ -33,6 +43,7 @@ def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violat
         *check_structure.INVARIANTS,
         *check_devices.INVARIANTS,
         *check_workload.INVARIANTS,
+        *check_estimates.INVARIANTS,
     ):
         if violations := tuple(invariant(plan)):
             return violations

@@ -104,6 +104,27 @@ def test_a_model_that_fits_nowhere_exits_with_3(capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--swigul"], "Did you mean --swiglu"),
+        (["--foo"], "--foo is not a flag of Megatron"),
+        (["--hetero-layout", "tp1:32 @32"], "--hetero-layout is decided by the plan"),
+        (["--spec", "my.module", "f"], "may not carry it"),
+        (["--dataloader-type", "cyclic"], "--dataloader-type cyclic contradicts the plan"),
+    ],
+)
+def test_flags_that_no_run_would_take_are_found_when_planning(
+    words: list[str], says: str, tmp_path: Path, capsys
+) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "-o", str(path), "--", *words]) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.out == ""
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
     ("words", "code"),
     [
         (["--cluster", "nowhere.yaml", "--model", MODEL], 4),
@@ -120,12 +141,15 @@ def test_explain_shows_the_figures_of_the_file(plan_path: Path, capsys) -> None:
     assert main(["explain", str(plan_path)]) == 0
     out = capsys.readouterr().out
     assert "step time" in out
+    assert f"those that {plan_path} holds" in out.replace("\n", " ")
+    assert "--cluster CLUSTER.YAML to score it anew" in out.replace("\n", " ")
     assert "Where the time goes" not in out
 
 
 def test_explain_with_the_cluster_says_why(plan_path: Path, capsys) -> None:
     assert main(["explain", str(plan_path), "--cluster", CLUSTER]) == 0
     out = capsys.readouterr().out
+    assert "CLUSTER.YAML" not in out
     for words in ("Where the time goes", "pipeline bubble", "Memory left", "next best"):
         assert words in out
     assert max(map(len, out.splitlines())) <= 100
@@ -138,6 +162,7 @@ def test_explain_scores_a_plan_as_the_planner_did(plan_path: Path, capsys) -> No
     anew = json.loads(capsys.readouterr().out)
     assert anew["step_time_s"] == from_file["step_time_s"]
     assert from_file["explanation"] is None
+    assert (from_file["scored_anew"], anew["scored_anew"]) == (False, True)
     parts = anew["explanation"]["time_by_cause"]
     assert sum(parts.values()) == pytest.approx(anew["step_time_s"])
 

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan import check_cluster, check_devices, check_structure, check_workload
+from megatron_hetero.plan import (
+    check_cluster,
+    check_devices,
+    check_estimates,
+    check_structure,
+    check_workload,
+)
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import (
     DeviceEstimate,
@@ -118,7 +124,7 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             "recompute_num_layers is 6; allowed is 1 to the stage's 5 layers",
         ),
     ],
-    check_structure.estimates_have_the_plans_shape: [
+    check_estimates.estimates_have_the_plans_shape: [
         (with_estimates(PLAN, replica_times_s=(1.0,)), "replica_times_s has 1 entries, .* needs 2"),
         (with_estimates(PLAN, stage_times_s=((1.0,), (1.0,))), r"stage_times_s has \[1, 1\]"),
         (with_estimates(PLAN, boundary_times_s=((), ())), "boundary_times_s"),
@@ -127,13 +133,13 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             "names a:9, which is in no stage",
         ),
     ],
-    check_structure.estimates_are_possible: [
+    check_estimates.estimates_are_possible: [
         (with_estimates(PLAN, step_time_s=float("nan")), "estimates.step_time_s holds nan"),
         (with_estimates(PLAN, tokens_per_s=-1.0), "estimates.tokens_per_s holds -1.0"),
         (with_estimates(PLAN, bound_s=2.1), "bound_s is 2.1, above step_time_s 2.0"),
         (
             with_estimates(PLAN, devices={"a:0": DeviceEstimate(10, 13, {})}),
-            "a:0 needs 13 bytes at its peak and has 10: 3 too many",
+            "a:0 needs 13 B at its peak and has 10 B: 3 B too many",
         ),
     ],
     check_devices.devices_everywhere_or_nowhere: [
@@ -272,14 +278,32 @@ BROKEN_FOR_CLUSTER: dict[Callable[..., Any], list[tuple[Plan, Cluster, str]]] = 
         (
             with_estimates(PLAN, devices={"b:0": DeviceEstimate(80 * GIB, 30 * GIB, {})}),
             CLUSTER,
-            f"b:0 needs {30 * GIB} bytes at its peak; its GPU has {24 * GIB}",
+            "b:0 needs 30 GiB at its peak; its GPU has 24 GiB, 6 GiB too little",
         ),
     ],
 }
 
 
+def test_a_gpu_used_twice_is_named_before_the_figures_it_left_behind() -> None:
+    plan = with_estimates(PLAN, devices={"b:0": DeviceEstimate(2, 1, {})})
+    twice = with_stage(plan, 0, 1, devices=("a:0",))
+    with pytest.raises(PlanFormatError, match=r"device a:0 is in .*; a device has one place"):
+        validate_plan(twice)
+
+
+def test_old_figures_say_how_to_get_new_ones() -> None:
+    plan = with_estimates(PLAN, devices={"a:9": DeviceEstimate(2, 1, {})})
+    with pytest.raises(PlanFormatError, match=r"remove `estimates`, and let .* explain PLAN"):
+        validate_plan(plan)
+
+
+def test_the_file_stands_before_every_message() -> None:
+    with pytest.raises(PlanFormatError, match=r"^mine\.json: the plan has no replica"):
+        validate_plan(Plan(()), source="mine.json")
+
+
 def test_every_invariant_has_a_plan_that_breaks_it() -> None:
-    for module in (check_structure, check_devices, check_workload):
+    for module in (check_structure, check_devices, check_workload, check_estimates):
         assert set(module.INVARIANTS) <= set(BROKEN)
     assert set(check_cluster.INVARIANTS) == set(BROKEN_FOR_CLUSTER)
 
