@@ -26,7 +26,7 @@ from megatron_hetero.units import format_bytes
 _MAX_MORE_GPUS = 128
 _MAX_FACTOR = 16
 """At most so many times the GPUs of the cluster are added."""
-_MAX_WORK = 200
+_MAX_WORK = 400
 """Limit of the searches with as many changes of settings, in GPUs searched: a few seconds."""
 _MAX_GPUS_FOR_SYMMETRIC = 32
 """The grids of more GPUs take long, and `Constructive` finds what fits there."""
@@ -50,8 +50,8 @@ def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError
     relaxation = find_relaxation(problem)
     if relaxation is None:
         sentences.append(
-            "None of the relaxations tried fits (smaller micro-batches, sequence parallelism, "
-            f"recompute, fp16, fewer limits, up to {_most_gpus(problem)} more GPUs of one type, "
+            "No plan was found with any relaxation tried (smaller micro-batches, sequence "
+            f"parallelism, recompute, fp16, fewer limits, up to {_most_gpus(problem)} more GPUs of one type, "
             "and these together): use a smaller model or other GPUs."
         )
     else:
@@ -150,7 +150,7 @@ class _Finder:
             self.all_proved = False
             return None
 
-        failed, num_gpus, step = needed - 1, needed, 1
+        failed, num_gpus, step = needed - 1, needed, 1 + needed // 8
         fewest = planned(num_gpus)
         while fewest is None and num_gpus + step < below:
             failed, num_gpus, step = num_gpus, num_gpus + step, 2 * step

@@ -81,14 +81,16 @@ def limit_changes(cluster: Cluster) -> Iterator[tuple[str, Limits]]:
     for words, relax in singles:
         yield words, relax(cluster.limits)
     for (words, relax), (other_words, other_relax) in combinations(singles, 2):
-        yield f"{words} and {other_words}", other_relax(relax(cluster.limits))
+        once = relax(cluster.limits)
+        if other_relax(once) not in (once, other_relax(cluster.limits)):  # not of one limit
+            yield f"{words} and {other_words}", other_relax(once)
 
 
 def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Limits], Limits]]]:
     limits = cluster.limits
     width = limits.max_tensor_parallel
     if width is not None:
-        for wider in (width * 2, width * 4, width * 8):
+        for wider in range(width + 1, max(node.num_gpus for node in cluster.nodes) + 1):
             yield (
                 f"limits.max_tensor_parallel {wider} instead of {width}",
                 lambda old, wider=wider: replace(old, max_tensor_parallel=wider),  # type: ignore[misc]
@@ -98,11 +100,12 @@ def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Lim
             f"no limits.max_pipeline_parallel (now {limits.max_pipeline_parallel})",
             lambda old: replace(old, max_pipeline_parallel=None),
         )
-    if limits.num_replicas is not None and limits.num_replicas > 1:
-        yield (
-            f"limits.num_replicas 1 instead of {limits.num_replicas}",
-            lambda old: replace(old, num_replicas=1),
-        )
+    if limits.num_replicas is not None:
+        for fewer in range(limits.num_replicas - 1, 0, -1):
+            yield (
+                f"limits.num_replicas {fewer} instead of {limits.num_replicas}",
+                lambda old, fewer=fewer: replace(old, num_replicas=fewer),  # type: ignore[misc]
+            )
     if limits.idle_devices:
         yield "no limits.idle", lambda old: replace(old, idle_devices=())
     if limits.first_stage_nodes or limits.last_stage_nodes:

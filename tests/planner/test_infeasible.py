@@ -133,7 +133,14 @@ def test_two_limits_together() -> None:
     assert "no limits.max_pipeline_parallel (now 1) and no limits.idle" in text
 
 
+def test_a_limit_is_relaxed_no_further_than_needed() -> None:
+    limits = Limits(num_replicas=4, memory_reserve_bytes=0)
+    cluster = make_cluster(*((f"n{i}", SMALL, 1) for i in range(6)), limits=limits)
+    text = message(cluster, make_workload(num_layers=44, recompute="full"))
+    assert "(planned and checked): limits.num_replicas 3 instead of 4" in text
+
+
 def test_what_no_gpus_can_hold_is_said() -> None:
     text = message(make_cluster(("a", SMALL, 1)), make_workload(num_layers=4, hidden_size=32768))
-    assert "None of the relaxations tried fits" in text
+    assert "No plan was found with any relaxation tried" in text
     assert "up to 16 more GPUs of one type" in text
