@@ -51,8 +51,8 @@ def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError
     if relaxation is None:
         sentences.append(
             "No plan was found with any relaxation tried (smaller micro-batches, sequence "
-            f"parallelism, recompute, fp16, fewer limits, up to {_most_gpus(problem)} more GPUs of one type, "
-            "and these together): use a smaller model or other GPUs."
+            f"parallelism, recompute, fp16, fewer limits, up to {_most_gpus(problem)} more GPUs of "
+            "one type, and these together): use a smaller model or other GPUs."
         )
     else:
         which = "Smallest relaxation" if relaxation.is_smallest else "A relaxation"
