@@ -76,6 +76,7 @@ def printed(plan: Plan, width: int = 80, color: bool = False) -> str:
         color_system="standard" if color else None,
         markup=False,
         highlight=False,
+        no_color=not color,  # whatever NO_COLOR says where the tests run
     )
     console.print(plan_report(plan))
     return stream.getvalue()
