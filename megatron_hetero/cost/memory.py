@@ -7,8 +7,7 @@ grouped queries, gated MLPs and any element size.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import GpuType
@@ -41,15 +40,6 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
             return StateBytes(2, 2, 4 + 4 + moments)
         case "fp32":
             return StateBytes(4, 4, moments)
-
-
-def padded_vocab_rows(model: ModelSpec, widths: Iterable[int]) -> int:
-    """Rows of the vocabulary, padded so that every tensor-parallel width of the plan divides them.
-
-    Replicas must agree on it, hence the least common multiple of all widths.
-    """
-    multiple = model.make_vocab_size_divisible_by * math.lcm(1, *widths)
-    return -(-model.vocab_size // multiple) * multiple
 
 
 def layer_params(model: ModelSpec, width: int) -> int:

@@ -12,7 +12,6 @@ from megatron_hetero.cost import compute
 from megatron_hetero.cost.compute import ELEMENT_BYTES, PassTimes
 from megatron_hetero.cost.memory import (
     StageMemory,
-    padded_vocab_rows,
     stage_memory,
     stage_params,
     state_bytes,
@@ -22,6 +21,7 @@ from megatron_hetero.cost.pipeline import pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.profile import Piece, Profile
 from megatron_hetero.cost.sync import gradient_sync_s
+from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 
 
@@ -125,7 +125,7 @@ class CostModel:
 
     def vocab_rows(self, widths: Sequence[int]) -> int:
         """Rows of the padded vocabulary for a plan of these widths."""
-        return padded_vocab_rows(self.workload.model, widths)
+        return padded_vocab_size(self.workload.model, tuple(widths))
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
         """Times of the model's pieces on a group of `width` GPUs of one node."""

@@ -81,7 +81,6 @@ class Boundary:
         self._width = groups.tensor.size()
         self._index = groups.tensor.rank()
         self._peers = peer_ranks
-        self.bytes_sent = 0
 
     def send(self, tensor: torch.Tensor, sequence_parallel: bool) -> None:
         """Start sending `tensor`; what is sent is kept until it is known to have arrived."""
@@ -106,7 +105,6 @@ class Boundary:
         ops = []
         for piece in pieces(num_elements, self._width, self._index, self._peers):
             part = flat[piece.start - shift : piece.stop - shift]
-            self.bytes_sent += part.numel() * part.element_size()
             ops.append(dist.P2POp(dist.isend, part, piece.peer, self._outward))
         return ops
 
@@ -126,7 +124,7 @@ class Boundary:
             for p in pieces(num_elements, self._width, self._index, self._peers)
         ]
         whole = not sequence_parallel and self._width > 1
-        return ops, Arrival(own, shape, num_elements, self._groups.tensor if whole else None)
+        return ops, Arrival(own, shape, self._groups.tensor if whole else None)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,6 @@ class Arrival:
 
     own: torch.Tensor
     shape: tuple[int, ...]
-    num_elements: int
     gather_group: dist.ProcessGroup | None
 
     def finish(self) -> torch.Tensor:

@@ -147,17 +147,6 @@ class GradientSync:
         counts = [replica.num_micro_batches for replica in plan.replicas]
         self._mean_weight = counts[groups.position.replica] / sum(counts)
 
-    @property
-    def num_collectives(self) -> int:
-        return len(self._buckets)
-
-    @property
-    def payload_bytes(self) -> int:
-        """fp32 bytes that this rank hands to collectives in one step."""
-        return 4 * sum(
-            view.numel() for bucket, _ in self._buckets for _, view in self._views(bucket, _data)
-        )
-
     def finalize(
         self,
         model: Sequence[torch.nn.Module],

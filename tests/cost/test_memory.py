@@ -5,11 +5,11 @@ import pytest
 from megatron_hetero.cost.memory import (
     layer_activation_bytes,
     layer_params,
-    padded_vocab_rows,
     stage_memory,
     stage_params,
     state_bytes,
 )
+from megatron_hetero.model.blocks import padded_vocab_size
 from tests.cost.builders import FAST, make_workload
 
 
@@ -28,7 +28,7 @@ def test_bytes_per_parameter() -> None:
     ("widths", "rows"), [((1,), 1024), ((1, 2), 1024), ((3,), 1152), ((2, 3), 1536)]
 )
 def test_vocabulary_is_padded_for_all_widths(widths: tuple[int, ...], rows: int) -> None:
-    assert padded_vocab_rows(make_workload().model, widths) == rows
+    assert padded_vocab_size(make_workload().model, widths) == rows
 
 
 def test_parameters_of_a_gpt2_layer() -> None:
