@@ -20,10 +20,11 @@ REPLACEMENT = Replacement(
 
 
 def _compile_helpers() -> None:
-    from megatron.core.datasets import helpers_cpp, utils  # noqa: F401  (fails here if not built)
+    from megatron.core.datasets import utils
 
     if (Path(utils.__file__).parent / "Makefile").exists():
         REPLACEMENT.original()()
+    from megatron.core.datasets import helpers_cpp  # noqa: F401  (fails here if not built)
 
 
 def apply() -> None:

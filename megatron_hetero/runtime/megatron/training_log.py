@@ -17,7 +17,7 @@ REPLACEMENT = Replacement(
     module="megatron.training.training",
     name="training_log",
     reason="an observer needs the raw loss and gradient norm of each step",
-    known={"5e34a182d566e325": "0.19.2"},
+    known={"5e34a182d566e325": "0.19.2", "03adda0fdaca1958": "main at d98e8a64dd"},
 )
 
 

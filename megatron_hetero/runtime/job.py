@@ -1,0 +1,340 @@
+"""One training job in three steps, which every door into it takes: parse, configure, train.
+
+A pre-training script of Megatron parses its flags (`parse_and_validate_args`), turns them into a
+model's configuration (`gpt_config_from_args`) and calls `pretrain`.  A job stands for these three
+calls on one rank: `runtime.entry` makes them itself, `runtime.hook` puts them in their places in a
+script of the user's own.  `StockJob` leaves everything to stock Megatron; `AsymmetricJob` adds the
+plan's groups, boundaries, gradient sync and data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
+from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.runtime import backend, machine, support
+from megatron_hetero.runtime.arguments import (
+    HeteroArguments,
+    follow_stage,
+    job_micro_batch_size,
+    rank_arguments,
+    requested_plan,
+    split_arguments,
+    virtual_world,
+    vocab_divisor,
+    workload_of,
+)
+from megatron_hetero.runtime.data import with_micro_batch_sizes
+
+Step = Callable[..., Any]
+"""Megatron's `parse_and_validate_args`, `gpt_config_from_args` or `pretrain`."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where this process stands in the job, as `torchrun` tells it (or the local launcher).
+
+    `store_path`: a file through which the ranks meet, instead of a TCP port.
+    """
+
+    rank: int
+    size: int
+    store_path: str | None = None
+
+    @staticmethod
+    def from_environment() -> World:
+        """The place that the launcher wrote into the environment."""
+        return World(
+            int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
+            os.environ.get("MEGATRON_HETERO_STORE"),
+        )
+
+    def store(self) -> dist.Store | None:
+        """Where the ranks meet; None for torch's own rendezvous."""
+        return dist.FileStore(self.store_path, self.size) if self.store_path else None
+
+
+class Job(Protocol):
+    """The three calls of a pre-training script.  Each takes Megatron's own function first."""
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """Megatron's arguments of this rank; all that can be refused is refused here."""
+        ...
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """The configuration of the model that this rank builds."""
+        ...
+
+    def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
+        """Train: Megatron's own loop."""
+        ...
+
+
+def job_of(argv: Sequence[str]) -> Job:
+    """The job that a command line asks for; switches the CPU backend on where there is no GPU.
+
+    Raises:
+        HeteroError: the plan, its flags or the number of processes are not as they must be.
+    """
+    arguments = split_arguments(argv)
+    plan = requested_plan(arguments)
+    world = World.from_environment()
+    if plan is not None:
+        check_world(plan, world)
+    if not backend.cuda_is_usable():
+        backend.activate_cpu_backend()
+        arguments = replace(arguments, megatron=(*arguments.megatron, *backend.CPU_FLAGS))
+    if plan is None:
+        return StockJob(arguments.megatron, world)
+    if is_stock(plan):
+        decided = plan_arguments(plan, arguments.megatron)
+        if world.rank == 0:
+            print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
+        return StockJob((*arguments.megatron, *decided), world, arguments.init)
+    return AsymmetricJob(plan, arguments, world)
+
+
+def check_world(plan: Plan, world: World) -> Position:
+    """The plan's place for this process.
+
+    Raises:
+        EnvironmentMismatchError: another number of processes, another host, another GPU.
+    """
+    table = rank_table(plan)
+    if world.size != len(table):
+        raise EnvironmentMismatchError(
+            f"the plan has {len(table)} devices, one process each, but the job has {world.size} "
+            f"(WORLD_SIZE). Start {len(table)} processes in all, as `megatron-hetero flags` "
+            "prints them, or plan for the machines that are there."
+        )
+    machine.check_binding(plan, world.rank, table[world.rank])
+    return table[world.rank]
+
+
+class StockJob:
+    """Megatron's own training: its groups, schedule, data loaders and gradient sync."""
+
+    def __init__(self, megatron: Sequence[str], world: World, init: str = "megatron") -> None:
+        self._megatron, self._world, self._init = tuple(megatron), world, init
+        self._args: Any = None
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """See `Job`."""
+        from megatron_hetero.runtime.megatron import compile_helpers
+
+        compile_helpers.apply()
+        sys.argv = [sys.argv[0], *self._megatron]
+        self._args = parse_and_validate_args(**given)
+        support.check_entry(self._args)
+        check_checkpoint(self._args)
+        return self._args
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """See `Job`."""
+        from megatron_hetero.runtime.model_hooks import initial_weights_hook, stock_agreement_hook
+
+        model = _with_layer_spec(gpt_config_from_args(args, **given))
+        # Experts go by numbers of their rank's own, so names alone would draw all ranks' alike.
+        if self._init == "layout-independent" and args.num_experts is None:
+            model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
+            model.post_wrap_hooks.append(stock_agreement_hook)
+        return model
+
+    def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
+        """See `Job`."""
+        if named.get("store") is None:
+            named["store"] = self._world.store()
+        return pretrain(config, *given, **named)
+
+
+class AsymmetricJob:
+    """Megatron's training with the plan's groups, boundaries, gradient sync and data.
+
+    Raises:
+        HeteroError: anything about flags, plan or model that is not as it must be.
+    """
+
+    def __init__(self, plan: Plan, arguments: HeteroArguments, world: World) -> None:
+        self._job_size = job_micro_batch_size(plan, arguments.megatron)
+        self._plan = with_micro_batch_sizes(plan, self._job_size)
+        support.check_plan(self._plan)
+        self._arguments, self._world = arguments, world
+        self._position = rank_table(plan)[world.rank]
+        self._stage = self._plan.replicas[self._position.replica].stages[self._position.stage]
+        self._args: Any = None
+        self._model: Any = None
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """See `Job`.  The plan is checked against the model of the arguments."""
+        # Megatron's parser prints every argument, as if this rank's replica were the job: once is
+        # enough, and none of it before a refusal.
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self._args = self._parse(parse_and_validate_args, given)
+        if self._world.rank == 0:
+            print(printed.getvalue(), end="", flush=True)
+        return self._args
+
+    def _parse(self, parse_and_validate_args: Step, given: dict[str, Any]) -> Any:
+        plan, position, megatron = self._plan, self._position, self._arguments.megatron
+        with virtual_world(plan, position, rank_arguments(plan, position, megatron)):
+            try:
+                args = parse_and_validate_args(**given)
+            except AssertionError as error:
+                raise UsageError(f"Megatron refuses the flags: {error}") from error
+        follow_stage(args, self._stage)
+        # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
+        args.make_vocab_size_divisible_by = vocab_divisor(megatron)
+        support.check_entry(args)
+        support.check_arguments(args)
+        check_checkpoint(args)
+        workload = workload_of(args, megatron, self._job_size)
+        validate_plan(replace(plan, workload=workload, estimates=None))
+        machine.check_same_model(plan, workload)
+        return args
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """See `Job`."""
+        from megatron_hetero.runtime.model_hooks import initial_weights_hook
+        from megatron_hetero.runtime.tensor_place import TensorPlace, set_tensor_place
+
+        place = TensorPlace.of_stage(self._stage.shape, self._position.tensor_rank, args)
+        with place.own_sizes(args):
+            model = _with_layer_spec(gpt_config_from_args(args, **given))
+        set_tensor_place(model.transformer, place)
+        if self._arguments.init == "layout-independent":
+            model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
+        self._model = model
+        return model
+
+    def pretrain(
+        self,
+        pretrain: Step,
+        config: Any,
+        datasets_provider: Step,
+        model_type: Any,
+        forward_step: Step,
+        **named: Any,
+    ) -> Any:
+        """See `Job`.
+
+        Raises:
+            UsageError: the script asks Megatron for something that the plan decides.
+        """
+        from megatron_hetero.runtime import data, model_hooks
+        from megatron_hetero.runtime.boundary import PipelineCommunicator
+        from megatron_hetero.runtime.groups import build_groups
+        from megatron_hetero.runtime.megatron import (
+            checkpoint_metadata,
+            compile_helpers,
+            forward_backward,
+            parallel_state,
+            training_log,
+        )
+        from megatron_hetero.runtime.schedule import ReplicaSchedule, launched_forwards
+        from megatron_hetero.runtime.token_rate import TokenRate
+
+        _refuse_what_the_plan_decides(named)
+        if self._model is None or config.model is not self._model:
+            raise UsageError(
+                "the script does not build its model with Megatron's gpt_config_from_args, so that "
+                "the plan cannot divide it. Train a GPT: pretrain_gpt.py of Megatron-LM core 0.19 "
+                "or later, or -m megatron_hetero.pretrain_gpt."
+            )
+        plan = self._plan
+        compile_helpers.apply()
+        timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
+        join(self._world, self._args, timeout)
+        if self._world.rank == 0:
+            print("\n".join(machine.binding_lines(plan)), flush=True)
+        groups = build_groups(plan, timeout)
+        parallel_state.fill(groups)
+        forward_backward.apply(ReplicaSchedule(plan, groups))
+        checkpoint_metadata.apply()
+        training_log.add_observer(TokenRate().observe)
+        # Before what others hang on the model: they see it as it will be trained.
+        config.model.post_wrap_hooks[:0] = [
+            model_hooks.synchronise_hook(plan, groups),
+            model_hooks.checkpoint_hook(groups),
+        ]
+        return pretrain(
+            config,
+            data.iterators_provider(datasets_provider, plan, groups),
+            model_type,
+            forward_step,
+            p2p_communicator=PipelineCommunicator(
+                groups, config.model.transformer, launched_forwards(plan, self._position.replica)
+            ),
+            pg_collection=groups.collection(),
+            skip_model_parallel_init=True,
+        )
+
+
+def _refuse_what_the_plan_decides(named: dict[str, Any]) -> None:
+    """The plan's groups replace a script's own; anything else it passes has to be understood."""
+    # Where embeddings are is the plan's to say, and the ranks meet where the launcher put them.
+    ours = ("store", "get_embedding_ranks", "get_position_embedding_ranks")
+    strange = sorted(name for name, value in named.items() if name not in ours and value)
+    if strange:
+        raise UsageError(
+            f"the script passes {', '.join(strange)} to Megatron's pretrain, which an asymmetric "
+            "plan cannot follow. Leave it out, or train with -m megatron_hetero.pretrain_gpt."
+        )
+
+
+def _with_layer_spec(model: Any) -> Any:
+    """Our layer spec, unless `--spec` named one."""
+    from megatron_hetero.runtime import gpt
+
+    if model.transformer_layer_spec is None:
+        model.transformer_layer_spec = gpt.layer_spec
+    return model
+
+
+def check_checkpoint(args: Any) -> None:
+    """With `--exit-on-missing-checkpoint` there has to be one.
+
+    Megatron ends the process with status 0 then, which a launcher takes for a finished job.
+
+    Raises:
+        CheckpointError: names the folder.
+    """
+    from megatron.training.checkpointing import checkpoint_exists
+
+    if args.exit_on_missing_checkpoint and not checkpoint_exists(args.load):
+        raise CheckpointError(
+            f"--load {args.load}: there is no checkpoint (no latest_checkpointed_iteration.txt), "
+            "and --exit-on-missing-checkpoint asks for one. Correct the folder, or leave the flag "
+            "out to start from initial weights."
+        )
+
+
+def join(world: World, args: Any, timeout: timedelta) -> None:
+    """Create the process group of the whole job, on this process's own GPU.
+
+    Megatron chooses the GPU only where it creates the process group itself.
+    """
+    if backend.cuda_is_usable():
+        torch.cuda.set_device(args.local_rank)
+    dist.init_process_group(
+        backend=args.distributed_backend,
+        store=world.store(),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timeout,
+    )
