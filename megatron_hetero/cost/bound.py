@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import Cluster, Node
-from megatron_hetero.cost.compute import peak_flops_per_s
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.cost.widths import usable_gpus
 
 BOUND_RELAXES = (
     "memory, whole layers and micro-batches, pipeline fill, stage boundaries, gradient exchange, "
     "update"
 )
-
-
-def usable_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:
-    """Tensor-parallel widths that node, model and limits allow, ascending; empty when the GPU
-    cannot train in the job's precision."""
-    model, training = workload.model, workload.training
-    if peak_flops_per_s(node.gpu_type, training.precision) is None:
-        return ()
-    widest = min(node.num_gpus, cluster.limits.max_tensor_parallel or node.num_gpus)
-    if node.name in cluster.limits.no_tensor_parallel_across:
-        widest = 1
-    return tuple(
-        width
-        for width in range(1, widest + 1)
-        if model.num_attention_heads % width == 0
-        and model.num_query_groups % width == 0
-        and model.ffn_hidden_size % width == 0
-        and not (training.sequence_parallel and model.seq_length % width)
-    )
-
-
-def usable_gpus(cluster: Cluster, node: Node) -> tuple[int, ...]:
-    """Indices of the GPUs of a node that the limits do not keep idle."""
-    idle = cluster.limits.idle_devices
-    if node.name in idle:
-        return ()
-    return tuple(i for i in range(node.num_gpus) if f"{node.name}:{i}" not in idle)
 
 
 def step_time_bound_s(costs: CostModel) -> float:
@@ -53,7 +24,7 @@ def step_time_bound_s(costs: CostModel) -> float:
     ratio = fastest_layer_s = fastest_head_s = float("inf")
     for node in cluster.nodes:
         num_gpus = len(usable_gpus(cluster, node))
-        widths = [w for w in usable_widths(cluster, workload, node) if w <= num_gpus]
+        widths = [w for w in costs.widths(node) if w <= num_gpus]
         if not widths:
             continue
         # The unpadded vocabulary is the least that any plan computes.

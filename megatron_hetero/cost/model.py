@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -17,10 +17,11 @@ from megatron_hetero.cost.memory import (
     state_bytes,
 )
 from megatron_hetero.cost.network import BoundaryTime, boundary_time, tensor_parallel_times
-from megatron_hetero.cost.pipeline import pipeline_time_s
+from megatron_hetero.cost.pipeline import pipeline_time_s, steady_period_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.profile import Piece, Profile
 from megatron_hetero.cost.sync import gradient_sync_s
+from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 
@@ -106,7 +107,12 @@ class PlacementCost:
 
 
 class CostModel:
-    """Prices of one workload on one cluster.  Pure: equal questions get equal answers."""
+    """Prices of one workload on one cluster.  Pure: equal questions get equal answers.
+
+    Other prices are a subclass (`MakeCosts`): the search asks for `widths`, `pieces`, `memory`,
+    `send_loads_s` and `quick_times_s` where it builds plans, and for `replica` and `combine` where
+    it compares them.
+    """
 
     def __init__(self, cluster: Cluster, workload: Workload, profile: Profile | None = None):
         self.cluster = cluster
@@ -122,6 +128,10 @@ class CostModel:
         model, training = self.workload.model, self.workload.training
         tokens = training.micro_batch_size * model.seq_length
         return tokens * model.hidden_size * ELEMENT_BYTES[training.precision]
+
+    def widths(self, node: Node) -> tuple[int, ...]:
+        """Tensor-parallel widths that this model can price on a node, ascending."""
+        return usable_widths(self.cluster, self.workload, node)
 
     def vocab_rows(self, widths: Sequence[int]) -> int:
         """Rows of the padded vocabulary for a plan of these widths."""
@@ -172,6 +182,31 @@ class CostModel:
                 self.workload.training.sequence_parallel,
             )
         return self._hops[key]
+
+    def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
+        """Seconds of each micro-batch for which messages keep a stage from computing, [stage].
+
+        None here: the runtime sends beside computation.
+        """
+        return (0.0,) * len(groups)
+
+    def quick_times_s(
+        self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
+    ) -> tuple[float, float]:
+        """About the seconds of a replica's first micro-batch, there and back, and of each further.
+
+        Args:
+            stage_times_s: forward plus backward of one micro-batch, shape [stage].
+            groups: the devices of each stage, shape [stage][tensor rank].
+        """
+        hops = [(self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups)]
+        round_trips_s = [there.total_s + back.total_s for there, back in hops]
+        busiest_s = max(
+            (max(there.serialisation_s, back.serialisation_s) for there, back in hops),
+            default=0.0,
+        )
+        fill_s = sum(stage_times_s) + sum(round_trips_s)
+        return fill_s, steady_period_s(stage_times_s, round_trips_s, busiest_s)
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """Stage `index` of a replica."""
@@ -283,6 +318,10 @@ class CostModel:
             PassTimes(0.0, 0.0) if found["decoder_layer"] else layer_comm,
             all(value is not None for value in found.values()),
         )
+
+
+MakeCosts = Callable[[Cluster, Workload, Profile | None], CostModel]
+"""Makes the prices of a planning question; the cluster's nodes are sorted by name."""
 
 
 def _busiest_card_s(placement: Placement, replicas: tuple[ReplicaCost, ...]) -> float:

@@ -12,7 +12,6 @@ from itertools import product
 from math import prod
 
 from megatron_hetero.cluster.spec import Node
-from megatron_hetero.cost.bound import usable_widths
 from megatron_hetero.planner.problem import Problem
 
 _MAX_STATES = 1 << 15
@@ -79,7 +78,7 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
     for node in problem.nodes:
         add(node, len(problem.gpus[node.name]), problem.widths[node.name])
     if more is not None:
-        widths = usable_widths(problem.cluster, problem.workload, more.node)
+        widths = problem.costs.widths(more.node)
         add(more.node, more.num_full_nodes * more.node.num_gpus, widths)
         narrow = tuple(width for width in widths if width <= more.num_left_over)
         add(more.node, more.num_left_over, narrow)

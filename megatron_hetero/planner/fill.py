@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.layers import split_layers
 from megatron_hetero.planner.micro_batches import share_micro_batches
@@ -78,7 +76,9 @@ class Filler:
             )
             for i, u in enumerate(chain)
         ]
-        base = [p.stage(0, i == 0, i == last).total_s for i, p in enumerate(pieces)]
+        groups = [u.devices for u in chain]
+        loads_s = costs.send_loads_s(groups)
+        base = [p.stage(0, i == 0, i == last).total_s + loads_s[i] for i, p in enumerate(pieces)]
         per_layer = [p.layer.total_s for p in pieces]
         caps = [m.max_layers for m in memories]
         layers = split_layers(problem.num_layers, per_layer, base, caps)
@@ -92,17 +92,8 @@ class Filler:
         if layers is None:
             raise ValueError(f"{num_stages} stages for {problem.num_layers} layers")
         times = [b + n * t for b, n, t in zip(base, layers, per_layer, strict=True)]
-        hops = [
-            (costs.hop(a.devices, b.devices), costs.hop(b.devices, a.devices))
-            for a, b in pairwise(chain)
-        ]
-        round_trips = [there.total_s + back.total_s for there, back in hops]
-        busiest = max(
-            (max(there.serialisation_s, back.serialisation_s) for there, back in hops),
-            default=0.0,
-        )
-        period_s = steady_period_s(times, round_trips, busiest)
-        return FilledChain(layers, sum(times) + sum(round_trips), period_s, fits)
+        fill_s, period_s = costs.quick_times_s(times, groups)
+        return FilledChain(layers, fill_s, period_s, fits)
 
 
 def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:

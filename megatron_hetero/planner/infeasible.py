@@ -198,7 +198,9 @@ class _Finder:
         """None when the change is not a valid job; the next one may be."""
         workload = replace(self.problem.workload, training=settings.training)
         try:
-            return make_problem(cluster, workload, self.problem.costs.profile)
+            return make_problem(
+                cluster, workload, self.problem.costs.profile, self.problem.make_costs
+            )
         except HeteroError:
             return None
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.bound import usable_gpus, usable_widths
 from megatron_hetero.cost.compute import peak_flops_per_s
-from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.model.spec import Workload
 
@@ -50,6 +50,7 @@ class Problem:
     gpus: Mapping[str, tuple[int, ...]]
     widths: Mapping[str, tuple[int, ...]]
     idle_reasons: Mapping[str, str]
+    make_costs: MakeCosts = CostModel
 
     @property
     def cluster(self) -> Cluster:
@@ -114,9 +115,16 @@ def canonical_cluster(cluster: Cluster) -> Cluster:
     return replace(cluster, nodes=tuple(sorted(cluster.nodes, key=lambda node: node.name)))
 
 
-def make_problem(cluster: Cluster, workload: Workload, profile: Profile | None = None) -> Problem:
+def make_problem(
+    cluster: Cluster,
+    workload: Workload,
+    profile: Profile | None = None,
+    make_costs: MakeCosts = CostModel,
+) -> Problem:
     """Check the workload and sort out which GPUs can be used at all.
 
+    Args:
+        make_costs: prices that take the place of the project's own cost model.
     Raises:
         UsageError: the micro-batch size does not divide the global batch.
         UnsupportedError: the job asks for something that no plan of this version does.
@@ -137,6 +145,7 @@ def make_problem(cluster: Cluster, workload: Workload, profile: Profile | None =
             f"{workload.model.num_experts}); plan a dense model"
         )
     cluster = canonical_cluster(cluster)
+    costs = make_costs(cluster, workload, profile)
     gpus: dict[str, tuple[int, ...]] = {}
     widths: dict[str, tuple[int, ...]] = {}
     idle_reasons: dict[str, str] = {}
@@ -152,7 +161,6 @@ def make_problem(cluster: Cluster, workload: Workload, profile: Profile | None =
                 )
         if usable and can_train:
             gpus[node.name] = usable
-            allowed = usable_widths(cluster, workload, node)
-            widths[node.name] = tuple(w for w in allowed if w <= len(usable))
+            widths[node.name] = tuple(w for w in costs.widths(node) if w <= len(usable))
     nodes = tuple(node for node in cluster.nodes if node.name in gpus)
-    return Problem(CostModel(cluster, workload, profile), nodes, gpus, widths, idle_reasons)
+    return Problem(costs, nodes, gpus, widths, idle_reasons, make_costs)

@@ -8,6 +8,7 @@ from megatron_hetero import __version__
 from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.estimate import estimates_of
+from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
@@ -29,6 +30,7 @@ def plan_cluster(
     *,
     profile: Profile | None = None,
     progress: Progress | None = None,
+    make_costs: MakeCosts = CostModel,
 ) -> Plan:
     """The best plan found for training `workload` on `cluster`; it fits and is validated.
 
@@ -36,11 +38,14 @@ def plan_cluster(
 
     Args:
         progress: called with (best step time so far in seconds, placements priced so far).
+        make_costs: prices that take the place of the project's own cost model.
     Raises:
         InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.
         UnsupportedError, UsageError: the job itself cannot be planned.
     """
-    return plan_and_explain(cluster, workload, profile=profile, progress=progress)[0]
+    return plan_and_explain(
+        cluster, workload, profile=profile, progress=progress, make_costs=make_costs
+    )[0]
 
 
 def plan_and_explain(
@@ -49,9 +54,10 @@ def plan_and_explain(
     *,
     profile: Profile | None = None,
     progress: Progress | None = None,
+    make_costs: MakeCosts = CostModel,
 ) -> tuple[Plan, Explanation]:
     """`plan_cluster`, with why the plan is good from the same search."""
-    problem = make_problem(cluster, workload, profile)
+    problem = make_problem(cluster, workload, profile, make_costs)
     board = search(problem, progress)
     if board.best is None:
         raise infeasible_error(problem, board)

@@ -101,6 +101,7 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
     rows = costs.vocab_rows([width])
     per_layer, base, caps, missing, added = [], [], [], [], []
     share = problem.num_micro_batches // len(chains)
+    loads_s = [costs.send_loads_s([unit.devices for unit in chain]) for chain in chains]
     for i in range(num_stages):
         first, last = i == 0, i == num_stages - 1
         held = [nodes[chain[i].node] for chain in chains]
@@ -108,7 +109,12 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
         in_flight = min(num_stages - i, share)
         memories = [costs.memory(node, width, first, last, in_flight, rows) for node in held]
         per_layer.append(max(p.layer.total_s for p in pieces))
-        base.append(max(p.stage(0, first, last).total_s for p in pieces))
+        base.append(
+            max(
+                p.stage(0, first, last).total_s + load[i]
+                for p, load in zip(pieces, loads_s, strict=True)
+            )
+        )
         caps.append(min(m.max_layers for m in memories))
         missing.append(max(float(m.peak_bytes(0) - m.capacity_bytes) for m in memories))
         added.append(max(float(sum(m.per_layer.values())) for m in memories))

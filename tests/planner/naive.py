@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import permutations, product
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.bound import usable_gpus, usable_widths
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.widths import usable_gpus, usable_widths
 from megatron_hetero.model.spec import Workload
 
 Group = tuple[Device, ...]
