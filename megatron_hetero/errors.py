@@ -6,6 +6,9 @@ do about it.  Anything else that escapes is a defect of ours and keeps its trace
 
 from __future__ import annotations
 
+EXIT_INTERRUPTED = 130
+"""Exit code of a command that the user stopped (Ctrl-C): 128 + SIGINT."""
+
 
 class HeteroError(Exception):
     """Base of every error that the person at the terminal can mend."""

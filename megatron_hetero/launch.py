@@ -56,8 +56,7 @@ def run_script(script: Path, argv: list[str]) -> None:
         from megatron_hetero.runtime.hook import hooked
     except ModuleNotFoundError as error:
         raise MegatronVersionError(
-            f"{error.name} is not installed; training needs it. "
-            'Install "megatron-hetero[runtime]".'
+            f'{error.name} is not installed; training needs it. Install "megatron-hetero[runtime]".'
         ) from error
     originals = [_function(module, name) for module, name in _SOURCES]
     parse, configure, pretrain = hooked(*originals)

@@ -16,9 +16,8 @@ from typing import Protocol, cast
 
 from megatron_hetero import __version__
 from megatron_hetero.cli.output import COLOR_CHOICES, Output
-from megatron_hetero.errors import HeteroError
+from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError
 
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 VERBS = {

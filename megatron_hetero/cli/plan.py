@@ -11,11 +11,13 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.errors import EXIT_INTERRUPTED
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.planner.run import STRATEGIES
 from megatron_hetero.report.explanation import comparison_lines
 from megatron_hetero.report.terminal import plan_report
 
@@ -43,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to plan from"
     )
+    parser.add_argument(
+        "--strategy",
+        choices=sorted(STRATEGIES),
+        default="auto",
+        help="how to search (default: auto, the best plans; the others are for comparison)",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -55,12 +63,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     profile = load_profile(arguments.profile) if arguments.profile else None
     start_s = time.perf_counter()
     with output.search_progress() as progress:
-        plan, explanation = plan_and_explain(cluster, workload, profile=profile, progress=progress)
+        plan, explanation = plan_and_explain(
+            cluster, workload, profile=profile, progress=progress, strategy=arguments.strategy
+        )
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
     megatron_args(plan, str(arguments.output or "plan.json"))
     if arguments.output:
         save_plan(plan, arguments.output)
+    code = EXIT_INTERRUPTED if explanation.interrupted else 0
+    if explanation.interrupted:
+        output.note("interrupted: this is the best plan found so far")
     if arguments.json:
         stock = explanation.best_stock
         summary = plan_summary(plan, arguments.output)
@@ -68,8 +81,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary["best_stock"] = None if stock is None else asdict(stock)
         short = explanation.stock_shortage
         summary["stock_shortage"] = None if short is None else asdict(short)
+        summary["interrupted"] = explanation.interrupted
         output.json(summary)
-        return 0
+        return code
     beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
     output.show(plan_report(plan), "", *beside)
     if arguments.output:
@@ -78,4 +92,4 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     else:
         output.show("Nothing was written: -o plan.json saves the plan")
-    return 0
+    return code

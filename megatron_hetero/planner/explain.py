@@ -106,6 +106,8 @@ class Explanation:
     num_priced: int
     idle_reasons: Mapping[str, str]
     hidden_hops: tuple[HiddenHop, ...] = ()
+    interrupted: bool = False
+    """Whether the search was stopped by the user before its end."""
 
 
 def explain_candidate(
@@ -142,6 +144,7 @@ def explain_candidate(
             )
             if replica.launch_counts is not None
         ),
+        interrupted=board.interrupted,
     )
 
 

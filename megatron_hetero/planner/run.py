@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.exhaustive import Exhaustive
 from megatron_hetero.planner.launch_ahead import LaunchAhead
@@ -19,13 +20,46 @@ def default_strategies() -> tuple[Strategy, ...]:
     return (Symmetric(), Exhaustive(), Constructive(), LocalSearch(), LaunchAhead())
 
 
+STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
+    "auto": default_strategies,
+    "constructive": lambda: (Constructive(),),
+    "symmetric": lambda: (Symmetric(),),
+}
+"""What `plan --strategy NAME` runs: strategies one after the other on one board.
+
+A strategy of its own is a file with a class that keeps to `strategy.Strategy`, and a line here.
+"""
+
+
+def strategies_of(name: str) -> Sequence[Strategy]:
+    """The strategies behind a name.
+
+    Raises:
+        UsageError: no strategy has this name.
+    """
+    if name not in STRATEGIES:
+        raise UsageError(f'there is no strategy "{name}"; choose {", ".join(sorted(STRATEGIES))}')
+    return STRATEGIES[name]()
+
+
 def search(
     problem: Problem,
     progress: Progress | None = None,
     strategies: Sequence[Strategy] | None = None,
 ) -> Scoreboard:
-    """Run strategies one after the other on one board."""
+    """Run strategies one after the other on one board.
+
+    Interrupted (Ctrl-C) with a plan found, it ends at once and the board says so.
+
+    Raises:
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
     board = Scoreboard(problem, progress)
-    for strategy in default_strategies() if strategies is None else strategies:
-        strategy.search(board)
+    try:
+        for strategy in default_strategies() if strategies is None else strategies:
+            strategy.search(board)
+    except KeyboardInterrupt:
+        if board.best is None:
+            raise
+        board.interrupted = True
     return board

@@ -65,6 +65,7 @@ class Scoreboard:
     def __init__(self, problem: Problem, progress: Progress | None = None) -> None:
         self.problem = problem
         self.num_priced = 0
+        self.interrupted = False
         self.nearest_miss: Candidate | None = None
         self.nearest_stock_miss: Candidate | None = None
         self._progress = progress

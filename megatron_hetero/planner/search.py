@@ -20,7 +20,7 @@ from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.infeasible import infeasible_error
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.run import search
+from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate, Progress
 
 
@@ -31,6 +31,7 @@ def plan_cluster(
     profile: Profile | None = None,
     progress: Progress | None = None,
     make_costs: MakeCosts = CostModel,
+    strategy: str = "auto",
 ) -> Plan:
     """The best plan found for training `workload` on `cluster`; it fits and is validated.
 
@@ -39,12 +40,19 @@ def plan_cluster(
     Args:
         progress: called with (best step time so far in seconds, placements priced so far).
         make_costs: prices that take the place of the project's own cost model.
+        strategy: a name of `run.STRATEGIES`.
     Raises:
         InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.
         UnsupportedError, UsageError: the job itself cannot be planned.
+        KeyboardInterrupt: interrupted before any plan was found.
     """
     return plan_and_explain(
-        cluster, workload, profile=profile, progress=progress, make_costs=make_costs
+        cluster,
+        workload,
+        profile=profile,
+        progress=progress,
+        make_costs=make_costs,
+        strategy=strategy,
     )[0]
 
 
@@ -55,18 +63,24 @@ def plan_and_explain(
     profile: Profile | None = None,
     progress: Progress | None = None,
     make_costs: MakeCosts = CostModel,
+    strategy: str = "auto",
 ) -> tuple[Plan, Explanation]:
-    """`plan_cluster`, with why the plan is good from the same search."""
+    """`plan_cluster`, with why the plan is good from the same search.
+
+    Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
+    """
     problem = make_problem(cluster, workload, profile, make_costs)
-    board = search(problem, progress)
+    board = search(problem, progress, strategies_of(strategy))
     if board.best is None:
         raise infeasible_error(problem, board)
     best = board.best
-    plan = plan_of(problem, best, idle_reasons(problem, board, best))
+    plan = plan_of(problem, best, idle_reasons(problem, board, best), board.interrupted)
     return plan, explain_candidate(problem, board, best, plan.idle_reasons)
 
 
-def plan_of(problem: Problem, best: Candidate, reasons: Mapping[str, str]) -> Plan:
+def plan_of(
+    problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
+) -> Plan:
     """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
     cluster, workload = problem.cluster, problem.workload
     replicas = tuple(
@@ -105,7 +119,8 @@ def plan_of(problem: Problem, best: Candidate, reasons: Mapping[str, str]) -> Pl
         idle_reasons=reasons,
         estimates=estimates_of(problem.costs, best.placement, best.cost),
         inputs=inputs,
-        made_by=f"megatron-hetero {__version__} strategy {best.strategy}",
+        made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
+        + (" (interrupted)" if interrupted else ""),
     )
     validate_plan(plan, cluster)
     return plan

@@ -10,6 +10,9 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner.local import LocalSearch
+from megatron_hetero.planner.scoreboard import Scoreboard
+from megatron_hetero.planner.symmetric import Symmetric
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
@@ -205,3 +208,44 @@ def test_flags_of_the_plan_name_every_node(plan_path: Path, capsys) -> None:
     assert len(lines) == len(plan.hosts)
     for host, line in zip(plan.hosts, lines, strict=True):
         assert f"--nproc-per-node {len(host.gpu_indices)} " in line
+
+
+def test_a_strategy_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "-o", str(path), "--json", "--strategy", "symmetric"]) == 0
+    assert json.loads(capsys.readouterr().out)["interrupted"] is False
+    made_by = load_plan(path).made_by
+    assert made_by is not None and made_by.endswith("strategy symmetric")
+    with pytest.raises(SystemExit, match="2"):
+        main([*PLAN, "--strategy", "magic"])
+
+
+def test_an_interrupted_search_gives_its_best_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C once a plan is found: the plan is written, and the exit code says what happened."""
+    path = tmp_path / "plan.json"
+
+    def interrupted(self: LocalSearch, board: Scoreboard) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalSearch, "search", interrupted)
+    assert main([*PLAN, "-o", str(path), "--json"]) == 130
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["interrupted"] is True
+    assert "best plan found so far" in captured.err
+    made_by = load_plan(path).made_by
+    assert made_by is not None and made_by.endswith("(interrupted)")
+
+
+def test_a_search_that_is_interrupted_before_any_plan_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.json"
+
+    def interrupted(self: Symmetric, board: Scoreboard) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Symmetric, "search", interrupted)
+    assert main([*PLAN, "-o", str(path)]) == 130
+    assert not path.exists()
