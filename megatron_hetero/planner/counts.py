@@ -12,7 +12,7 @@ from dataclasses import replace
 from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
-from megatron_hetero.schedule.programme import launch_counts
+from megatron_hetero.schedule.one_f_one_b import launch_counts
 
 MIN_GAIN = 0.005
 """Counts of their own must shorten a step by this part: less is not worth a plug-in."""

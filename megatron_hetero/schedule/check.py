@@ -7,11 +7,11 @@ receives alone), or its receive too, which is rendezvous, the strictest that a t
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Literal
 
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.schedule.programme import Operation, Schedule
+from megatron_hetero.schedule.programme import RECEIVES, SENDS, Operation, Schedule
 
 Place = tuple[int, int]
 """(stage, index of the instruction in its programme)."""
@@ -42,33 +42,32 @@ def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place
     Raises:
         CheckFailedError: a message has no partner, or a channel's orders differ.
     """
-    sent_on: dict[tuple[int, int], list[tuple[int, Place]]] = defaultdict(list)
-    received_on: dict[tuple[int, int], list[tuple[int, Place]]] = defaultdict(list)
+    sent_on: dict[tuple[int, bool], list[tuple[int, Place]]] = defaultdict(list)
+    received_on: dict[tuple[int, bool], list[tuple[int, Place]]] = defaultdict(list)
     for stage, programme in enumerate(schedule.programmes):
         for index, instruction in enumerate(programme):
             for operation in instruction:
-                entry = (operation.micro_batch, (stage, index))
-                match operation.kind:
-                    case "send_forward":
-                        sent_on[stage, stage + 1].append(entry)
-                    case "send_backward":
-                        sent_on[stage, stage - 1].append(entry)
-                    case "recv_forward":
-                        received_on[stage - 1, stage].append(entry)
-                    case "recv_backward":
-                        received_on[stage + 1, stage].append(entry)
+                on = {SENDS: sent_on, RECEIVES: received_on}
+                for kinds, channels in on.items():
+                    if operation.kind in kinds:
+                        message = schedule.message(stage, operation)
+                        entry = (message.micro_batch, (stage, index))
+                        channels[message.boundary, message.is_forward].append(entry)
     partners: dict[Place, list[Place]] = defaultdict(list)
     for channel in sorted({*sent_on, *received_on}):
         sent, received = sent_on[channel], received_on[channel]
         if [m for m, _ in sent] != [m for m, _ in received]:
+            boundary, is_forward = channel
+            ends = [_describe_end(schedule, boundary), _describe_end(schedule, boundary + 1)]
+            sender, receiver = ends if is_forward else reversed(ends)
             raise CheckFailedError(
-                f"stage {channel[0]} sends micro-batches {[m for m, _ in sent]} to stage "
-                f"{channel[1]}, which receives {[m for m, _ in received]}; both must be equal"
+                f"{sender} sends micro-batches {[m for m, _ in sent]} to {receiver}, which "
+                f"receives {[m for m, _ in received]}; both must be equal"
             )
-        for (_, sender), (_, receiver) in zip(sent, received, strict=True):
+        for (_, from_), (_, to) in zip(sent, received, strict=True):
             if sends == "rendezvous":
-                partners[sender].append(receiver)
-            partners[receiver].append(sender)
+                partners[from_].append(to)
+            partners[to].append(from_)
     return partners
 
 
@@ -79,23 +78,23 @@ def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
     from any of them must come back to where it has been.
     """
     partners = message_partners(schedule, sends)
+    waiting_for: dict[Place, list[int]] = defaultdict(list)
     position = [0] * schedule.num_stages
     ready = list(range(schedule.num_stages))
     while ready:
         stage = ready.pop()
         while position[stage] < len(schedule.programmes[stage]):
-            here = (stage, position[stage])
-            if any(position[s] < index for s, index in partners.get(here, ())):
+            # To stand at an instruction is to have posted it: whoever waits for that may go on.
+            ready += waiting_for.pop((stage, position[stage]), ())
+            missing = [
+                partner
+                for partner in partners.get((stage, position[stage]), ())
+                if position[partner[0]] < partner[1]
+            ]
+            if missing:
+                waiting_for[missing[0]].append(stage)
                 break
             position[stage] += 1
-        # A neighbour may have waited for what is posted now.
-        for neighbour in (stage - 1, stage + 1):
-            if not 0 <= neighbour < schedule.num_stages or neighbour in ready:
-                continue
-            waiting = (neighbour, position[neighbour])
-            waits_for = partners.get(waiting, ())
-            if waits_for and all(position[s] >= index for s, index in waits_for):
-                ready.append(neighbour)
     stuck = [s for s in range(schedule.num_stages) if position[s] < len(schedule.programmes[s])]
     if not stuck:
         return []
@@ -109,39 +108,73 @@ def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
 
 
 def _check_work(schedule: Schedule) -> None:
-    wanted = list(range(schedule.num_micro_batches))
+    micro_batches = range(schedule.num_micro_batches)
     for stage, programme in enumerate(schedule.programmes):
         operations = [operation for instruction in programme for operation in instruction]
-        for kind in ("forward", "backward"):
-            found = [o.micro_batch for o in operations if o.kind == kind]
-            if sorted(found) != wanted:
-                raise CheckFailedError(
-                    f"stage {stage} runs {kind} for micro-batches {found}; each of 0.."
-                    f"{schedule.num_micro_batches - 1} is wanted once"
-                )
-        _check_order(stage, stage == schedule.num_stages - 1, operations)
+        unknown = {o.chunk for o in operations} - set(range(schedule.num_chunks(stage)))
+        if unknown:
+            raise CheckFailedError(
+                f"stage {stage} runs chunks {sorted(unknown)}, but has {schedule.num_chunks(stage)}"
+            )
+        for chunk in range(schedule.num_chunks(stage)):
+            found = Counter((o.kind, o.micro_batch) for o in operations if o.chunk == chunk)
+            where = f"stage {stage}" + (f", chunk {chunk}" if chunk else "")
+            _check_passes(where, micro_batches, found)
+        _check_order(schedule, stage, operations)
 
 
-def _check_order(stage: int, is_last: bool, operations: list[Operation]) -> None:
+def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, int]]) -> None:
+    """Every micro-batch has one forward and one backward, whole or in its two parts."""
+    known = set(micro_batches)
+    for (kind, k), count in sorted(found.items()):
+        if k >= 0 and (count > 1 or k not in known):
+            raise CheckFailedError(
+                f"{where} runs {kind}({k}) {count} times; each of 0..{len(known) - 1} is wanted once"
+            )
+    for k in micro_batches:
+        whole, *parts = (
+            found["backward", k],
+            found["backward_input", k],
+            found["backward_weight", k],
+        )
+        if not found["forward", k] or whole + parts[0] != 1 or parts[0] != parts[1]:
+            raise CheckFailedError(
+                f"{where} runs for micro-batch {k}: forward {found['forward', k]} times, backward "
+                f"{whole}, backward_input {parts[0]}, backward_weight {parts[1]}; wanted is one "
+                "forward and either one backward or both of its parts"
+            )
+
+
+def _check_order(schedule: Schedule, stage: int, operations: list[Operation]) -> None:
     """What an operation needs of its own stage comes before it."""
     done: set[Operation] = set()
+    last = len(schedule.chain) - 1
     for operation in operations:
-        k = operation.micro_batch
+        k, chunk = operation.micro_batch, operation.chunk
+        here = schedule.virtual_stage(stage, chunk)
         needs: list[Operation] = []
-        if operation.kind == "forward" and stage > 0:
-            needs.append(Operation("recv_forward", k))
-        elif operation.kind == "backward":
-            needs.append(Operation("forward", k))
-            if not is_last:
-                needs.append(Operation("recv_backward", k))
+        if operation.kind == "forward" and here > 0:
+            needs.append(Operation("recv_forward", k, chunk))
+        elif operation.kind in ("backward", "backward_input"):
+            needs.append(Operation("forward", k, chunk))
+            if here < last:
+                needs.append(Operation("recv_backward", k, chunk))
+        elif operation.kind == "backward_weight":
+            needs.append(Operation("backward_input", k, chunk))
         elif operation.kind == "send_forward":
-            needs.append(Operation("forward", k))
+            needs.append(Operation("forward", k, chunk))
         elif operation.kind == "send_backward":
-            needs.append(Operation("backward", k))
+            is_whole = Operation("backward", k, chunk) in done
+            needs.append(Operation("backward" if is_whole else "backward_input", k, chunk))
         for need in needs:
             if need not in done:
                 raise CheckFailedError(f"stage {stage} runs {operation} before {need}")
         done.add(operation)
+
+
+def _describe_end(schedule: Schedule, virtual_stage: int) -> str:
+    stage, chunk = schedule.place(virtual_stage)
+    return f"stage {stage}" + (f", chunk {chunk}" if schedule.num_chunks(stage) > 1 else "")
 
 
 def _describe(schedule: Schedule, place: Place) -> str:

@@ -3,12 +3,18 @@
 A programme is a sequence of instructions; an instruction is a tuple of operations that are posted
 together (a lone computation, a lone message, or the fused send and receive of stock 1F1B) and ends
 when all of them have ended.
+
+A stage is a group of devices.  It holds one model chunk, or several, and the chunks of all stages
+in the order of their layers are the *chain* of virtual stages; boundary b lies between the virtual
+stages b and b + 1 (Megatron's interleaved schedule, arXiv 2104.04473, sec. 2.2, with any number of
+chunks on any stage).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from megatron_hetero.errors import PlanFormatError
@@ -16,6 +22,8 @@ from megatron_hetero.errors import PlanFormatError
 OperationKind = Literal[
     "forward",
     "backward",
+    "backward_input",
+    "backward_weight",
     "send_forward",
     "recv_forward",
     "send_backward",
@@ -23,17 +31,29 @@ OperationKind = Literal[
     "gradient_sync",
     "step",
 ]
+COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
+SENDS = ("send_forward", "send_backward")
+RECEIVES = ("recv_forward", "recv_backward")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`micro_batch` is -1 for the two operations of the whole batch (gradient_sync, step)."""
+    """One thing that a stage does.
+
+    `backward` is a whole backward pass; `backward_input` and, later, `backward_weight` are its two
+    parts (zero bubble, arXiv 2401.10241: B and W).  `micro_batch` is -1 for the two operations of
+    the whole batch (gradient_sync, step); `chunk` counts the model chunks of the stage.
+    """
 
     kind: OperationKind
     micro_batch: int = -1
+    chunk: int = 0
 
     def __str__(self) -> str:
-        return self.kind if self.micro_batch < 0 else f"{self.kind}({self.micro_batch})"
+        if self.micro_batch < 0:
+            return self.kind
+        chunk = f", chunk {self.chunk}" if self.chunk else ""
+        return f"{self.kind}({self.micro_batch}{chunk})"
 
 
 Instruction = tuple[Operation, ...]
@@ -41,109 +61,121 @@ Programme = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True)
+class Message:
+    """What a send and its receive have in common.  (boundary, is_forward) is a channel, on which
+    messages arrive in the order in which they were sent."""
+
+    boundary: int
+    is_forward: bool
+    micro_batch: int
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """The programmes of one replica's stages, shape [stage]."""
+    """The programmes of one replica's stages, shape [stage].
+
+    `chain`: [virtual stage] -> stage; empty stands for one chunk on each stage.
+    """
 
     programmes: tuple[Programme, ...]
     num_micro_batches: int
+    chain: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.chain:
+            object.__setattr__(self, "chain", tuple(range(len(self.programmes))))
 
     @property
     def num_stages(self) -> int:
         """Length of the pipeline."""
         return len(self.programmes)
 
+    def num_chunks(self, stage: int) -> int:
+        """Model chunks of a stage."""
+        return len(self._virtual_stages[stage])
 
-def one_f_one_b(
-    num_stages: int, num_micro_batches: int, launch_counts: Sequence[int] | None = None
+    def virtual_stage(self, stage: int, chunk: int) -> int:
+        """Place in the chain of a stage's chunk."""
+        return self._virtual_stages[stage][chunk]
+
+    def place(self, virtual_stage: int) -> tuple[int, int]:
+        """(stage, chunk) of a place in the chain."""
+        stage = self.chain[virtual_stage]
+        return stage, self._virtual_stages[stage].index(virtual_stage)
+
+    def message(self, stage: int, operation: Operation) -> Message:
+        """What a send or a receive of `stage` carries; equal on both sides."""
+        here = self.virtual_stage(stage, operation.chunk)
+        is_forward = operation.kind.endswith("forward")
+        after_here = (operation.kind in SENDS) == is_forward
+        return Message(here if after_here else here - 1, is_forward, operation.micro_batch)
+
+    @cached_property
+    def _virtual_stages(self) -> tuple[tuple[int, ...], ...]:
+        """[stage][chunk] -> place in the chain."""
+        places: list[list[int]] = [[] for _ in self.programmes]
+        for place, stage in enumerate(self.chain):
+            places[stage].append(place)
+        return tuple(tuple(p) for p in places)
+
+
+def build_schedule(
+    orders: Sequence[Sequence[Operation]], num_micro_batches: int, chain: Sequence[int] = ()
 ) -> Schedule:
-    """Non-interleaved 1F1B as Megatron runs it
-    (`forward_backward_pipelining_without_interleaving`).
+    """Complete the order of every stage's computations with their messages.
+
+    A receive comes right before the computation that needs it and a send right after the one that
+    made it.  A send followed by a receive over the same boundary is one instruction, as in stock
+    1F1B.
 
     Args:
-        launch_counts: forwards launched up to the first backward, shape [stage]; None is 1F1B's
-            own, `num_stages - stage`.  Counts above `num_micro_batches` are clipped.
+        orders: computations of each stage, shape [stage].
+        chain: as `Schedule.chain`.
     Raises:
-        PlanFormatError: sizes below 1, or counts that increase along the pipeline or end below 1.
+        PlanFormatError: a chain that no pipeline has.
     """
-    if num_stages < 1 or num_micro_batches < 1:
+    frame = Schedule(tuple(() for _ in orders), num_micro_batches, tuple(chain))
+    _check_chain(frame.chain, len(orders))
+    last = len(frame.chain) - 1
+    programmes = []
+    for stage, order in enumerate(orders):
+        programme: list[Instruction] = []
+        for work in order:
+            k, chunk, here = work.micro_batch, work.chunk, frame.virtual_stage(stage, work.chunk)
+            message: Operation | None = None
+            if work.kind == "forward" and here > 0:
+                message = Operation("recv_forward", k, chunk)
+            elif work.kind in ("backward", "backward_input") and here < last:
+                message = Operation("recv_backward", k, chunk)
+            if message is not None:
+                if programme and _same_boundary(frame, stage, programme[-1], message):
+                    programme[-1] = (*programme[-1], message)
+                else:
+                    programme.append((message,))
+            programme.append((work,))
+            if work.kind == "forward" and here < last:
+                programme.append((Operation("send_forward", k, chunk),))
+            elif work.kind in ("backward", "backward_input") and here > 0:
+                programme.append((Operation("send_backward", k, chunk),))
+        programme.append((Operation("gradient_sync"),))
+        programme.append((Operation("step"),))
+        programmes.append(tuple(programme))
+    return Schedule(tuple(programmes), num_micro_batches, frame.chain)
+
+
+def _same_boundary(
+    schedule: Schedule, stage: int, instruction: Instruction, receive: Operation
+) -> bool:
+    if len(instruction) > 1 or instruction[0].kind not in SENDS:
+        return False
+    sent, received = (schedule.message(stage, o) for o in (instruction[0], receive))
+    return sent.boundary == received.boundary
+
+
+def _check_chain(chain: Sequence[int], num_stages: int) -> None:
+    steps_on = all(a != b for a, b in zip(chain, chain[1:], strict=False))
+    if set(chain) != set(range(num_stages)) or not steps_on:
         raise PlanFormatError(
-            f"a schedule needs at least one stage and one micro-batch; found {num_stages} stages "
-            f"and {num_micro_batches} micro-batches"
+            f"the chain of model chunks {tuple(chain)} does not suit {num_stages} stages: every "
+            "stage must be in it, and neighbours must be on different stages"
         )
-    counts = list(launch_counts or range(num_stages, 0, -1))
-    if len(counts) != num_stages or counts[-1] < 1 or sorted(counts, reverse=True) != counts:
-        raise PlanFormatError(
-            f"launch counts {counts} do not suit {num_stages} stages: give one for each stage, "
-            "none larger than the one before it, the last at least 1"
-        )
-    return Schedule(
-        tuple(
-            _one_f_one_b_stage(
-                num_micro_batches,
-                min(count - 1, num_micro_batches),
-                is_first=stage == 0,
-                is_last=stage == num_stages - 1,
-            )
-            for stage, count in enumerate(counts)
-        ),
-        num_micro_batches,
-    )
-
-
-def launch_counts(stage_times_s: Sequence[float], hop_times_s: Sequence[float]) -> tuple[int, ...]:
-    """Launch counts that hide the round trip of every hop (rule generalised from HARP).
-
-    L_last = 1 and L_i = L_{i+1} + 1 + ceil(2 c_i / T), T being the slowest stage.
-
-    Args:
-        stage_times_s: forward + backward of one micro-batch, shape [stage].
-        hop_times_s: one crossing of each boundary, shape [stage - 1].
-    """
-    period_s = max(stage_times_s)
-    counts = [1]
-    for hop_s in reversed(hop_times_s):
-        round_trips = -int(-2 * hop_s // period_s)
-        counts.append(counts[-1] + 1 + round_trips)
-    return tuple(reversed(counts))
-
-
-def _one_f_one_b_stage(
-    num_micro_batches: int, num_warmup: int, *, is_first: bool, is_last: bool
-) -> Programme:
-    """One stage: warm-up forwards, then forward/backward pairs with fused messages, then drain."""
-    programme: list[Instruction] = []
-
-    def post(*operations: Operation) -> None:
-        """Append the operations that have a partner: the ends of the pipeline have none."""
-        kept = tuple(
-            o
-            for o in operations
-            if not (is_first and o.kind in ("recv_forward", "send_backward"))
-            and not (is_last and o.kind in ("send_forward", "recv_backward"))
-        )
-        if kept:
-            programme.append(kept)
-
-    for k in range(num_warmup):
-        post(Operation("recv_forward", k))
-        post(Operation("forward", k))
-        post(Operation("send_forward", k))
-    num_steady = num_micro_batches - num_warmup
-    if num_steady:
-        post(Operation("recv_forward", num_warmup))
-    for k in range(num_steady):
-        ahead = num_warmup + k
-        post(Operation("forward", ahead))
-        post(Operation("send_forward", ahead), Operation("recv_backward", k))
-        post(Operation("backward", k))
-        if k + 1 < num_steady:
-            post(Operation("send_backward", k), Operation("recv_forward", ahead + 1))
-        else:
-            post(Operation("send_backward", k))
-    for k in range(num_steady, num_micro_batches):
-        post(Operation("recv_backward", k))
-        post(Operation("backward", k))
-        post(Operation("send_backward", k))
-    post(Operation("gradient_sync"))
-    post(Operation("step"))
-    return tuple(programme)

@@ -10,7 +10,8 @@ from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.schedule.programme import Schedule, launch_counts, one_f_one_b
+from megatron_hetero.schedule.one_f_one_b import launch_counts, one_f_one_b
+from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulate import simulate
 
 NO_HOP = BoundaryTime(0.0, 0.0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.schedule.programme import launch_counts, one_f_one_b
+from megatron_hetero.schedule.one_f_one_b import launch_counts, one_f_one_b
 
 
 def words(num_stages: int, num_micro_batches: int, stage: int) -> list[str]:
