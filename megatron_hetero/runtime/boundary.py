@@ -14,7 +14,6 @@ the stages then carries the same bytes, but through one pair of devices.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -58,11 +57,11 @@ def pieces(
 
 
 class Boundary:
-    """This rank's side of one boundary: sends and receives in either direction.
+    """This rank's side of one boundary: sends one way, receives the other.
 
     `peer_ranks` are the global ranks of the neighbouring stage, in tensor order; `outward` and
-    `inward` the groups of the messages to and from it.  Of its sends at most `max_unfinished` are
-    not known to have arrived.
+    `inward` the groups of the messages to and from it; `config` the model's.  Nothing here waits
+    but `take` and `finish_sends`.
     """
 
     def __init__(
@@ -71,30 +70,54 @@ class Boundary:
         peer_ranks: tuple[int, ...],
         outward: dist.ProcessGroup,
         inward: dist.ProcessGroup,
-        max_unfinished: int,
+        config: Any,
     ) -> None:
         self._groups = groups
         self._outward = outward
         self._inward = inward
-        self._max_unfinished = max_unfinished
-        self._unfinished: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+        self._config = config
         self._width = groups.tensor.size()
         self._index = groups.tensor.rank()
         self._peers = peer_ranks
+        self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+        self._num_forgotten = 0
+        self._posted: deque[tuple[list[dist.Work], Arrival]] = deque()
 
-    def send(self, tensor: torch.Tensor, sequence_parallel: bool) -> None:
+    def begin(self) -> None:
+        """A step begins: messages are counted from here."""
+        self._num_forgotten = 0
+
+    def send(self, tensor: torch.Tensor) -> None:
         """Start sending `tensor`; what is sent is kept until it is known to have arrived."""
-        ops = self.send_ops(tensor, sequence_parallel)
-        if ops:
-            self._unfinished.append((dist.batch_isend_irecv(ops), [op.tensor for op in ops]))
-        self.finish_sends(self._max_unfinished)
+        ops = self.send_ops(tensor, self._config.sequence_parallel)
+        works = dist.batch_isend_irecv(ops) if ops else []
+        self._sent.append((works, [op.tensor for op in ops]))
 
-    def finish_sends(self, max_left: int = 0) -> None:
-        """Wait for the oldest sends until at most `max_left` are left."""
-        while len(self._unfinished) > max_left:
-            requests, _ = self._unfinished.popleft()
-            for request in requests:
-                request.wait()
+    def forget_sends(self, num_arrived: int) -> None:
+        """Let go of the first `num_arrived` sends of this step, which are known to have arrived."""
+        while self._num_forgotten < num_arrived:
+            works, _ = self._sent.popleft()
+            for work in works:
+                work.wait()
+            self._num_forgotten += 1
+
+    def finish_sends(self) -> None:
+        """Wait until all that was sent has arrived."""
+        self.forget_sends(self._num_forgotten + len(self._sent))
+
+    def post_receive(self, shape: tuple[int, ...]) -> None:
+        """Make room for the next message, of `shape` on this rank."""
+        ops, arrival = self.receive_ops(
+            shape, self._config.pipeline_dtype, self._config.sequence_parallel
+        )
+        self._posted.append((dist.batch_isend_irecv(ops) if ops else [], arrival))
+
+    def take(self) -> torch.Tensor:
+        """Wait for the oldest message that was posted for."""
+        works, arrival = self._posted.popleft()
+        for work in works:
+            work.wait()
+        return arrival.finish()
 
     def send_ops(self, tensor: torch.Tensor, sequence_parallel: bool) -> list[dist.P2POp]:
         """The sends of `tensor`: this rank's shard under sequence parallelism, else all of it."""
@@ -144,108 +167,36 @@ class Arrival:
 
 
 class PipelineCommunicator:
-    """Point-to-point of one rank, in the words of Megatron's `P2PCommunicator`.
+    """What Megatron's loop is given as `pretrain(p2p_communicator=)` and hands to the schedule.
 
-    Given to `pretrain(p2p_communicator=)`; the non-interleaved 1F1B schedule calls the six methods
-    and reads the four properties.  Single-stage replicas have one too, which sends nothing.
-
-    Only receives are waited for.  A send is waited for when it must have arrived long since, so no
-    rank ever waits for a neighbour to be ready to receive: a stage may launch more forwards ahead
-    of its first backward than 1F1B does, which hides a slow hop.
-
-    Args:
-        num_launched_forwards: [stage] -> forwards ahead of the first backward; falls along the
-            pipeline, as `plan.check_structure` has it.
+    `boundaries` are this rank's, by their place in the chain of model chunks; a replica of a single
+    stage has none.  The properties answer what Megatron asks of its own `P2PCommunicator`.
     """
 
-    def __init__(
-        self, groups: RankGroups, config: Any, num_launched_forwards: Sequence[int]
-    ) -> None:
+    def __init__(self, groups: RankGroups, config: Any) -> None:
         self.config = config
         self.pp_group = groups.pipeline
-        self._launched = num_launched_forwards
-        stage, stages, hops = groups.pipeline.stage, groups.stage_ranks, groups.hops
-        self._previous = self._next = None
-        # Forward k leaves after backward k - launched has come back, hence after forward
-        # k - launched has arrived; a gradient likewise answers to the launches of the stage before.
-        if stage > 0:
-            hop = hops[stage - 1]
-            self._previous = Boundary(
-                groups, stages[stage - 1], hop.backward, hop.forward, self._launched[stage - 1]
-            )
-        if stage + 1 < len(stages):
-            hop = hops[stage]
-            self._next = Boundary(
-                groups, stages[stage + 1], hop.forward, hop.backward, self._launched[stage]
-            )
+        self.boundaries: dict[int, Boundary] = {}
+        for number, hop in groups.hops.items():
+            before, after = groups.chain[number], groups.chain[number + 1]
+            if before == groups.pipeline.stage:
+                peers, outward, inward = groups.stage_ranks[after], hop.forward, hop.backward
+            else:
+                peers, outward, inward = groups.stage_ranks[before], hop.backward, hop.forward
+            self.boundaries[number] = Boundary(groups, peers, outward, inward, config)
 
     @property
     def is_pp_first_stage(self) -> bool:
-        return self._previous is None
+        return self.pp_group.rank() == 0
 
     @property
     def is_pp_last_stage(self) -> bool:
-        return self._next is None
+        return self.pp_group.rank() == self.pp_group.size() - 1
 
     @property
     def total_stages(self) -> int:
-        """Megatron launches `total_stages - current_stage` forwards ahead of the first backward and
-        reads it for nothing else, so this is where a stage's own number goes."""
-        return self.current_stage + self._launched[self.current_stage]
+        return self.pp_group.size()
 
     @property
     def current_stage(self) -> int:
         return self.pp_group.rank()
-
-    # The flags say what `self._previous` and `self._next` say already; Megatron passes them along.
-
-    def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
-        return self._exchange(None, None, self._previous, tensor_shapes)
-
-    def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:
-        return self._exchange(None, None, self._next, tensor_shapes)
-
-    def send_forward(self, output_tensors: Any, is_last_stage: bool) -> None:
-        self._exchange(self._next, output_tensors, None, None)
-
-    def send_backward(self, input_tensor_grads: Any, is_first_stage: bool) -> None:
-        self._exchange(self._previous, input_tensor_grads, None, None)
-
-    def send_forward_recv_backward(
-        self, output_tensors: Any, tensor_shapes: Any, is_last_stage: bool
-    ) -> Any:
-        return self._exchange(self._next, output_tensors, self._next, tensor_shapes)
-
-    def send_backward_recv_forward(
-        self, input_tensor_grads: Any, tensor_shapes: Any, is_first_stage: bool
-    ) -> Any:
-        return self._exchange(self._previous, input_tensor_grads, self._previous, tensor_shapes)
-
-    def _exchange(
-        self, to: Boundary | None, sent: Any, source: Boundary | None, tensor_shapes: Any
-    ) -> list[torch.Tensor | None]:
-        """Send `sent` over `to` and receive over `source` in one batch; either may be None.
-
-        Megatron passes a tensor or a list of one, and always a list of one shape (several were for
-        models with two streams); a list of one is what it wants back.
-        """
-        arrival = None
-        receives: list[dist.P2POp] = []
-        if source is not None:
-            (shape,) = tensor_shapes
-            receives, arrival = source.receive_ops(
-                tuple(shape), self.config.pipeline_dtype, self.config.sequence_parallel
-            )
-        if to is not None:
-            (tensor,) = sent if isinstance(sent, list) else [sent]
-            to.send(tensor, self.config.sequence_parallel)
-        if receives:
-            for request in dist.batch_isend_irecv(receives):
-                request.wait()
-        return [arrival.finish() if arrival is not None else None]
-
-    def finish_sends(self) -> None:
-        """Wait until all that was sent has arrived; called at the end of a step."""
-        for boundary in (self._previous, self._next):
-            if boundary is not None:
-                boundary.finish_sends()

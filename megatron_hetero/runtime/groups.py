@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 
@@ -59,8 +61,10 @@ class RankGroups:
     """All ranks of all last stages; None on other stages."""
     stage_ranks: tuple[tuple[int, ...], ...]
     """[stage] -> ranks in tensor order, of this rank's replica."""
+    chain: tuple[int, ...]
+    """[virtual stage] -> stage, of this rank's replica (`schedule.programme`)."""
     hops: Mapping[int, Hop]
-    """By boundary: `s` lies between stages s and s + 1.  Only those that this rank is on."""
+    """By boundary: `b` lies between the virtual stages b and b + 1.  Only those of this rank."""
     timeout: timedelta
     """How long a collective may take, in every group; torch's default is not the user's."""
 
@@ -121,13 +125,12 @@ def build_groups(plan: Plan, timeout: timedelta) -> RankGroups:
             tensor = group
     num_stages = [len(replica.stages) for replica in plan.replicas]
     hops = {}
-    for replica, stage in sorted(ranks_of_stage):
-        if stage + 1 == num_stages[replica]:
-            continue
-        ranks = ranks_of_stage[replica, stage] + ranks_of_stage[replica, stage + 1]
-        hop = Hop(*(dist.new_group(ranks, timeout=timeout) for _ in range(2)))
-        if dist.get_rank() in ranks:
-            hops[stage] = hop
+    for r, replica in enumerate(plan.replicas):
+        for boundary, (before, after) in enumerate(pairwise(chain(replica))):
+            ranks = ranks_of_stage[r, before] + ranks_of_stage[r, after]
+            hop = Hop(*(dist.new_group(ranks, timeout=timeout) for _ in range(2)))
+            if dist.get_rank() in ranks:
+                hops[boundary] = hop
     on_last_stage = [r for r, p in enumerate(table) if p.stage == num_stages[p.replica] - 1]
     last_stages = dist.new_group(on_last_stage, timeout=timeout)
     alone = None
@@ -146,6 +149,7 @@ def build_groups(plan: Plan, timeout: timedelta) -> RankGroups:
         stage_ranks=tuple(
             tuple(ranks_of_stage[place.replica, s]) for s in range(num_stages[place.replica])
         ),
+        chain=chain(plan.replicas[place.replica]),
         hops=hops,
         timeout=timeout,
     )

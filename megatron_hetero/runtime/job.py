@@ -40,6 +40,7 @@ from megatron_hetero.runtime.arguments import (
     workload_of,
 )
 from megatron_hetero.runtime.data import with_micro_batch_sizes
+from megatron_hetero.schedule.of_plan import check_schedules
 
 Step = Callable[..., Any]
 """Megatron's `parse_and_validate_args`, `gpt_config_from_args` or `pretrain`."""
@@ -174,6 +175,7 @@ class AsymmetricJob:
         self._job_size = job_micro_batch_size(plan, arguments.megatron)
         self._plan = with_micro_batch_sizes(plan, self._job_size)
         support.check_plan(self._plan)
+        check_schedules(self._plan)
         self._arguments, self._world = arguments, world
         self._position = rank_table(plan)[world.rank]
         self._stage = self._plan.replicas[self._position.replica].stages[self._position.stage]
@@ -246,7 +248,7 @@ class AsymmetricJob:
             parallel_state,
             training_log,
         )
-        from megatron_hetero.runtime.schedule import ReplicaSchedule, launched_forwards
+        from megatron_hetero.runtime.schedule import ReplicaSchedule
         from megatron_hetero.runtime.token_rate import TokenRate
 
         _refuse_what_the_plan_decides(named)
@@ -277,9 +279,7 @@ class AsymmetricJob:
             data.iterators_provider(datasets_provider, plan, groups),
             model_type,
             forward_step,
-            p2p_communicator=PipelineCommunicator(
-                groups, config.model.transformer, launched_forwards(plan, self._position.replica)
-            ),
+            p2p_communicator=PipelineCommunicator(groups, config.model.transformer),
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )

@@ -1,4 +1,4 @@
-"""One step of one replica: Megatron's own schedule over the replica's own micro-batches.
+"""One step of one replica: its part of the job's micro-batches, through the executor.
 
 Megatron's loop calls `ReplicaSchedule` as it would call the schedule itself, with the whole job's
 number of micro-batches, and gets back one report for the whole job.  So what it logs (losses of
@@ -11,26 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.pipeline_parallel.schedules import (
-    forward_backward_no_pipelining,
-    forward_backward_pipelining_without_interleaving,
-)
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.boundary import PipelineCommunicator
 from megatron_hetero.runtime.data import global_batch_size
+from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.groups import RankGroups
-
-
-def launched_forwards(plan: Plan, replica: int) -> tuple[int, ...]:
-    """[stage] -> forwards ahead of the first backward: the plan's, or 1F1B's as many as stages are
-    left, also when that is more than there are micro-batches."""
-    stages = plan.replicas[replica].stages
-    return tuple(
-        len(stages) - s if stage.num_launched_forwards is None else stage.num_launched_forwards
-        for s, stage in enumerate(stages)
-    )
+from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 class ReplicaSchedule:
@@ -38,7 +25,8 @@ class ReplicaSchedule:
 
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         self._groups = groups
-        self._replica = plan.replicas[groups.position.replica]
+        schedule = replica_schedule(plan, groups.position.replica)
+        self._executor = Executor(schedule, groups.pipeline.stage)
         self._global_batch_size = global_batch_size(plan)
 
     def __call__(
@@ -46,8 +34,6 @@ class ReplicaSchedule:
         *,
         num_microbatches: int,
         micro_batch_size: int,
-        p2p_communicator: PipelineCommunicator,
-        forward_only: bool = False,
         collect_non_loss_data: bool = False,
         **kwargs: Any,
     ) -> list[dict[str, torch.Tensor]]:
@@ -65,20 +51,11 @@ class ReplicaSchedule:
                 f"this step has {num_microbatches * micro_batch_size} sequences, the plan's "
                 f"replicas together {self._global_batch_size}; it must stay the plan's."
             )
-        run = (
-            forward_backward_pipelining_without_interleaving
-            if self._groups.pipeline.size() > 1
-            else forward_backward_no_pipelining
-        )
-        reports = run(
-            num_microbatches=self._replica.num_micro_batches,
+        reports = self._executor.run(
             micro_batch_size=micro_batch_size,
-            p2p_communicator=p2p_communicator,
-            forward_only=forward_only,
             collect_non_loss_data=collect_non_loss_data,
             **kwargs,
         )
-        p2p_communicator.finish_sends()
         if collect_non_loss_data or not self._groups.is_last_stage:
             return reports
         return [self._job_report(reports)]

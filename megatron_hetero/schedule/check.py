@@ -117,7 +117,9 @@ def _check_work(schedule: Schedule) -> None:
                 f"stage {stage} runs chunks {sorted(unknown)}, but has {schedule.num_chunks(stage)}"
             )
         for chunk in range(schedule.num_chunks(stage)):
-            found = Counter((o.kind, o.micro_batch) for o in operations if o.chunk == chunk)
+            found = Counter[tuple[str, int]](
+                (o.kind, o.micro_batch) for o in operations if o.chunk == chunk
+            )
             where = f"stage {stage}" + (f", chunk {chunk}" if chunk else "")
             _check_passes(where, micro_batches, found)
         _check_order(schedule, stage, operations)
@@ -129,7 +131,8 @@ def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, in
     for (kind, k), count in sorted(found.items()):
         if k >= 0 and (count > 1 or k not in known):
             raise CheckFailedError(
-                f"{where} runs {kind}({k}) {count} times; each of 0..{len(known) - 1} is wanted once"
+                f"{where} runs {kind}({k}) {count} times; each micro-batch of 0..{len(known) - 1} "
+                "is wanted once"
             )
     for k in micro_batches:
         whole, *parts = (

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from megatron_hetero.errors import PlanFormatError
@@ -173,7 +174,7 @@ def _same_boundary(
 
 
 def _check_chain(chain: Sequence[int], num_stages: int) -> None:
-    steps_on = all(a != b for a, b in zip(chain, chain[1:], strict=False))
+    steps_on = all(a != b for a, b in pairwise(chain))
     if set(chain) != set(range(num_stages)) or not steps_on:
         raise PlanFormatError(
             f"the chain of model chunks {tuple(chain)} does not suit {num_stages} stages: every "

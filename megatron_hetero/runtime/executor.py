@@ -1,0 +1,308 @@
+"""Runs one stage's programme: Megatron's own forward and backward steps, our boundaries.
+
+The programme says what is due when (`schedule.programme`); what a forward or a backward is stays
+Megatron's (`forward_step`, `backward_step` of `megatron.core.pipeline_parallel.schedules`), and so
+does everything around them that its schedules do: the report of losses, the count of tokens,
+`no_sync` until the last gradient of a model chunk, `finalize_model_grads_func`, timers, and
+validation, where only the forwards of the programme are run.
+
+Sends never hold up the stage.  Receives are posted as far ahead as messages can be under way
+(`schedule.delivery`) and waited for where the programme has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
+    FineGrainedActivationOffloadingInterface,
+)
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.runtime.boundary import Boundary, PipelineCommunicator
+from megatron_hetero.schedule.delivery import arrived_sends, receive_windows
+from megatron_hetero.schedule.programme import (
+    RECEIVES,
+    Instruction,
+    Message,
+    Operation,
+    Schedule,
+)
+
+_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
+_GRADIENTS = ("backward", "backward_weight")
+
+
+class Executor:
+    """Runs stage `stage` of `schedule`, one call for each step."""
+
+    def __init__(self, schedule: Schedule, stage: int) -> None:
+        self.schedule = schedule
+        self.stage = stage
+        # By boundary: on each, messages of one direction come to this stage.
+        self.windows = {b: window for (b, _), window in receive_windows(schedule, stage).items()}
+        self.arrived = arrived_sends(schedule, stage)
+        self._training = schedule.programmes[stage]
+        forwards = (
+            tuple(operation for operation in instruction if operation.kind in _FORWARD_ONLY)
+            for instruction in self._training
+        )
+        self._validation = tuple(instruction for instruction in forwards if instruction)
+
+    def programme(self, forward_only: bool) -> tuple[Instruction, ...]:
+        """What a step of training, or of validation, consists of."""
+        return self._validation if forward_only else self._training
+
+    def message(self, operation: Operation) -> Message:
+        return self.schedule.message(self.stage, operation)
+
+    def last_gradients(self) -> set[Operation]:
+        """For each chunk the operation with which its gradients are complete."""
+        last = {
+            operation.chunk: operation
+            for instruction in self._training
+            for operation in instruction
+            if operation.kind in _GRADIENTS
+        }
+        return set(last.values())
+
+    def run(
+        self,
+        *,
+        forward_step_func: Callable[..., Any],
+        data_iterator: Any,
+        model: Any,
+        seq_length: int,
+        micro_batch_size: int,
+        p2p_communicator: PipelineCommunicator,
+        pg_collection: Any,
+        decoder_seq_length: int | None = None,
+        forward_only: bool = False,
+        collect_non_loss_data: bool = False,
+        first_val_step: bool | None = None,
+        adjust_tensor_shapes_fn: Callable[..., Any] | None = None,
+        force_all_reduce: bool = False,
+    ) -> list[Any]:
+        """One step, with the arguments of Megatron's forward-backward functions.
+
+        `model` and `data_iterator` are lists of one entry for each model chunk, or the only one.
+
+        Returns:
+            What the loss function reported for each micro-batch, on the stage that has the loss.
+        """
+        if adjust_tensor_shapes_fn is not None:
+            raise ValueError("adjust_tensor_shapes_fn is for models with several streams")
+        chunks = list(model) if isinstance(model, list) else [model]
+        iterators = list(data_iterator) if isinstance(data_iterator, list) else [data_iterator]
+        config = get_model_config(chunks[0])
+        timers = config.timers
+        if timers is not None:
+            timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        (shape,) = schedules.get_tensor_shapes(
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            decoder_seq_length=decoder_seq_length,
+            config=config,
+            tp_group=pg_collection.tp,
+            cp_group=pg_collection.cp,
+        )
+        step = _Step(self, chunks, config, p2p_communicator.boundaries, shape, forward_only)
+
+        def forward(chunk: int, k: int, received: torch.Tensor | None) -> Any:
+            return schedules.forward_step(
+                forward_step_func,
+                iterators[chunk],
+                chunks[chunk],
+                self.schedule.num_micro_batches,
+                [received],
+                step.reports,
+                config,
+                cp_group_size=pg_collection.cp.size(),
+                collect_non_loss_data=collect_non_loss_data,
+                is_first_microbatch=schedules.check_first_val_step(
+                    first_val_step, forward_only, k == 0
+                ),
+                current_microbatch=k,
+                vp_stage=chunk if len(chunks) > 1 else None,
+                is_last_stage=step.has_loss(chunk),
+            )
+
+        step.run(forward)
+        if config.finalize_model_grads_func is not None and not forward_only:
+            config.finalize_model_grads_func(
+                chunks,
+                step.num_tokens if config.calculate_per_token_loss else None,
+                pg_collection=pg_collection,
+                force_all_reduce=force_all_reduce,
+            )
+        if getattr(config, "fine_grained_activation_offloading", False):
+            FineGrainedActivationOffloadingInterface.reset()
+        if timers is not None:
+            timers("forward-backward").stop()
+        return step.reports
+
+
+Forward = Callable[[int, int, torch.Tensor | None], Any]
+"""`forward(chunk, micro_batch, received)` -> ([output], number of tokens)."""
+
+_Pass = tuple[str, int, int]
+"""(kind of the message, chunk, micro-batch)."""
+
+
+class _Step:
+    """What is under way in one step: tensors between their passes, and what was reported."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        chunks: Sequence[Any],
+        config: Any,
+        boundaries: Mapping[int, Boundary],
+        shape: tuple[int, ...],
+        forward_only: bool,
+    ) -> None:
+        self._executor, self._forward_only = executor, forward_only
+        self._programme = executor.programme(forward_only)
+        self._chunks, self._config = chunks, config
+        self._boundaries, self._shape = boundaries, tuple(shape)
+        self._inputs: dict[tuple[int, int], list[torch.Tensor | None]] = {}
+        self._outputs: dict[tuple[int, int], list[torch.Tensor]] = {}
+        # What has arrived, or is to be sent, until the operation that it is for.
+        self._arrived: dict[_Pass, torch.Tensor] = {}
+        self._to_send: dict[_Pass, torch.Tensor] = {}
+        self._unposted: dict[int, int] = {}
+        self.reports: list[Any] = []
+        self.num_tokens = torch.zeros([], dtype=torch.int, device="cuda")
+
+    def has_loss(self, chunk: int) -> bool:
+        """Whether a chunk is the last of the chain."""
+        schedule = self._executor.schedule
+        return schedule.virtual_stage(self._executor.stage, chunk) == len(schedule.chain) - 1
+
+    def run(self, forward: Forward) -> None:
+        """Do all that the programme has up to the exchange of gradients."""
+        self._post_first_receives()
+        with _GradientSyncOff(self) as sync:
+            for instruction in self._programme:
+                for operation in instruction:
+                    if operation in sync.last_gradients:
+                        sync.end(operation.chunk)
+                    self._do(operation, forward)
+            if not self._forward_only:
+                sync.start_left()
+        for boundary in self._boundaries.values():
+            boundary.finish_sends()
+
+    def _do(self, operation: Operation, forward: Forward) -> None:
+        k, chunk = operation.micro_batch, operation.chunk
+        match operation.kind:
+            case "forward":
+                self._forward(chunk, k, forward)
+            case "backward":
+                self._backward(chunk, k)
+            case "send_forward" | "send_backward":
+                self._send(operation)
+            case "recv_forward" | "recv_backward":
+                self._receive(operation)
+            case "gradient_sync" | "step":
+                pass  # Megatron's loop does both once the schedule has returned.
+
+    def _forward(self, chunk: int, k: int, forward: Forward) -> None:
+        received = self._arrived.pop(("recv_forward", chunk, k), None)
+        outputs, num_tokens = forward(chunk, k, received)
+        self.num_tokens += num_tokens
+        if not self.has_loss(chunk):
+            self._to_send["send_forward", chunk, k] = outputs[0]
+        if not self._forward_only:
+            self._inputs[chunk, k], self._outputs[chunk, k] = [received], outputs
+
+    def _backward(self, chunk: int, k: int) -> None:
+        gradient = self._arrived.pop(("recv_backward", chunk, k), None)
+        inputs, outputs = self._inputs.pop((chunk, k)), self._outputs.pop((chunk, k))
+        (input_gradient,) = schedules.backward_step(inputs, outputs, [gradient], self._config)
+        if input_gradient is not None:
+            self._to_send["send_backward", chunk, k] = input_gradient
+
+    def _send(self, operation: Operation) -> None:
+        kind, k, chunk = operation.kind, operation.micro_batch, operation.chunk
+        message = self._executor.message(operation)
+        self._boundaries[message.boundary].send(self._to_send.pop((kind, chunk, k)))
+        if kind == "send_forward" and not self._forward_only:
+            # What was sent is kept by the boundary; of the output only its graph is still of use.
+            schedules.deallocate_output_tensor(
+                self._outputs[chunk, k][0], self._config.deallocate_pipeline_outputs
+            )
+
+    def _receive(self, operation: Operation) -> None:
+        message = self._executor.message(operation)
+        boundary = self._boundaries[message.boundary]
+        key = (operation.kind, operation.chunk, operation.micro_batch)
+        self._arrived[key] = boundary.take()
+        if self._unposted[message.boundary]:
+            self._unposted[message.boundary] -= 1
+            boundary.post_receive(self._shape)
+        if not self._forward_only:
+            boundary.forget_sends(self._executor.arrived[message])
+
+    def _post_first_receives(self) -> None:
+        """As many as messages can be under way; each that is taken makes room for the next."""
+        wanted = Counter(
+            self._executor.message(operation).boundary
+            for instruction in self._programme
+            for operation in instruction
+            if operation.kind in RECEIVES
+        )
+        for number, boundary in self._boundaries.items():
+            boundary.begin()
+            first = min(self._executor.windows[number], wanted[number])
+            self._unposted[number] = wanted[number] - first
+            for _ in range(first):
+                boundary.post_receive(self._shape)
+
+
+class _GradientSyncOff(contextlib.ExitStack):
+    """Keeps each chunk's gradient sync off until its last gradient of the step.
+
+    As in Megatron's schedules: `config.no_sync_func` is one function, or one for each chunk; with a
+    `config.grad_sync_func` (`--align-grad-reduce`) only the first stage lets its last backward pass
+    start the sync, the others start it at the end.
+    """
+
+    def __init__(self, step: _Step) -> None:
+        super().__init__()
+        config, self._chunks = step._config, step._chunks
+        self._functions = _for_each(config.no_sync_func, self._chunks)
+        self._syncs = _for_each(config.grad_sync_func, self._chunks)
+        self._off: dict[int, contextlib.ExitStack] = {}
+        self.last_gradients: set[Operation] = set()
+        if config.grad_sync_func is None or step._executor.stage == 0:
+            self.last_gradients = step._executor.last_gradients()
+
+    def __enter__(self) -> _GradientSyncOff:
+        for chunk, function in enumerate(self._functions):
+            self._off[chunk] = self.enter_context(contextlib.ExitStack())
+            if function is not None:
+                self._off[chunk].enter_context(function())
+        return self
+
+    def end(self, chunk: int) -> None:
+        """From now on the chunk's gradients are final."""
+        self._off.pop(chunk).close()
+
+    def start_left(self) -> None:
+        """At the end of the programme: start the syncs that no backward pass has started."""
+        for chunk in list(self._off):
+            self.end(chunk)
+            sync = self._syncs[chunk]
+            if sync is not None:
+                sync(self._chunks[chunk].parameters())
+
+
+def _for_each(value: Any, chunks: Sequence[Any]) -> list[Any]:
+    """Megatron's configuration has a list where there are several chunks."""
+    return value if isinstance(value, list) else [value] * len(chunks)
