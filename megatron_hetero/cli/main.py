@@ -26,6 +26,7 @@ VERBS = {
     "validate": "check every invariant of a plan, after editing it by hand",
     "diff": "show how two plans differ",
     "flags": "print the Megatron flags and the torchrun line of every node",
+    "simulate": "show what every GPU and link does in one step of a plan",
     "verify": "train the plan on this machine's CPU and compare it with one process",
 }
 """Verb -> one line of help.  Verb `x` lives in `megatron_hetero/cli/x.py`."""

@@ -1,0 +1,75 @@
+"""The words that `simulate` and `rehearse` share: a plan or a layout, and the cluster it is on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.profile import Profile, load_profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout, parse_layout
+from megatron_hetero.plan.place import place_in_order
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.validate import validate_plan
+
+
+@dataclass(frozen=True)
+class PlanOnCluster:
+    """A plan with devices and a workload, valid on its cluster; `profile` if one was named."""
+
+    plan: Plan
+    cluster: Cluster
+    profile: Profile | None
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the plan, its cluster and its profile."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON")
+    source.add_argument(
+        "--layout",
+        metavar="LINE",
+        help='for example "tp2:3,tp1:1 @4"; takes the GPUs of the cluster in order, and the model '
+        "from --model or Megatron's flags",
+    )
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="of a layout, as `plan` has it")
+    parser.add_argument(
+        "--profile", type=Path, metavar="PROFILE.JSON", help="measured times of the model's blocks"
+    )
+
+
+def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
+    """The plan of a command line, on its cluster.
+
+    Raises:
+        UsageError: plan, layout and model do not go together.
+        HeteroError: a file is invalid, or the plan is not for this cluster.
+    """
+    cluster = load_cluster(arguments.cluster)
+    profile = load_profile(arguments.profile) if arguments.profile else None
+    if arguments.layout is not None:
+        layout = parse_layout(arguments.layout)
+        workload = load_workload(arguments.model, arguments.megatron_args)
+        plan = replace(plan_from_layout(layout, workload), workload=workload)
+        return PlanOnCluster(place_in_order(plan, cluster), cluster, profile)
+    plan = load_plan(arguments.plan)
+    if plan.workload is None:
+        raise UsageError(
+            f"{arguments.plan} does not say which model it is for; use "
+            f"--layout '{format_layout(plan.layout)}' with --model FILE or Megatron's flags"
+        )
+    if arguments.model is not None or arguments.megatron_args:
+        raise UsageError(
+            f"{arguments.plan} says which model it is for; --model and Megatron flags go with "
+            "--layout"
+        )
+    plan = place_in_order(replace(plan, estimates=None), cluster)
+    validate_plan(plan, cluster, str(arguments.plan))
+    return PlanOnCluster(plan, cluster, profile)

@@ -1,0 +1,55 @@
+"""`megatron-hetero simulate`: one step of a plan, event by event, without running anything."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on_cluster
+from megatron_hetero.files import write_json
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.report.simulation import simulation_report, simulation_to_data
+from megatron_hetero.report.trace import chrome_trace
+from megatron_hetero.schedule.step import simulate_plan
+
+DESCRIPTION = """\
+Simulate one optimizer step of a plan: what every GPU computes when, which message
+is on which link, the gradient exchange, the optimizer, and the memory in use at
+every moment.  The order is the one that the runtime executes; messages of all
+replicas share the links of the cluster.  Needs no GPU and no torch.
+
+  megatron-hetero simulate plan.json --cluster cluster.yaml --trace step.json
+  megatron-hetero simulate --layout "tp1:20,tp2:12 @8" --cluster cluster.yaml --model gpt.sh"""
+TAKES_MEGATRON_FLAGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `simulate`."""
+    add_plan_arguments(parser)
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the timeline for ui.perfetto.dev or chrome://tracing",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Simulate and report."""
+    found = read_plan_on_cluster(arguments)
+    stock = is_stock(found.plan)
+    simulation = simulate_plan(found.plan, found.cluster, profile=found.profile, is_stock=stock)
+    if arguments.trace:
+        write_json(
+            arguments.trace,
+            chrome_trace({"simulated": simulation.timelines}, {"simulated": simulation.messages}),
+        )
+    if arguments.json:
+        output.json(simulation_to_data(simulation))
+        return 0
+    output.show(simulation_report(simulation))
+    if arguments.trace:
+        output.show(f"Timeline written to {arguments.trace}; open it in ui.perfetto.dev")
+    return 0
