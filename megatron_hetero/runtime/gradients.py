@@ -1,120 +1,91 @@
 """Gradient sync across replicas that divide the same parameters differently.
 
-Every parameter is cut at the union of all ranks' shard edges.  Slices of all parameters with the
-same set of holders share flat fp32 buffers, one all-reduce each; the buckets follow one order that
-is the same on every rank.  A layer norm under sequence parallelism, a tied embedding on two stages
-and the same layer at width 4 here and 3 there are all the same thing: slices with holders.
-
-The layout of the buckets (`plan_buckets`) is pure; `GradientSync` is the edge that moves numbers.
+The buckets and their order are `runtime.gradient_buckets`, the memory is `runtime.gradient_memory`;
+here numbers move.  With `--overlap-grad-reduce` a bucket starts as soon as the last micro-batch has
+finished its gradients and every bucket before it has started; without, all start after the last
+backward pass.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 from megatron.core.utils import get_model_config
 
-from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.gradient_buckets import (
+    MAX_BUCKET_ELEMENTS,
+    Bucket,
+    local_slices,
+    plan_buckets,
+)
+from megatron_hetero.runtime.gradient_memory import BucketViews, arrange, data, main_grad
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
+from megatron_hetero.runtime.traffic import Traffic
 
-MAX_BUCKET_ELEMENTS = 64 << 20
-"""256 MiB of fp32: what the sync holds at a time beside the gradients themselves."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """`start:stop` along the divided dimension of global parameter `name`."""
-
-    name: str
-    start: int
-    stop: int
+_PACKED_AT_ONCE = 2
+"""Packed buckets that may be under way while the backward pass runs: what bounds their memory."""
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Slices that the same ranks hold, in the order in which they lie in the flat buffer."""
+class Reduction:
+    """One bucket on one rank.  A step: pack (or not), weight, all-reduce, unpack (or not)."""
 
-    holders: tuple[int, ...]
-    slices: tuple[Slice, ...]
+    def __init__(
+        self,
+        views: BucketViews,
+        group: dist.ProcessGroup,
+        copies: Sequence[tuple[int, int]],
+        traffic: Traffic,
+        ddp_config: Any,
+    ) -> None:
+        self.views = views
+        self.group = group
+        self._copies = copies
+        self._traffic = traffic
+        self._ddp_config = ddp_config
+        self._in_place = views.in_place(main_grad)
+        self._flat: torch.Tensor | None = None
+        self._work: Any = None
 
+    @property
+    def is_packed(self) -> bool:
+        return self._in_place is None
 
-def plan_buckets(
-    tables: Sequence[Mapping[str, ParameterShard]],
-    stages: Sequence[tuple[int, int]],
-    max_elements: int = MAX_BUCKET_ELEMENTS,
-) -> tuple[Bucket, ...]:
-    """Group the slices of all parameters by their holders.
+    @property
+    def is_under_way(self) -> bool:
+        return self._work is not None
 
-    Args:
-        tables: [rank] -> shards by name.
-        stages: [rank] -> (replica, stage), which is the rank's tensor-parallel group.
-        max_elements: of one bucket, unless a single slice is larger.
-    Returns:
-        Buckets of two holders and more, ordered by holders; slices are ordered by name and start.
-        Left out is what needs no communication: a slice with one holder, and copies inside one
-        tensor-parallel group, which Megatron keeps equal by itself.
-    Raises:
-        PlanFormatError: ranks disagree about a parameter's global shape.
-    """
-    holders_of: dict[str, list[int]] = {}
-    for rank, table in enumerate(tables):
-        for name in table:
-            holders_of.setdefault(name, []).append(rank)
-    slices: dict[tuple[int, ...], list[tuple[Slice, int]]] = {}
-    for name in sorted(holders_of):
-        shards = {rank: tables[rank][name] for rank in holders_of[name]}
-        _require_equal_shapes(name, shards)
-        first = shards[holders_of[name][0]]
-        edges = {edge for s in shards.values() for interval in s.intervals for edge in interval}
-        for start, stop in pairwise(sorted(edges)):
-            holders = tuple(rank for rank, shard in shards.items() if shard.holds(start, stop))
-            one_group = len({stages[rank] for rank in holders}) == 1
-            if one_group and not any(shards[rank].is_partial for rank in holders):
-                continue
-            if len(holders) > 1:
-                size = (stop - start) * prod(first.global_shape) // first.global_shape[first.dim]
-                slices.setdefault(holders, []).append((Slice(name, start, stop), size))
-    return tuple(
-        Bucket(holders, part)
-        for holders in sorted(slices)
-        for part in _parts(slices[holders], max_elements)
-    )
+    @property
+    def is_completed(self) -> bool:
+        return self._work is None or self._work.is_completed()
 
+    def launch(self, weight: float) -> None:
+        flat = self.views.pack(main_grad) if self._in_place is None else self._in_place
+        check_gradients(flat, self._ddp_config)
+        if weight != 1.0:
+            flat.mul_(weight)
+        for start, stop in self._copies:
+            flat[start:stop] = 0.0
+        self._flat = flat
+        self._traffic.count(flat, packed=self.is_packed)
+        self._work = dist.all_reduce(flat, group=self.group, async_op=True)
 
-def _parts(
-    sized_slices: Sequence[tuple[Slice, int]], max_elements: int
-) -> Iterator[tuple[Slice, ...]]:
-    """Cut a row of slices into runs of at most `max_elements`, if no slice is larger by itself."""
-    part: list[Slice] = []
-    total = 0
-    for piece, size in sized_slices:
-        if part and total + size > max_elements:
-            yield tuple(part)
-            part, total = [], 0
-        part.append(piece)
-        total += size
-    yield tuple(part)
-
-
-def _require_equal_shapes(name: str, shards: Mapping[int, ParameterShard]) -> None:
-    (first_rank, first), *rest = shards.items()
-    for rank, shard in rest:
-        if (shard.global_shape, shard.dim) != (first.global_shape, first.dim):
-            raise PlanFormatError(
-                f"{name}: rank {first_rank} holds a part of a tensor of shape "
-                f"{first.global_shape} divided along {first.dim}, rank {rank} of "
-                f"{shard.global_shape} along {shard.dim}; all ranks must build the same model."
-            )
+    def finish(self) -> None:
+        if self._work is None:
+            return
+        self._work.wait()
+        if self.is_packed:
+            self.views.unpack(self._flat, main_grad)
+        self._flat = self._work = None
 
 
 class GradientSync:
@@ -122,10 +93,16 @@ class GradientSync:
 
     Installed as `config.finalize_model_grads_func` by a `post_wrap_hook`, on every rank.  Its
     construction is collective: the ranks publish their shard tables (as JSON, never as pickled
-    objects) and create one group for each bucket in the same order.
+    objects) and create one group for each set of holders in the same order.
     """
 
-    def __init__(self, model: Sequence[torch.nn.Module], groups: RankGroups, plan: Plan) -> None:
+    def __init__(
+        self,
+        model: Sequence[torch.nn.Module],
+        groups: RankGroups,
+        plan: Plan,
+        max_bucket_elements: int = MAX_BUCKET_ELEMENTS,
+    ) -> None:
         self._groups = groups
         config = get_model_config(model[0])
         self.parameters = dict(global_parameters(model))
@@ -134,18 +111,44 @@ class GradientSync:
         }
         self._places = [(p.replica, p.stage, p.tensor_rank) for p in rank_table(plan)]
         stages = [(replica, stage) for replica, stage, _ in self._places]
-        self._buckets: list[tuple[Bucket, dist.ProcessGroup]] = []
+        tables = _publish(self.shards)
+        rank = dist.get_rank()
+        own: list[tuple[Bucket, dist.ProcessGroup]] = []
         group_of: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        for bucket in plan_buckets(_publish(self.shards), stages):
+        for bucket in plan_buckets(tables, stages, max_bucket_elements):
             if bucket.holders not in group_of:
                 made = dist.new_group(list(bucket.holders), timeout=groups.timeout)
                 group_of[bucket.holders] = made
-            group = group_of[bucket.holders]
-            if dist.get_rank() in bucket.holders:
-                self._buckets.append((bucket, group))
+            if rank in bucket.holders:
+                own.append((bucket, group_of[bucket.holders]))
+        self.buckets = tuple(bucket for bucket, _ in own)
+        arrange(model, self.buckets, self.parameters)
+        self._local = BucketViews(local_slices(tables, stages, rank), self.shards, self.parameters)
+        self.traffic = Traffic(
+            sum(p.main_grad.nbytes for p in self.parameters.values())
+            - sum(view.nbytes for _, view in self._local.views(main_grad))
+        )
+        self._ddp_config: Any = model[0].ddp_config
+        self._reductions = [self._reduction(bucket, group) for bucket, group in own]
+        self._launched = 0
         # Megatron divides by the replica's own number of micro-batches; this makes it the job's.
-        counts = [replica.num_micro_batches for replica in plan.replicas]
-        self._mean_weight = counts[groups.position.replica] / sum(counts)
+        self._counts = [replica.num_micro_batches for replica in plan.replicas]
+        self._weight = self._counts[groups.position.replica] / sum(self._counts)
+        if config.calculate_per_token_loss:
+            self._weight = 1.0
+        self._chunks = [ChunkGradients(self, chunk) for chunk in model]
+
+    def _reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
+        views = BucketViews(bucket.slices, self.shards, self.parameters)
+        copies = []
+        offset = 0
+        for piece, view in views.views(main_grad):
+            shard = self.shards[piece.name]
+            is_copy = not shard.is_sharded and not shard.is_partial
+            if is_copy and self._groups.tensor.rank() != 0:
+                copies.append((offset, offset + view.numel()))
+            offset += view.numel()
+        return Reduction(views, group, copies, self.traffic, self._ddp_config)
 
     def finalize(
         self,
@@ -162,8 +165,6 @@ class GradientSync:
         """
         for chunk in model:
             chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
-        if num_tokens is None and self._mean_weight != 1.0:
-            self.scale(model, self._mean_weight)
         self.reduce()
         if num_tokens is not None:
             self.scale(model, 1.0 / self.count_tokens(num_tokens))
@@ -180,14 +181,52 @@ class GradientSync:
         for chunk in model:
             chunk.scale_gradients(factor)
 
+    def launch_ready(self) -> None:
+        """Start every bucket whose turn it is and whose gradients are done, without waiting."""
+        while self._launched < len(self._reductions):
+            reduction = self._reductions[self._launched]
+            if not all(chunk.is_ready(reduction.views.parameters) for chunk in self._chunks):
+                return
+            if reduction.is_packed and not self._has_room():
+                return
+            self._launch_next()
+
     def reduce(self) -> None:
         """Sum every slice over its holders; of a tensor group's equal copies one counts."""
-        for bucket, group in self._buckets:
-            flat = self._pack(bucket, _main_grad)
-            if self._groups.tensor.rank() != 0:
-                self._silence_copies(bucket, flat)
-            dist.all_reduce(flat, group=group)
-            self._unpack(bucket, flat, _main_grad)
+        while self._launched < len(self._reductions):
+            if self._reductions[self._launched].is_packed:
+                self._make_room()
+            self._launch_next()
+        for reduction in self._reductions:
+            reduction.finish()
+        self._launched = 0
+        self.traffic.num_steps += 1
+        for _, view in self._local.views(main_grad):
+            check_gradients(view, self._ddp_config)
+            if self._weight != 1.0:
+                view.mul_(self._weight)
+
+    def _launch_next(self) -> None:
+        self._reductions[self._launched].launch(self._weight)
+        self._launched += 1
+
+    def _packed_under_way(self) -> list[Reduction]:
+        return [r for r in self._reductions if r.is_packed and r.is_under_way]
+
+    def _has_room(self) -> bool:
+        under_way = self._packed_under_way()
+        if len(under_way) < _PACKED_AT_ONCE:
+            return True
+        # To wait here could hold up a stage that the other holders wait for; to look cannot.
+        if under_way[0].is_completed:
+            under_way[0].finish()
+            return True
+        return False
+
+    def _make_room(self) -> None:
+        under_way = self._packed_under_way()
+        if len(under_way) >= _PACKED_AT_ONCE:
+            under_way[0].finish()
 
     def equalise_parameters(self) -> None:
         """Give all holders of a slice the first place's weights, to the last bit.
@@ -195,45 +234,87 @@ class GradientSync:
         First is meant in the order of the plan, not of ranks: Megatron leaves zeros in the copy of
         a tied embedding on the last stage, which may well have the lower rank.
         """
-        for bucket, group in self._buckets:
-            flat = self._pack(bucket, _data)
+        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
+            flat = reduction.views.pack(data)
             places = [self._places[rank] for rank in bucket.holders]
-            dist.broadcast(flat, group=group, group_src=places.index(min(places)))
-            self._unpack(bucket, flat, _data)
-
-    def _silence_copies(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        offset = 0
-        for piece, view in self._views(bucket, _main_grad):
-            shard = self.shards[piece.name]
-            if not shard.is_sharded and not shard.is_partial:
-                flat[offset : offset + view.numel()] = 0.0
-            offset += view.numel()
-
-    def _pack(self, bucket: Bucket, source: _Source) -> torch.Tensor:
-        return torch.cat([view.reshape(-1).float() for _, view in self._views(bucket, source)])
-
-    def _unpack(self, bucket: Bucket, flat: torch.Tensor, target: _Source) -> None:
-        offset = 0
-        for _, view in self._views(bucket, target):
-            view.copy_(flat[offset : offset + view.numel()].view(view.shape))
-            offset += view.numel()
-
-    def _views(self, bucket: Bucket, source: _Source) -> Iterator[tuple[Slice, torch.Tensor]]:
-        for piece in bucket.slices:
-            shard = self.shards[piece.name]
-            start, length = shard.local_offset(piece.start), piece.stop - piece.start
-            yield piece, source(self.parameters[piece.name]).narrow(shard.dim, start, length)
+            dist.broadcast(flat, group=reduction.group, group_src=places.index(min(places)))
+            reduction.views.unpack(flat, data)
 
 
-_Source = Callable[[torch.nn.Parameter], torch.Tensor]
+class ChunkGradients:
+    """What Megatron's DDP calls one of its bucket groups, for a whole model chunk.
+
+    DDP's hooks report every gradient (`register_grad_ready`), its `no_sync` says which micro-batch
+    is the last, and its `finish_grad_sync` that the step's backward passes are over.
+    """
+
+    def __init__(self, sync: GradientSync, chunk: Any) -> None:
+        self._sync = sync
+        self._parameters = set(chunk.param_to_bucket_group)
+        self.is_last_microbatch = True
+        # How often a parameter's hook runs in a micro-batch is learned in the first step, as
+        # Megatron does: a weight used twice has its gradient after the second call.
+        self._expected: dict[torch.nn.Parameter, int] = {}
+        self._seen: dict[torch.nn.Parameter, int] = {}
+        self._is_finished = False
+        chunk.bucket_groups = [self]
+        chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
+
+    def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:
+        """Whether those of `parameters` that are in this chunk have their gradients."""
+        if self._is_finished:
+            return True
+        return bool(self._expected) and all(
+            self._seen.get(p, 0) >= self._expected.get(p, 1)
+            for p in parameters
+            if p in self._parameters
+        )
+
+    def register_grad_ready(
+        self, parameter: torch.nn.Parameter, force_all_reduce: bool = False
+    ) -> None:
+        if not self.is_last_microbatch:
+            return
+        self._seen[parameter] = self._seen.get(parameter, 0) + 1
+        if self._expected and self._seen[parameter] == self._expected.get(parameter, 1):
+            self._sync.launch_ready()
+
+    def start_grad_sync(self, force_all_reduce: bool = False) -> None:
+        """Megatron's interleaved schedules call this once the chunk's gradients are done."""
+        self._finish()
+
+    def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            self._sync.launch_ready()
+
+    def reset(self) -> None:
+        """A new step begins (DDP's `zero_grad_buffer`)."""
+        if not self._expected:
+            self._expected = self._seen
+        self._seen = {}
+        self._is_finished = False
+        self.is_last_microbatch = True
+
+    def free_overlap_buffers(self) -> None:
+        """Parameters are gathered without buffers of their own."""
 
 
-def _main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
-    return parameter.main_grad
+def check_gradients(gradients: torch.Tensor, ddp_config: Any) -> None:
+    """Megatron's check for NaN, infinite and unexpectedly large gradients, where it is asked for.
 
-
-def _data(parameter: torch.nn.Parameter) -> torch.Tensor:
-    return parameter.data
+    Before the sum over ranks, as Megatron does, so that the message names the rank at fault.
+    """
+    if ddp_config.check_for_nan_in_grad or ddp_config.check_for_large_grads:
+        bucket = SimpleNamespace(grad_data=gradients)
+        _ParamAndGradBucketGroup.check_grads(
+            SimpleNamespace(buckets=[bucket]),
+            check_for_nan_or_inf=ddp_config.check_for_nan_in_grad,
+            check_for_large=ddp_config.check_for_large_grads,
+        )
 
 
 def _publish(shards: Mapping[str, ParameterShard]) -> list[dict[str, ParameterShard]]:

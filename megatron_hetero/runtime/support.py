@@ -82,11 +82,6 @@ _REFUSED: tuple[_Rule, ...] = (
         "use none",
     ),
     (
-        "--overlap-grad-reduce",
-        lambda a: a.overlap_grad_reduce,
-        "leave it out",
-    ),
-    (
         "--iterations-to-skip",
         lambda a: bool(a.iterations_to_skip),
         "leave it out; replicas would skip unlike parts of the data",

@@ -45,19 +45,26 @@ def _drop_boundary_slice() -> None:
 
 
 def _skip_slice() -> None:
-    """One slice keeps the gradient of its own replica."""
-    from megatron_hetero.runtime.gradients import GradientSync
+    """The first slice of every bucket keeps the gradient of its own replica."""
+    from megatron_hetero.runtime.gradient_memory import main_grad
+    from megatron_hetero.runtime.gradients import Reduction
 
-    views = GradientSync._views
-    unpack = GradientSync._unpack
+    launch, finish = Reduction.launch, Reduction.finish
+    kept: dict[Reduction, torch.Tensor] = {}
 
-    def broken(self: GradientSync, bucket: Any, flat: torch.Tensor, target: Any) -> None:
-        _, view = next(views(self, bucket, target))
-        kept = view.clone()
-        unpack(self, bucket, flat, target)
-        view.copy_(kept)
+    def launch_and_keep(self: Reduction, weight: float) -> None:
+        _, view = next(self.views.views(main_grad))
+        kept[self] = view * weight
+        launch(self, weight)
 
-    GradientSync._unpack = broken  # type: ignore[method-assign]
+    def broken(self: Reduction) -> None:
+        finish(self)
+        if self in kept:
+            _, view = next(self.views.views(main_grad))
+            view.copy_(kept.pop(self))
+
+    Reduction.launch = launch_and_keep  # type: ignore[method-assign]
+    Reduction.finish = broken  # type: ignore[method-assign]
 
 
 def _weight_by_micro_batch() -> None:
@@ -67,18 +74,19 @@ def _weight_by_micro_batch() -> None:
     def broken(
         self: GradientSync, model: Any, num_tokens: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        for chunk in model:
-            chunk.finish_grad_sync()
+        weight, self._weight = self._weight, 1.0
+        mean_weight = self._counts[self._groups.position.replica] / sum(self._counts)
         if num_tokens is not None:
             replica = self._groups.position.replica
             tokens = torch.zeros(dist.get_world_size(), dtype=torch.int64)
             if self._groups.is_last_stage and self._groups.tensor.rank() == 0:
                 tokens[replica] = num_tokens
             dist.all_reduce(tokens)
-            self.scale(model, self._mean_weight / int(tokens[replica]))
+            self.scale(model, mean_weight / int(tokens[replica]))
         else:
-            self.scale(model, self._mean_weight)
+            self.scale(model, weight)
         self.reduce()
+        self._weight = weight
 
     GradientSync.finalize = broken  # type: ignore[method-assign]
 

@@ -34,13 +34,14 @@ class Options:
     """How to verify.
 
     `optimizers` are trained with one after the other; `fault` names an error of `faults` that is
-    planted in the plan's runs.
+    planted in the plan's runs.  `plan_flags` are Megatron flags of the plan's runs alone.
     """
 
     steps: int = 5
     optimizers: tuple[str, ...] = OPTIMIZERS
     floor: bool = False
     fault: str | None = None
+    plan_flags: tuple[str, ...] = ()
 
 
 class VerifyJobs:
@@ -139,6 +140,7 @@ class VerifyJobs:
         argv = (
             *self.training_arguments(optimizer),
             self._plan_flag(),
+            *self.options.plan_flags,
             f"--data-cache-path={folder / 'cache'}",
         )
 
