@@ -12,11 +12,14 @@ weight gradient into the main gradient.  Times are for one micro-batch, without 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
@@ -57,13 +60,13 @@ class GemmEfficiency:
 
 @dataclass(frozen=True)
 class _Work:
-    """What one micro-batch asks of one GPU in the forward pass."""
+    """What one micro-batch asks of one GPU in the forward pass of a part of a layer."""
 
     gemm_flops: tuple[float, ...]
     memory_bytes: float
+    num_params: int
     attention_flops: float = 0.0
     attention_memory_bytes: float = 0.0
-    num_params: int = 0
 
 
 @cache
@@ -102,9 +105,33 @@ def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
 
 def layer_times(workload: Workload, gpu: GpuType, width: int) -> PassTimes:
     """One decoder layer at tensor-parallel width `width`, recomputation included."""
-    model, training = workload.model, workload.training
+    return group_layer_times(workload, ((gpu, even_share(workload.model, width)),))
+
+
+def group_layer_times(
+    workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
+) -> PassTimes:
+    """One decoder layer on a group whose members may differ in GPU and share.
+
+    The group meets after attention and after the MLP, so each part takes as long as on its slowest
+    member.
+    """
+    attention = [_part_times(workload, gpu, share, _attention_work) for gpu, share in members]
+    mlp = [_part_times(workload, gpu, share, _mlp_work) for gpu, share in members]
+    return slowest(attention) + slowest(mlp)
+
+
+def slowest(times: Sequence[PassTimes]) -> PassTimes:
+    """Both passes of the slowest member."""
+    return PassTimes(max(t.forward_s for t in times), max(t.backward_s for t in times))
+
+
+def _part_times(
+    workload: Workload, gpu: GpuType, share: TensorShare, work_of: _WorkOf
+) -> PassTimes:
+    training = workload.training
     flash = uses_flash_attention(training, gpu)
-    work = _layer_work(model, training, width, flash)
+    work = work_of(workload.model, training, share, flash)
     attention_s = _attention_s(work, training, gpu)
     products_s = _gemms_s(work.gemm_flops, training, gpu)
     elementwise_s = _memory_s(work.memory_bytes, gpu)
@@ -153,42 +180,58 @@ def head_times(workload: Workload, gpu: GpuType, width: int, vocab_rows: int) ->
     )
 
 
-def update_time_s(
-    num_params: int, training: TrainingSpec, gpu: GpuType, state_bytes_per_param: int
-) -> float:
-    """The optimizer step on one device: each state is read once and written once."""
-    return _memory_s(2.0 * num_params * state_bytes_per_param, gpu)
+def update_time_s(state_bytes: float, gpu: GpuType) -> float:
+    """The optimizer step on one device: each of `state_bytes` is read once and written once."""
+    return _memory_s(2.0 * state_bytes, gpu)
 
 
-def _layer_work(model: ModelSpec, training: TrainingSpec, width: int, flash: bool) -> _Work:
+_WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], _Work]
+
+
+def _attention_work(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> _Work:
+    element = ELEMENT_BYTES[training.precision]
+    tokens = training.micro_batch_size * model.seq_length
+    query, key_value = attention_sizes(model, share)
+    weights = (model.hidden_size * (query + 2 * key_value), query * model.hidden_size)
+    scores = training.micro_batch_size * (query // model.kv_channels) * model.seq_length**2
+    return _Work(
+        tuple(2.0 * tokens * weight for weight in weights),
+        _norm_bytes(model, training, share),
+        sum(weights),
+        # Causal kernels skip half of the square; unfused products do not.
+        attention_flops=4.0 * scores * model.kv_channels * (0.5 if flash else 1.0),
+        # Softmax and dropout, each a read and a write, plus the mask; fused kernels keep them on
+        # chip.
+        attention_memory_bytes=0.0 if flash else scores * (6 * element + 1),
+    )
+
+
+def _mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> _Work:
     if model.num_experts:
         raise UnsupportedError(
             f"mixture-of-experts models are not planned yet (num_experts={model.num_experts}); "
             "plan a dense model, or run this one with stock Megatron flags"
         )
+    tokens = training.micro_batch_size * model.seq_length
+    columns = share.mlp_columns
+    first = columns * (2 if model.gated_mlp else 1)
+    weights = (model.hidden_size * first, columns * model.hidden_size)
+    activation_bytes = tokens * (first + columns) * ELEMENT_BYTES[training.precision]
+    return _Work(
+        tuple(2.0 * tokens * weight for weight in weights),
+        _norm_bytes(model, training, share) + activation_bytes,
+        sum(weights),
+    )
+
+
+def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
+    """A norm (read, write) and a bias-dropout-add (two reads, a write, a mask byte)."""
     element = ELEMENT_BYTES[training.precision]
     tokens = training.micro_batch_size * model.seq_length
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    query = model.num_attention_heads * model.kv_channels
-    query_key_value = query + 2 * model.num_query_groups * model.kv_channels
-    first = ffn * (2 if model.gated_mlp else 1)
-    weights = (hidden * query_key_value, query * hidden, hidden * first, ffn * hidden)
-    norm_tokens = tokens / (width if training.sequence_parallel else 1)
-    # Two norms (read, write) and two bias-dropout-adds (two reads, a write, a mask byte).
-    norm_bytes = norm_tokens * hidden * (2 * 2 * element + 2 * (3 * element + 1))
-    activation_bytes = tokens * (first + ffn) * element / width
-    scores = training.micro_batch_size * model.num_attention_heads * model.seq_length**2 / width
-    # Softmax and dropout, each a read and a write, plus the mask; fused kernels keep them on chip.
-    score_bytes = 0.0 if flash else scores * (6 * element + 1)
-    # Causal kernels skip half of the square; unfused products do not.
-    attention_flops = 4.0 * scores * model.kv_channels * (0.5 if flash else 1.0)
-    return _Work(
-        tuple(2.0 * tokens * weight / width for weight in weights),
-        norm_bytes + activation_bytes,
-        attention_flops,
-        score_bytes,
-        sum(weights) // width,
-    )
+    own_tokens = tokens / (share.width if training.sequence_parallel else 1)
+    return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)
 
 
 def _gemms_s(gemm_flops: tuple[float, ...], training: TrainingSpec, gpu: GpuType) -> float:
@@ -200,6 +243,8 @@ def _gemms_s(gemm_flops: tuple[float, ...], training: TrainingSpec, gpu: GpuType
 
 
 def _attention_s(work: _Work, training: TrainingSpec, gpu: GpuType) -> float:
+    if not work.attention_flops:
+        return 0.0
     return _gemms_s((work.attention_flops / 2,) * 2, training, gpu) + _memory_s(
         work.attention_memory_bytes, gpu
     )

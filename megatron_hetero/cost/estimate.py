@@ -37,13 +37,13 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
-            memory = stage_cost.memory
-            estimate = DeviceEstimate(
-                memory.capacity_bytes,
-                memory.peak_bytes(stage.num_layers),
-                memory.parts_bytes(stage.num_layers),
-            )
-            devices.update({device.name: estimate for device in stage.devices})
+            for tensor_rank, device in enumerate(stage.devices):
+                memory = stage_cost.device_memory(tensor_rank)
+                devices[device.name] = DeviceEstimate(
+                    memory.capacity_bytes,
+                    memory.peak_bytes(stage.num_layers),
+                    memory.parts_bytes(stage.num_layers),
+                )
     return Estimates(
         step_time_s=cost.step_time_s,
         tokens_per_s=tokens / cost.step_time_s,

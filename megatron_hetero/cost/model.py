@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost import compute
-from megatron_hetero.cost.compute import ELEMENT_BYTES, PassTimes
-from megatron_hetero.cost.memory import (
-    StageMemory,
-    stage_memory,
-    stage_params,
-    state_bytes,
+from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Link, Node
+from megatron_hetero.cost.compute import (
+    ELEMENT_BYTES,
+    PassTimes,
+    embedding_times,
+    group_layer_times,
+    head_times,
+    slowest,
+    update_time_s,
 )
-from megatron_hetero.cost.network import BoundaryTime, boundary_time, tensor_parallel_times
+from megatron_hetero.cost.memory import (
+    EVERY_DEVICE,
+    StageMemory,
+    StateHolders,
+    stage_memory,
+    state_bytes,
+    tightest,
+    updated_bytes,
+    with_some_layers_recomputed,
+)
+from megatron_hetero.cost.network import (
+    BoundaryTime,
+    boundary_time,
+    slowest_link,
+    tensor_parallel_times,
+)
 from megatron_hetero.cost.pipeline import pipeline_time_s, steady_period_s
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Recompute
 from megatron_hetero.cost.profile import Piece, Profile
+from megatron_hetero.cost.share import (
+    TensorShare,
+    even_share,
+    even_share_or_none,
+    member_shares,
+)
 from megatron_hetero.cost.sync import gradient_sync_s
 from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.model.blocks import padded_vocab_size
@@ -56,10 +78,16 @@ class StageCost:
     memory: StageMemory
     num_layers: int
     measured: bool
+    unlike_memories: tuple[StageMemory, ...] = ()
+    """Of each device, in rank order, where they differ; `memory` is then the tightest of them."""
+
+    def device_memory(self, tensor_rank: int) -> StageMemory:
+        """Memory of one device of the stage."""
+        return self.unlike_memories[tensor_rank] if self.unlike_memories else self.memory
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that each device lacks; zero or less when the stage fits."""
+        """Bytes that the tightest device lacks; zero or less when the stage fits."""
         return self.memory.peak_bytes(self.num_layers) - self.memory.capacity_bytes
 
 
@@ -118,11 +146,55 @@ class CostModel:
         self.cluster = cluster
         self.workload = workload
         self.profile = profile
-        self._pieces: dict[tuple[str, int, int], PieceTimes] = {}
-        self._memories: dict[tuple[str, int, bool, bool, int, int, int | None], StageMemory] = {}
-        self._hops: dict[tuple[str, str, int, int], BoundaryTime] = {}
+        self.holders = EVERY_DEVICE
+        self._variants: dict[tuple[int, Recompute, StateHolders], CostModel] = {}
+        self._forget()
 
-    @cached_property
+    def _forget(self) -> None:
+        self._pieces: dict[tuple[object, ...], PieceTimes] = {}
+        self._memories: dict[tuple[object, ...], StageMemory] = {}
+        self._hops: dict[tuple[object, ...], BoundaryTime] = {}
+
+    def variant(
+        self,
+        *,
+        micro_batch_size: int | None = None,
+        recompute: Recompute | None = None,
+        holders: StateHolders | None = None,
+    ) -> CostModel:
+        """The price list of the same job for replicas or stages with a micro-batch size or
+        recompute of their own, or with optimizer states divided among `holders`; None is as
+        here."""
+        training = self.workload.training
+        own = (training.micro_batch_size, training.recompute, self.holders)
+        key = (
+            micro_batch_size or training.micro_batch_size,
+            recompute or training.recompute,
+            holders or self.holders,
+        )
+        if key == own:
+            return self
+        if key not in self._variants:
+            made = copy(self)
+            changed = replace(training, micro_batch_size=key[0], recompute=key[1])
+            made.workload = replace(self.workload, training=changed)
+            made.holders = key[2]
+            made._forget()
+            self._variants[key] = made
+        return self._variants[key]
+
+    def sharded_as(self, placement: Placement) -> CostModel:
+        """The price list with optimizer states divided as the replicas of `placement` do; itself
+        without the distributed optimizer."""
+        if not self.workload.training.use_distributed_optimizer:
+            return self
+        return self.variant(
+            holders=StateHolders(
+                len(placement.replicas), sum(min(len(r.stages), 2) for r in placement.replicas)
+            )
+        )
+
+    @property
     def activation_bytes(self) -> int:
         """Size of the tensor that crosses a stage boundary for one micro-batch."""
         model, training = self.workload.model, self.workload.training
@@ -138,10 +210,29 @@ class CostModel:
         return padded_vocab_size(self.workload.model, tuple(widths))
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
-        """Times of the model's pieces on a group of `width` GPUs of one node."""
+        """Times of the model's pieces on a group of `width` GPUs of one node, in equal shares."""
         key = (node.name, width, vocab_rows)
         if key not in self._pieces:
-            self._pieces[key] = self._price_pieces(node, width, vocab_rows)
+            member = (node.gpu_type, even_share(self.workload.model, width))
+            self._pieces[key] = self._price_pieces((member,), node.link, vocab_rows)
+        return self._pieces[key]
+
+    def group_pieces(
+        self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
+    ) -> PieceTimes:
+        """Times of the model's pieces on a group of any devices, in any shares."""
+        nodes = tuple(device.node for device in devices)
+        if shares is None and len(set(nodes)) == 1:
+            return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
+        key = (nodes, shares, vocab_rows)
+        if key not in self._pieces:
+            members = zip(
+                [self.cluster.gpu_type(device) for device in devices],
+                member_shares(self.workload.model, len(devices), shares),
+                strict=True,
+            )
+            link = slowest_link(self.cluster, devices)
+            self._pieces[key] = self._price_pieces(tuple(members), link, vocab_rows)
         return self._pieces[key]
 
     def memory(
@@ -153,26 +244,40 @@ class CostModel:
         num_in_flight: int,
         vocab_rows: int,
         num_sends_kept: int | None = None,
+        share: TensorShare | None = None,
     ) -> StageMemory:
-        """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`."""
-        key = (node.gpu_type.name, width, first, last, num_in_flight, vocab_rows, num_sends_kept)
+        """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
+
+        `share`: what it holds of a group of `width` in unequal shares.
+        """
+        share = share or even_share(self.workload.model, width)
+        key = (
+            node.gpu_type.name,
+            share,
+            first,
+            last,
+            num_in_flight,
+            vocab_rows,
+            num_sends_kept,
+        )
         if key not in self._memories:
             self._memories[key] = stage_memory(
                 self.workload,
                 node.gpu_type,
-                width,
+                share,
                 first=first,
                 last=last,
                 num_in_flight=num_in_flight,
                 vocab_rows=vocab_rows,
                 reserve_bytes=self.cluster.limits.memory_reserve_bytes,
                 num_sends_kept=num_sends_kept,
+                holders=self.holders,
             )
         return self._memories[key]
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """One crossing of a stage boundary."""
-        key = (senders[0].node, receivers[0].node, len(senders), len(receivers))
+        key = (*(d.node for d in senders), "to", *(d.node for d in receivers))
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,
@@ -210,46 +315,92 @@ class CostModel:
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """Stage `index` of a replica."""
+        if replica.micro_batch_size is not None:
+            costs = self.variant(micro_batch_size=replica.micro_batch_size)
+            return costs.stage(replace(replica, micro_batch_size=None), index, rows)
         stage = replica.stages[index]
-        node = self.cluster.node_by_name[stage.devices[0].node]
         first, last = index == 0, index == len(replica.stages) - 1
-        pieces = self.pieces(node, stage.width, rows)
-        model, training = self.workload.model, self.workload.training
-        num_params = stage_params(model, stage.width, stage.num_layers, first, last, rows)
+        costs = self.variant(recompute=stage.recompute)
+        pieces = costs.group_pieces(stage.devices, stage.shares, rows)
+        times = pieces.stage(stage.num_layers, first, last)
+        communication = pieces.communication.times(stage.num_layers)
+        if stage.recompute_num_layers is not None:
+            num_kept = stage.num_layers - stage.recompute_num_layers
+            plain = self.variant(recompute="none").group_pieces(stage.devices, stage.shares, rows)
+            times = pieces.stage(stage.recompute_num_layers, first, last)
+            times = times + plain.layer.times(num_kept)
+            communication = pieces.communication.times(stage.recompute_num_layers)
+            communication = communication + plain.communication.times(num_kept)
+        memories = self.stage_memories(replica, index, rows)
         return StageCost(
-            pieces.stage(stage.num_layers, first, last),
-            stage.num_layers * pieces.communication.total_s,
-            compute.update_time_s(num_params, training, node.gpu_type, state_bytes(training).total),
-            self.stage_memory(replica, index, rows),
+            times,
+            communication.total_s,
+            max(
+                update_time_s(updated_bytes(memory, stage.num_layers, self.holders), gpu)
+                for memory, gpu in self._distinct(stage, memories)
+            ),
+            tightest(memories, stage.num_layers),
             stage.num_layers,
             pieces.measured,
+            memories if len(set(map(id, memories))) > 1 else (),
         )
 
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
-        """Memory of one GPU of stage `index`.
+        """Memory of the GPU of stage `index` that has the least to spare."""
+        memories = self.stage_memories(replica, index, rows)
+        return tightest(memories, replica.stages[index].num_layers)
+
+    def stage_memories(
+        self, replica: PlacedReplica, index: int, rows: int
+    ) -> tuple[StageMemory, ...]:
+        """Memory of each GPU of stage `index`, in rank order; equal ones are one object.
 
         With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
         as many later ones are sent as its sender launches ahead (`runtime.boundary`).
         """
+        if replica.micro_batch_size is not None:
+            costs = self.variant(micro_batch_size=replica.micro_batch_size)
+            plain = replace(replica, micro_batch_size=None)
+            return costs.stage_memories(plain, index, rows)
         stage, num_in_flight = replica.stages[index], replica.num_in_flight
         first, last = index == 0, index == len(replica.stages) - 1
         num_sends_kept = None
         if replica.launch_counts is not None:
             num_sends_kept = 0 if last else num_in_flight[index]
             num_sends_kept += 0 if first else num_in_flight[index - 1]
-        node = self.cluster.node_by_name[stage.devices[0].node]
-        return self.memory(
-            node, stage.width, first, last, num_in_flight[index], rows, num_sends_kept
-        )
+        model, made = self.workload.model, dict[tuple[str, TensorShare], StageMemory]()
+        some = stage.recompute_num_layers
+        found = []
+        shares = member_shares(model, stage.width, stage.shares)
+        for device, share in zip(stage.devices, shares, strict=True):
+            node = self.cluster.node_by_name[device.node]
+            key = (node.gpu_type.name, share)
+            if key not in made:
+                asked = (
+                    *(node, stage.width, first, last, num_in_flight[index], rows),
+                    *(num_sends_kept, share),
+                )
+                memory = self.variant(recompute=stage.recompute).memory(*asked)
+                if some is not None:
+                    kept = self.variant(recompute="none").memory(*asked)
+                    memory = with_some_layers_recomputed(kept, memory, some)
+                made[key] = memory
+            found.append(made[key])
+        return tuple(found)
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
-        """Stages, hops and pipeline time of one replica."""
+        """Stages, hops and pipeline time of one replica.
+
+        With the distributed optimizer, ask `sharded_as(placement)`: its memory depends on all
+        replicas.
+        """
         stages = tuple(
             self.stage(replica, index, vocab_rows) for index in range(len(replica.stages))
         )
         devices = [stage.devices for stage in replica.stages]
-        forward = tuple(self.hop(a, b) for a, b in pairwise(devices))
-        backward = tuple(self.hop(b, a) for a, b in pairwise(devices))
+        costs = self.variant(micro_batch_size=replica.micro_batch_size)
+        forward = tuple(costs.hop(a, b) for a, b in pairwise(devices))
+        backward = tuple(costs.hop(b, a) for a, b in pairwise(devices))
         pipeline_s = pipeline_time_s(
             [s.times for s in stages],
             forward,
@@ -262,8 +413,9 @@ class CostModel:
     def placement(self, placement: Placement) -> PlacementCost:
         """The whole step."""
         rows = self.vocab_rows(placement.widths)
+        costs = self.sharded_as(placement)
         return self.combine(
-            placement, tuple(self.replica(r, rows) for r in placement.replicas), rows
+            placement, tuple(costs.replica(r, rows) for r in placement.replicas), rows
         )
 
     def combine(
@@ -283,13 +435,23 @@ class CostModel:
         model = self.workload.model
         return gradient_sync_s(placement, self.cluster, model, vocab_rows, gradient_bytes)
 
-    def _price_pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
-        workload, gpu = self.workload, node.gpu_type
+    def _distinct(
+        self, stage: PlacedStage, memories: Sequence[StageMemory]
+    ) -> Iterable[tuple[StageMemory, GpuType]]:
+        gpus = [self.cluster.gpu_type(device) for device in stage.devices]
+        pairs = zip(memories, gpus, strict=True)
+        return {(id(memory), gpu.name): (memory, gpu) for memory, gpu in pairs}.values()
+
+    def _price_pieces(
+        self, members: tuple[tuple[GpuType, TensorShare], ...], link: Link, vocab_rows: int
+    ) -> PieceTimes:
+        workload = self.workload
         training = workload.training
+        width = members[0][1].width
         comm = tensor_parallel_times(
             self.activation_bytes,
             width,
-            node.link if width > 1 else None,
+            link if width > 1 else None,
             training.sequence_parallel,
             training.micro_batch_size * workload.model.seq_length,
         )
@@ -298,26 +460,52 @@ class CostModel:
             layer_comm = PassTimes(
                 comm.layer_forward_s, comm.layer_backward_s + comm.layer_forward_s
             )
+        gpus = [gpu for gpu, _ in members]
         analytic: dict[Piece, PassTimes] = {
-            "embedding": compute.embedding_times(workload, gpu, width, vocab_rows)
+            "embedding": slowest([embedding_times(workload, g, width, vocab_rows) for g in gpus])
             + PassTimes(comm.embedding_s, 0.0),
-            "decoder_layer": compute.layer_times(workload, gpu, width) + layer_comm,
-            "head": compute.head_times(workload, gpu, width, vocab_rows)
+            "decoder_layer": group_layer_times(workload, members) + layer_comm,
+            "head": slowest([head_times(workload, g, width, vocab_rows) for g in gpus])
             + PassTimes(comm.head_forward_s, comm.head_backward_s),
         }
-        profile = self.profile
-        found = {
-            piece: profile.times(workload, gpu.name, width, piece) if profile else None
-            for piece in analytic
-        }
+        found = {piece: self._measured(piece, members) for piece in analytic}
         times = {piece: found[piece] or analytic[piece] for piece in analytic}
+        is_even = len({share for _, share in members}) == 1
         return PieceTimes(
             times["embedding"],
             times["decoder_layer"],
             times["head"],
             PassTimes(0.0, 0.0) if found["decoder_layer"] else layer_comm,
-            all(value is not None for value in found.values()),
+            is_even and all(value is not None for value in found.values()),
         )
+
+    def _measured(
+        self, piece: Piece, members: Sequence[tuple[GpuType, TensorShare]]
+    ) -> PassTimes | None:
+        """A piece from the profile, where it has it for every GPU of the group.
+
+        A layer was measured in equal shares; a member with a share of its own takes as much longer
+        or shorter as the analytic model says.
+        """
+        found = []
+        for gpu, share in members:
+            even = even_share_or_none(self.workload.model, share.width)
+            measured = self.profile and self.profile.times(
+                self.workload, gpu.name, share.width, piece
+            )
+            if not measured:
+                return None
+            if piece == "decoder_layer" and share != even:
+                if even is None:
+                    return None
+                own = group_layer_times(self.workload, [(gpu, share)])
+                usual = group_layer_times(self.workload, [(gpu, even)])
+                measured = PassTimes(
+                    measured.forward_s * own.forward_s / usual.forward_s,
+                    measured.backward_s * own.backward_s / usual.backward_s,
+                )
+            found.append(measured)
+        return slowest(found)
 
 
 MakeCosts = Callable[[Cluster, Workload, Profile | None], CostModel]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 
@@ -53,17 +54,48 @@ def boundary_time(
     receivers then gather the whole tensor among themselves (part of `latency_s`: it delays the
     receiver, not the link).
     """
-    link = cluster.link(senders[0], receivers[0])
-    if senders[0].node == receivers[0].node:
-        busiest_bytes = num_bytes / min(len(senders), len(receivers))
-    else:
-        busiest_bytes = num_bytes
+    pieces = [
+        (sender, receiver, overlap * num_bytes)
+        for i, sender in enumerate(senders)
+        for j, receiver in enumerate(receivers)
+        if (overlap := _overlap(i, len(senders), j, len(receivers))) > 0
+    ]
+    carried: dict[tuple[str, str], float] = {}
+    for sender, receiver, size in pieces:
+        for path in _paths(sender, receiver):
+            carried[path] = carried.get(path, 0.0) + size
+    busy_s = latency_s = 0.0
+    for sender, receiver, _ in pieces:
+        link = cluster.link(sender, receiver)
+        busiest_bytes = max(carried[path] for path in _paths(sender, receiver))
+        busy_s = max(busy_s, busiest_bytes / link.bytes_per_s)
+        latency_s = max(latency_s, link.latency_s)
     gather_s = 0.0
     if len(receivers) > 1 and not sequence_parallel:
-        gather_s = ring_all_gather_s(
-            num_bytes, len(receivers), cluster.link(receivers[0], receivers[1])
-        )
-    return BoundaryTime(busiest_bytes / link.bytes_per_s, link.latency_s + gather_s)
+        gather_s = ring_all_gather_s(num_bytes, len(receivers), slowest_link(cluster, receivers))
+    return BoundaryTime(busy_s, latency_s + gather_s)
+
+
+def _overlap(i: int, num_senders: int, j: int, num_receivers: int) -> float:
+    """The part of a tensor that sender i holds and receiver j takes."""
+    stop = min((i + 1) * num_receivers, (j + 1) * num_senders)
+    start = max(i * num_receivers, j * num_senders)
+    return max(0, stop - start) / (num_senders * num_receivers)
+
+
+def _paths(sender: Device, receiver: Device) -> tuple[tuple[str, str], ...]:
+    """What a message takes up: inside a node both GPUs' links, between nodes their one card."""
+    if sender.node == receiver.node:
+        return (sender.name, "out"), (receiver.name, "in")
+    return ((sender.node, receiver.node),)
+
+
+def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
+    """Least bandwidth and most latency between any two of a group."""
+    if len({device.node for device in devices}) == 1:
+        return cluster.node_by_name[devices[0].node].link
+    links = [cluster.link(a, b) for a, b in permutations(devices, 2)]
+    return Link(min(k.bytes_per_s for k in links), max(k.latency_s for k in links))
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
 from megatron_hetero.plan.check_structure import launched_forwards
 from megatron_hetero.plan.plan import Plan
 
+Recompute = Literal["none", "selective", "full"]
+
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """`num_layers` layers on the devices of one tensor-parallel group, in rank order."""
+    """`num_layers` layers on the devices of one tensor-parallel group, in rank order.
+
+    `shares`: parts of the model's heads and MLP columns by device; None is equal parts.
+    `recompute`: None is the job's own; with "full", `recompute_num_layers` of the stage's layers
+    (None: all).
+    """
 
     devices: tuple[Device, ...]
     num_layers: int
+    shares: tuple[int, ...] | None = None
+    recompute: Recompute | None = None
+    recompute_num_layers: int | None = None
 
     @property
     def width(self) -> int:
@@ -30,12 +41,13 @@ class PlacedReplica:
     """One pipeline and the micro-batches that it processes in a step.
 
     `launch_counts`: forwards that each stage launches before its first backward, shape [stage],
-    falling along the pipeline; None is 1F1B's own.
+    falling along the pipeline; None is 1F1B's own.  `micro_batch_size`: None is the job's.
     """
 
     stages: tuple[PlacedStage, ...]
     num_micro_batches: int
     launch_counts: tuple[int, ...] | None = None
+    micro_batch_size: int | None = None
 
     @cached_property
     def first_layers(self) -> tuple[int, ...]:
@@ -93,26 +105,23 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
             missing = [name for name in stage.devices if name not in known]
             if missing:
                 raise PlanFormatError(f"{where} uses {missing[0]}, which the cluster does not have")
-            for feature, value in (
-                ("uneven shares", stage.shape.shares),
-                ("recompute of one stage", stage.recompute),
-                ("precision of one stage", stage.precision),
-            ):
-                if value is not None:
-                    raise UnsupportedError(
-                        f"{where}: the cost model does not price {feature} yet (found {value})"
-                    )
-            stages.append(
-                PlacedStage(tuple(known[name] for name in stage.devices), stage.shape.num_layers)
-            )
-        if replica.micro_batch_size is not None and plan.workload is not None:
-            job_size = plan.workload.training.micro_batch_size
-            if replica.micro_batch_size != job_size:
+            if stage.precision is not None:
                 raise UnsupportedError(
-                    f"replica {r}: the cost model does not price a micro-batch size of one replica "
-                    f"yet (found {replica.micro_batch_size}, the job's is {job_size})"
+                    f"{where}: the cost model does not price precision of one stage yet "
+                    f"(found {stage.precision})"
                 )
-        placed = PlacedReplica(tuple(stages), replica.num_micro_batches)
+            stages.append(
+                PlacedStage(
+                    tuple(known[name] for name in stage.devices),
+                    stage.shape.num_layers,
+                    stage.shape.shares,
+                    stage.recompute,
+                    stage.recompute_num_layers,
+                )
+            )
+        placed = PlacedReplica(
+            tuple(stages), replica.num_micro_batches, micro_batch_size=replica.micro_batch_size
+        )
         counts = tuple(launched_forwards(plan, r, s) for s in range(len(stages)))
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.memory import embedding_params, layer_params
+from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.spec import ModelSpec
 
 
@@ -29,7 +30,7 @@ def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iter
     replicas = placement.replicas
     cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
     stage_of = [0] * len(replicas)
-    per_layer = layer_params(model, 1)
+    per_layer = layer_params(model, even_share(model, 1))
     for first, end in pairwise(cuts):
         for r, replica in enumerate(replicas):
             starts = replica.first_layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -88,6 +89,19 @@ class FlagReader:
         """An integer of at least `minimum`."""
         value = self.optional_size(flag, minimum)
         return default if value is None else value
+
+    def fraction(self, flag: str, default: float) -> float:
+        """A probability: 0 or more, below 1."""
+        value = self._value(flag)
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < 1:
+            self.fail([flag], f'{flag} is "{value}"; it must be a number from 0 to below 1')
+        return number
 
     def require(self, examples: Mapping[str, int], reasons: Mapping[str, str]) -> None:
         """Refuse a job without some of the flags of `examples`, all of them at once.

@@ -216,6 +216,11 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         use_distributed_optimizer=flags.switch("--use-distributed-optimizer"),
         per_token_loss=flags.switch("--calculate-per-token-loss"),
         flash_attention=_flash_attention(flags),
+        attention_dropout=flags.fraction("--attention-dropout", 0.1),
+        hidden_dropout=flags.fraction("--hidden-dropout", 0.1),
+        fused_activation=_fused_activation(flags, model),
+        overlap_grad_reduce=flags.switch("--overlap-grad-reduce"),
+        overlap_param_gather=flags.switch("--overlap-param-gather"),
     )
 
 
@@ -251,6 +256,12 @@ def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective
     if method == "block" and layers < num_layers:
         flags.refuse("--recompute-num-layers", "recompute of some layers of each stage")
     return "full"
+
+
+def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:
+    return not flags.switch(
+        "--no-bias-swiglu-fusion" if model.gated_mlp else "--no-bias-gelu-fusion"
+    )
 
 
 def _flash_attention(flags: FlagReader) -> bool:

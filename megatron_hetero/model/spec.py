@@ -43,8 +43,9 @@ class TrainingSpec:
     """How it is trained, as far as time, memory and equality depend on it.
 
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
-    granularity.  `optimizer_states_bytes_per_param` follows from precision and optimizer
-    (`cost.memory`); it is not kept here.
+    granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
+    less than torch's own operations do.  Bytes of optimizer states follow from precision and
+    optimizer (`cost.memory`).
     """
 
     global_batch_size: int
@@ -56,6 +57,11 @@ class TrainingSpec:
     use_distributed_optimizer: bool = False
     per_token_loss: bool = False
     flash_attention: bool = True
+    attention_dropout: float = 0.1
+    hidden_dropout: float = 0.1
+    fused_activation: bool = True
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
 
 
 @dataclass(frozen=True)

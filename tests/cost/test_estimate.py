@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -74,9 +75,90 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
     bare = plan_from_layout(parse_layout("tp1:4 @4"), make_workload())
     with pytest.raises(PlanFormatError, match="names no devices"):
         estimate_plan(bare, CLUSTER)
-    shared = place("tp2(3:1):4 @4", make_workload())
-    with pytest.raises(UnsupportedError, match="uneven shares"):
-        estimate_plan(shared, CLUSTER)
+    mixed = edit_first_stage(place("tp1:4 @4", make_workload()), precision="fp32")
+    with pytest.raises(UnsupportedError, match=r"precision of one stage yet \(found fp32\)"):
+        estimate_plan(mixed, CLUSTER)
+
+
+def edit_first_stage(plan: Plan, **changes: Any) -> Plan:
+    replica, *others = plan.replicas
+    stage, *rest = replica.stages
+    stages = (replace(stage, **changes), *rest)
+    return replace(plan, replicas=(replace(replica, stages=stages), *others))
+
+
+def test_uneven_shares_weigh_on_each_device_in_proportion() -> None:
+    workload = make_workload()
+    even, uneven = (
+        estimate_plan(place(f"{group}:4 @4", workload), CLUSTER) for group in ("tp2", "tp2(3:1)")
+    )
+    weights = [uneven.devices[d].parts_bytes["weights"] for d in ("a:0", "a:1")]
+    assert weights[0] > weights[1]
+    assert sum(weights) == 2 * even.devices["a:0"].parts_bytes["weights"]
+    # Equal GPUs in unequal shares: all wait for the one that has most.
+    assert uneven.step_time_s > even.step_time_s
+
+
+def test_a_group_of_unlike_gpus_gains_from_shares_in_proportion_to_speed() -> None:
+    """FAST does three times SLOW's FLOP/s; between the nodes runs a fast link."""
+    cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=Link(1e12, 1e-7))
+    workload = make_workload(hidden_size=4096, seq_length=2048)
+    even, shares, reverse = (
+        estimate_plan(place(f"{group}:4 @4", workload, cluster), cluster).step_time_s
+        for group in ("tp2", "tp2(3:1)", "tp2(1:3)")
+    )
+    assert shares < 0.7 * even < even < reverse
+
+
+def test_recompute_of_a_stage_or_of_some_of_its_layers() -> None:
+    plan = place("tp1:3,tp1:1 @4", make_workload())
+    none, some, all_layers, selective = (
+        estimate_plan(edit_first_stage(plan, **changes), CLUSTER)
+        for changes in (
+            {"recompute": "none"},
+            {"recompute": "full", "recompute_num_layers": 1},
+            {"recompute": "full"},
+            {"recompute": "selective"},
+        )
+    )
+    assert none == estimate_plan(plan, CLUSTER)
+    times = [e.stage_times_s[0][0] for e in (none, some, all_layers)]
+    assert times[1] - times[0] == pytest.approx((times[2] - times[0]) / 3)
+    assert times[0] < selective.stage_times_s[0][0] < times[2]
+    kept = [e.devices["a:0"].parts_bytes["activations"] for e in (none, some, all_layers)]
+    assert kept[0] - kept[1] == pytest.approx((kept[0] - kept[2]) / 3)
+    job = make_workload(recompute="full")
+    assert estimate_plan(place("tp1:3,tp1:1 @4", job), CLUSTER).stage_times_s[0] == (
+        all_layers.stage_times_s[0][0],
+        estimate_plan(
+            edit_first_stage(place("tp1:3,tp1:1 @4", job), recompute="none"), CLUSTER
+        ).stage_times_s[0][1],
+    )
+
+
+def test_a_replica_with_micro_batches_of_its_own_size() -> None:
+    workload = make_workload(per_token_loss=True)
+    double, single = (
+        estimate_plan(place(layout, workload), CLUSTER) for layout in ("tp1:4 @2x2", "tp1:4 @4")
+    )
+    same = estimate_plan(place("tp1:4 @2x2", make_workload(micro_batch_size=2)), CLUSTER)
+    of_the_job = estimate_plan(place("tp1:4 @2", make_workload(micro_batch_size=2)), CLUSTER)
+    assert same == of_the_job
+    assert double.step_time_s == of_the_job.step_time_s < single.step_time_s
+    activations = [e.devices["a:0"].parts_bytes["activations"] for e in (double, single)]
+    assert activations[0] == 2 * activations[1]
+
+
+def test_the_distributed_optimizer_divides_states_and_update() -> None:
+    layout = "tp2:4 @3 | tp1:4 @1"
+    plain, sharded = (
+        estimate_plan(place(layout, make_workload(use_distributed_optimizer=on)), CLUSTER)
+        for on in (False, True)
+    )
+    for device in ("a:0", "b:0"):
+        before, after = (e.devices[device].parts_bytes for e in (plain, sharded))
+        assert after["optimizer"] == pytest.approx(before["optimizer"] / 2, rel=1e-6)
+        assert after["gradients"] == before["gradients"]
 
 
 def test_launch_counts_are_priced_in_time_and_memory() -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.memory import layer_params
+from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync import gradient_sync_s, sync_groups
 from tests.cost.builders import BETWEEN, FAST, SLOW, make_cluster, make_workload
 
@@ -19,7 +20,7 @@ def replica(node: str, *layers: int, first: int = 0, num_micro_batches: int = 2)
 def test_layers_are_grouped_by_their_holders() -> None:
     model = make_workload(tied_embeddings=False, position_embedding="rope").model
     placement = Placement((replica("a", 1, 3), replica("b", 2, 2)))
-    layer = layer_params(model, 1)
+    layer = layer_params(model, even_share(model, 1))
     found = [(g.holders, g.num_params) for g in sync_groups(placement, model, 1024)]
     assert found[:3] == [
         (((0, 0), (1, 0)), layer),
@@ -43,7 +44,7 @@ def test_tied_embeddings_are_held_by_both_ends() -> None:
 def test_two_replicas_on_two_nodes_send_every_gradient_once_each_way() -> None:
     model = make_workload(tied_embeddings=False, position_embedding="rope").model
     placement = Placement((replica("a", 4), replica("b", 4)))
-    params = 4 * layer_params(model, 1) + 2 * 1024 * 512
+    params = 4 * layer_params(model, even_share(model, 1)) + 2 * 1024 * 512
     expected = 4 * params / BETWEEN.bytes_per_s + 3 * 2 * BETWEEN.latency_s
     assert gradient_sync_s(placement, CLUSTER, model, 1024, 4) == pytest.approx(expected)
 

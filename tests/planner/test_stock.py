@@ -71,7 +71,7 @@ def test_a_shortage_names_the_nearest_plan_of_stock_megatron() -> None:
     short = explanation.stock_shortage
     assert short is not None
     assert (short.layout, short.devices, short.gpu_type) == (
-        "tp1:1,tp1:4,tp1:1 @8", ("big:0",), "FAST",
+        "tp2:6 @8", ("big:0", "big:1"), "FAST",
     )  # fmt: skip
     assert 0 < short.missing_bytes < 40 << 20
 

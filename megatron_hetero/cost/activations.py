@@ -1,0 +1,118 @@
+"""Bytes that one device keeps from forward to backward for one micro-batch, tensor by tensor.
+
+The formulas are those of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large
+Transformer Models", eq. 1-5), generalised to grouped queries, gated MLPs, uneven shares, any
+element size and dropout that is off, and checked against what autograd keeps in Megatron's local
+layers (`tests/runtime/test_memory.py`).  What Megatron's fused kernels do not keep is left out
+where the job uses them: the scores under flash attention, the inner tensors of a fused activation.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.cost.compute import ELEMENT_BYTES
+from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+_STATISTIC_BYTES = 4
+
+
+def layer_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+) -> int:
+    """What one decoder layer keeps.
+
+    With 16-bit elements, dropout, no recomputation, no flash attention and a 4h MLP this is
+    s b h (10 + 24/t + 5 a s / (h t)), or s b h (34 + 5 a s / h) / t with sequence parallelism, and
+    the statistics of two norms.
+    """
+    element = ELEMENT_BYTES[training.precision]
+    tokens = training.micro_batch_size * model.seq_length
+    own_tokens = tokens // (share.width if training.sequence_parallel else 1)
+    if recompute == "full":
+        return own_tokens * model.hidden_size * element
+    # Input and output of both norms, and a mask byte after each of the two dropouts.
+    whole = own_tokens * model.hidden_size * (4 * element + (2 if training.hidden_dropout else 0))
+    whole += 2 * own_tokens * _norm_statistics(model)
+    sharded = tokens * element * _kept_by_mlp(model, training, share)
+    return whole + sharded + _kept_by_attention(model, training, share, flash, recompute)
+
+
+def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Elements for each token: input of the activation and of the second product.
+
+    torch's own operations keep a gated unit's activated half and a copy of the other one as well
+    (Megatron adds an offset to it).
+    """
+    columns = share.mlp_columns
+    if not model.gated_mlp:
+        return 2 * columns
+    return 3 * columns if training.fused_activation else 5 * columns
+
+
+def _kept_by_attention(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+) -> int:
+    """Queries, keys, values, context, and the scores or what stands for them."""
+    element = ELEMENT_BYTES[training.precision]
+    tokens = training.micro_batch_size * model.seq_length
+    query, key_value = attention_sizes(model, share)
+    num_heads = query // model.kv_channels
+    grouped = key_value < query
+    rotary = model.position_embedding == "rope"
+    elements = 2 * query + 2 * key_value
+    if not flash:
+        if grouped and recompute == "none":
+            # The local attention repeats keys and values for every head of their group.
+            elements = 4 * query
+        elif rotary:
+            # Rotated queries and keys are new; the values hold on to the product they are part of.
+            elements += query + key_value
+    kept = tokens * element * elements
+    if model.qk_layernorm:
+        kept += tokens * element * (query + key_value)
+        kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
+    if recompute == "selective":
+        return kept
+    if flash:
+        return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
+    scores = training.micro_batch_size * num_heads * model.seq_length**2
+    # The softmax; with dropout what it leaves, and its mask.
+    return kept + scores * (2 * element + 1 if training.attention_dropout else element)
+
+
+def _norm_statistics(model: ModelSpec) -> int:
+    """Bytes that a norm keeps for each row: mean and reciprocal deviation, or the latter alone."""
+    return _STATISTIC_BYTES * (2 if model.normalization == "LayerNorm" else 1)
+
+
+def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, width: int) -> int:
+    """What the embedding keeps: token and position numbers, the tokens that are another member's,
+    and a mask byte after its dropout."""
+    tokens = training.micro_batch_size * model.seq_length
+    numbers = 2 if model.position_embedding == "learned_absolute" else 1
+    kept = tokens * (8 * numbers + (1 if width > 1 else 0))
+    if training.hidden_dropout:
+        kept += tokens * model.hidden_size // (width if training.sequence_parallel else 1)
+    return kept
+
+
+def head_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, width: int, vocab_rows: int
+) -> int:
+    """What the last norm, the output layer and the vocabulary-parallel cross entropy keep.
+
+    The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
+    already (`megatron.core.tensor_parallel.cross_entropy`).
+    """
+    element = ELEMENT_BYTES[training.precision]
+    tokens = training.micro_batch_size * model.seq_length
+    own_tokens = tokens // (width if training.sequence_parallel else 1)
+    kept = own_tokens * (2 * model.hidden_size * element + _norm_statistics(model))
+    # For each token its label, where it lies, and its weight in the loss.
+    return kept + tokens * (vocab_rows // width) * 4 + tokens * (8 + 1 + 4)
+
+
+def mask_bytes(model: ModelSpec, flash: bool) -> int:
+    """The causal mask that unfused attention keeps for a micro-batch, a byte for each pair."""
+    return 0 if flash else model.seq_length**2

@@ -1,0 +1,67 @@
+"""What one member of a tensor-parallel group holds and computes of the model.
+
+Heads (in query groups) and MLP columns divide by the stage's shares, as the runtime divides them
+(`runtime.tensor_place`); vocabulary rows and sequences divide evenly always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.plan.shards import shard_edges
+
+
+@dataclass(frozen=True)
+class TensorShare:
+    """One member of a group of `width`: its query groups and MLP columns of every layer."""
+
+    width: int
+    query_groups: int
+    mlp_columns: int
+
+
+@lru_cache(maxsize=4096)
+def member_shares(
+    model: ModelSpec, width: int, shares: tuple[int, ...] | None = None
+) -> tuple[TensorShare, ...]:
+    """The shares of all members, in rank order.
+
+    Raises:
+        PlanFormatError: the width does not divide the model and no shares say how to cut it.
+    """
+    groups = model.num_query_groups
+    columns = model.ffn_hidden_size
+    if shares is not None and len(set(shares)) == 1 and groups % width == columns % width == 0:
+        shares = None
+    return tuple(
+        TensorShare(width, group_stop - group_start, column_stop - column_start)
+        for (group_start, group_stop), (column_start, column_stop) in zip(
+            pairwise(shard_edges(groups, width, shares)),
+            pairwise(shard_edges(columns, width, shares)),
+            strict=True,
+        )
+    )
+
+
+def even_share(model: ModelSpec, width: int) -> TensorShare:
+    """Every member's share of a group that divides the model evenly."""
+    return member_shares(model, width)[0]
+
+
+def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
+    """`even_share`, or None where the width does not divide the model."""
+    if model.num_query_groups % width or model.ffn_hidden_size % width:
+        return None
+    return even_share(model, width)
+
+
+def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
+    """The largest part of a layer's divided parameters that one member holds."""
+    return max(
+        max(share.query_groups / model.num_query_groups, share.mlp_columns / model.ffn_hidden_size)
+        for share in shares
+    )
