@@ -27,6 +27,7 @@ VERBS = {
     "diff": "show how two plans differ",
     "flags": "print the Megatron flags and the torchrun line of every node",
     "simulate": "show what every GPU and link does in one step of a plan",
+    "doctor": "find what would hang or train wrongly, before the job starts",
     "verify": "train the plan on this machine's CPU and compare it with one process",
 }
 """Verb -> one line of help.  Verb `x` lives in `megatron_hetero/cli/x.py`."""

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import torch
 
-from megatron_hetero.cluster.catalogue import gpu_type_names
+from megatron_hetero.cluster.driver_names import names_match
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
@@ -30,7 +30,7 @@ def check_binding(plan: Plan, rank: int, position: Position) -> None:
         return
     host = next(h for h in plan.hosts if h.node == position.device.rpartition(":")[0])
     names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
-    addresses = _addresses()
+    addresses = local_addresses()
     if host.host not in names and host.host not in addresses:
         raise EnvironmentMismatchError(
             f"rank {rank} is the plan's {position.device} on host {host.host}, but runs on "
@@ -49,37 +49,8 @@ def _check_gpu(host: Host, rank: int, found: str) -> None:
         )
 
 
-def names_match(catalogue_name: str, driver_name: str) -> bool:
-    """Whether the driver's name ("NVIDIA GeForce RTX 4090") is the catalogue's ("RTX-4090").
-
-    Every word of the catalogue's name has to be one of the driver's, which may add a letter that
-    makes no other GPU of the catalogue ("MI250X").  A memory size counts where both name one, but
-    not Grace Hopper's, of which the driver names the CPU's.
-    """
-    there, wanted = _words(driver_name), _words(catalogue_name)
-    if _VARIANTS & set(there) - set(wanted):
-        return False
-    sizes_there = [word for word in there if word.endswith("GB")]
-    if not sizes_there or "GH200" in wanted:
-        wanted = [word for word in wanted if not word.endswith("GB")]
-    others = {name.upper() for name in gpu_type_names()}
-    return all(
-        any(
-            word == w or (word[:-1] == w and word[-1].isalpha() and word not in others)
-            for word in there
-        )
-        for w in wanted
-    )
-
-
-_VARIANTS = {"TI", "SUPER", "LAPTOP"}
-
-
-def _words(name: str) -> list[str]:
-    return name.upper().replace("-", " ").split()
-
-
-def _addresses() -> set[str]:
+def local_addresses() -> set[str]:
+    """Addresses of this machine's own name."""
     try:
         return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
     except socket.gaierror:

@@ -1,0 +1,145 @@
+"""`megatron-hetero doctor`: what would hang or train wrongly, before the job starts."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.verify import require_runtime
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.profile import Profile, load_profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.preflight.check import (
+    check_figures,
+    check_fit,
+    check_plan_on_cluster,
+    errors_first,
+)
+from megatron_hetero.preflight.finding import Finding, has_errors
+from megatron_hetero.report.preflight import preflight_report
+
+DESCRIPTION = """\
+Look at a plan, its cluster and the flags for what would stop the job, hang it or
+train wrongly: precision and kernels of each GPU, NCCL's settings, addresses,
+memory.  Each finding says what, where and what to set.  With --on-cluster, as
+every process of the launch, also at the machines: versions, free memory, and
+known values through every group of the plan, within a time limit.
+
+  megatron-hetero doctor plan.json --cluster cluster.yaml
+  torchrun <as `flags` prints it> -m megatron_hetero doctor plan.json \\
+      --cluster cluster.yaml --on-cluster
+
+Exit code 0: no errors (there may be warnings); 1: errors."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `doctor`."""
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument("--profile", type=Path, metavar="PROFILE.JSON")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="[NODE:]NAME=VALUE",
+        help="a variable that the job will have, beside those that `flags` prints; repeat it",
+    )
+    parser.add_argument(
+        "--on-cluster",
+        action="store_true",
+        help="look at the machines too; run by torchrun, one process for each GPU",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="for each exchange of values, with --on-cluster (default: 30)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Check, and print what was found."""
+    plan = load_plan(arguments.plan)
+    cluster = load_cluster(arguments.cluster)
+    profile = load_profile(arguments.profile) if arguments.profile else None
+    settings = arguments.env
+    if arguments.on_cluster:
+        if settings:
+            raise UsageError("--env is for a look without machines; set the variable on the node")
+        return _run_on_cluster(plan, cluster, profile, arguments, output)
+    findings = check_plan_on_cluster(plan, cluster, settings, profile)
+    _print(findings, f"{_size(plan)}, not at the machines (--on-cluster)", arguments.json, output)
+    return 1 if has_errors(findings) else 0
+
+
+def _run_on_cluster(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None,
+    arguments: argparse.Namespace,
+    output: Output,
+) -> int:
+    require_runtime()
+    unfit = check_fit(plan, cluster)
+    if unfit:
+        # Every process of the launch finds the same: one of them says it.
+        if os.environ.get("RANK", "0") == "0":
+            _print(unfit, f"{_size(plan)}, not at the machines", arguments.json, output)
+        return 1
+    command = importlib.import_module("megatron_hetero.runtime.doctor.command")
+    outcome = command.examine_machines(plan, cluster, arguments.time_limit)
+    findings = errors_first((*check_figures(plan, cluster, profile), *outcome.findings))
+    if outcome.rank == 0:
+        looked_at = f"{_size(plan)}, their machines and {len(outcome.tested)} groups"
+        data = {
+            "machines": [fact.model_dump(mode="json") for fact in outcome.facts],
+            "groups": list(outcome.tested),
+        }
+        _print(findings, looked_at, arguments.json, output, data)
+    code: int = command.leave(bool(outcome.findings), 1 if has_errors(findings) else 0)
+    return code
+
+
+def _print(
+    findings: tuple[Finding, ...],
+    looked_at: str,
+    as_json: bool,
+    output: Output,
+    more: dict[str, Any] | None = None,
+) -> None:
+    if as_json:
+        output.json(
+            {
+                "ok": not has_errors(findings),
+                "findings": [asdict(finding) for finding in findings],
+                **(more or {}),
+            }
+        )
+        return
+    output.show(preflight_report(findings, looked_at))
+
+
+def _size(plan: Plan) -> str:
+    num_nodes = len(plan.hosts)
+    return (
+        f"{plan.layout.num_devices} GPU{'s' if plan.layout.num_devices > 1 else ''} on "
+        f"{num_nodes} node{'s' if num_nodes > 1 else ''}"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
+    return value

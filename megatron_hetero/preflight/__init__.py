@@ -1,0 +1,1 @@
+"""What would hang or train wrongly, found before the job starts: the checks behind `doctor`."""

@@ -1,0 +1,64 @@
+"""All checks that need no machine, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.preflight import flag_checks, gpu_checks, network_checks, plan_checks
+from megatron_hetero.preflight.finding import Finding
+from megatron_hetero.preflight.job import Job, make_job
+
+
+def check_plan_on_cluster(
+    plan: Plan,
+    cluster: Cluster,
+    environment: Sequence[str] = (),
+    profile: Profile | None = None,
+) -> tuple[Finding, ...]:
+    """Everything that plan and cluster file show, errors first.
+
+    Args:
+        plan: valid by itself.
+        environment: `NAME=VALUE` or `NODE:NAME=VALUE`, beside what the launch lines set.
+    Raises:
+        PlanFormatError: the plan names no devices.
+        UsageError: `environment` is not in that form.
+    """
+    unfit = check_fit(plan, cluster)
+    if unfit:
+        return unfit
+    job = make_job(plan, cluster, environment)
+    findings = check_job(job)
+    if not any(finding.id == "precision-unsupported" for finding in findings):
+        findings = (*check_figures(plan, cluster, profile), *findings)
+    return errors_first(findings)
+
+
+def check_fit(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
+    """Whether the plan can be started on this cluster at all; no other check makes sense if not."""
+    return (
+        *plan_checks.plan_is_for_the_cluster(plan, cluster),
+        *plan_checks.flags_are_in_order(plan),
+    )
+
+
+def check_figures(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Finding, ...]:
+    """Memory, and whether the plan is of this cluster file."""
+    return (
+        *plan_checks.figures_are_fresh(plan, cluster),
+        *plan_checks.memory_suffices(plan, cluster, profile),
+    )
+
+
+def check_job(job: Job) -> tuple[Finding, ...]:
+    """What GPUs, flags and environment of a job show."""
+    checks = (*gpu_checks.CHECKS, *flag_checks.CHECKS, *network_checks.CHECKS)
+    return tuple(finding for check in checks for finding in check(job))
+
+
+def errors_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Errors before warnings, each in the order of the checks."""
+    return tuple(sorted(findings, key=lambda f: f.severity != "error"))

@@ -1,0 +1,109 @@
+"""Megatron flags that do not do what they say on this plan, or stop the job after its start.
+
+Each rule follows a line of `megatron.training.arguments.validate_args` or of `megatron.core`, named
+beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.preflight.finding import Finding
+from megatron_hetero.preflight.gpu_checks import capability
+from megatron_hetero.preflight.job import Job
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def launches_are_serialised(job: Job) -> Iterator[Finding]:
+    """`validate_args`: tensor parallelism before Blackwell wants the variable to be 1."""
+    if job.plan.layout.tensor_parallel_widths[-1] == 1:
+        return
+    for node, value in job.variable(CONNECTIONS).items():
+        version = capability(job.cluster.node_by_name[node].gpu_type)
+        if value != "1" and version is not None and version < 10.0:
+            yield Finding(
+                "connections-not-one",
+                "error",
+                node,
+                f"{CONNECTIONS} is {value or 'not set'}; with tensor parallelism Megatron stops at "
+                "its start",
+                f"{CONNECTIONS}=1 on every node",
+            )
+
+
+def local_layers_have_their_kernels(job: Job) -> Iterator[Finding]:
+    """Without Transformer Engine the fused norm and gradient accumulation come from Apex; without
+    Apex `WrappedTorchNorm` and `ColumnParallelLinear` refuse the defaults."""
+    if job.value("--transformer-impl") != "local":
+        return
+    wanted = ("--no-persist-layer-norm", "--no-gradient-accumulation-fusion")
+    missing = [flag for flag in wanted if not job.has(flag)]
+    if missing:
+        yield Finding(
+            "apex-needed",
+            "warning",
+            "--transformer-impl local",
+            "the defaults of local layers take kernels from NVIDIA's Apex; without it the job "
+            "stops while it builds the model",
+            f"add {' '.join(missing)}, or make sure that every node has Apex built",
+        )
+
+
+def flash_attention_is_used(job: Job) -> Iterator[Finding]:
+    """Local layers compute attention unfused (`core.transformer.dot_product_attention`)."""
+    wants = job.value("--attention-backend") in ("flash", "fused") or job.has("--use-flash-attn")
+    if wants and job.value("--transformer-impl") == "local":
+        yield Finding(
+            "flash-attention-unused",
+            "warning",
+            "--attention-backend / --use-flash-attn",
+            "with --transformer-impl local attention is unfused whatever this flag says: slower, "
+            "and it keeps the scores in memory",
+            "use --transformer-impl transformer_engine, or remove the flag",
+        )
+
+
+def sequence_parallelism_has_a_width(job: Job) -> Iterator[Finding]:
+    """`validate_args` disables it at width 1."""
+    if job.has("--sequence-parallel") and job.plan.layout.tensor_parallel_widths == (1,):
+        yield Finding(
+            "sequence-parallel-unused",
+            "warning",
+            "--sequence-parallel",
+            "every stage has tensor-parallel width 1, where Megatron switches it off",
+            "remove --sequence-parallel",
+        )
+
+
+def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
+    """Overlaps that `validate_args` refuses or drops without another flag."""
+    rules = (
+        ("--overlap-param-gather", ("--use-distributed-optimizer", "--use-megatron-fsdp"),
+         "parameters are gathered by the distributed optimizer alone"),
+        ("--overlap-param-gather", ("--overlap-grad-reduce",),
+         "Megatron gathers parameters in the buckets of --overlap-grad-reduce"),
+        ("--tp-comm-overlap", ("--sequence-parallel",),
+         "it needs sequence parallelism"),
+        ("--overlap-p2p-communication-warmup-flush", ("--num-virtual-stages-per-pipeline-rank",
+                                                      "--num-layers-per-virtual-pipeline-stage"),
+         "only interleaved schedules overlap messages"),
+    )  # fmt: skip
+    for flag, partners, reason in rules:
+        if job.has(flag) and not job.has(*partners):
+            yield Finding(
+                "overlap-without-partner",
+                "error" if flag.startswith(("--overlap-param", "--tp")) else "warning",
+                flag,
+                reason,
+                f"add {' or '.join(partners)}, or remove {flag}",
+            )  # fmt: skip
+
+
+CHECKS = (
+    launches_are_serialised,
+    local_layers_have_their_kernels,
+    flash_attention_is_used,
+    sequence_parallelism_has_a_width,
+    overlap_has_its_partner,
+)

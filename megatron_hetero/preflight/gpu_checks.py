@@ -1,0 +1,116 @@
+"""What the GPUs of a plan cannot compute: precisions, formats, kernels.
+
+Sources: support matrix of Transformer Engine (fp8 per tensor from compute capability 8.9, block
+scaling 9.0, MXFP8 and NVFP4 10.0), FlashAttention-2 (8.0 and up), and `validate_args` of
+`megatron.training.arguments` (grouped GEMM from 8.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.preflight.finding import Finding
+from megatron_hetero.preflight.job import Job
+
+_FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
+_FLASH_CAPABILITY = 8.0
+_FP4_CAPABILITY = 10.0
+_GROUPED_GEMM_CAPABILITY = 8.0
+_FIRST_UNTESTED_CAPABILITY = 12.0
+
+
+def capability(gpu: GpuType) -> float | None:
+    """Compute capability as a number; None for a GPU without one (AMD)."""
+    return None if gpu.compute_capability is None else float(gpu.compute_capability)
+
+
+def precision_is_supported(job: Job) -> Iterator[Finding]:
+    for stage in job.stages:
+        job_precision = None if job.plan.workload is None else job.plan.workload.training.precision
+        precision = stage.content.precision or job_precision
+        if precision is not None and stage.gpu.peak_flops.get(precision) is None:
+            yield Finding(
+                "precision-unsupported",
+                "error",
+                stage.where,
+                f"{stage.gpu.name} cannot compute in {precision}"
+                + (" (it needs compute capability 8.0)" if precision == "bf16" else ""),
+                "use --fp16 for the whole job, or plan again without these GPUs",
+            )
+
+
+def fp8_is_supported(job: Job) -> Iterator[Finding]:
+    if job.has("--fp8-format"):
+        recipe = job.value("--fp8-recipe") or "delayed"
+        needed = _FP8_CAPABILITY.get(recipe)
+        if needed is not None:
+            yield from _needs(job, "fp8-unsupported", f"fp8 with recipe {recipe}", needed,
+                              "remove --fp8-format, or plan again without these GPUs")  # fmt: skip
+    if job.has("--fp4-format"):
+        yield from _needs(job, "fp4-unsupported", "fp4", _FP4_CAPABILITY,
+                          "remove --fp4-format, or plan again without these GPUs")  # fmt: skip
+
+
+def flash_attention_is_supported(job: Job) -> Iterator[Finding]:
+    if job.value("--attention-backend") != "flash" and not job.has("--use-flash-attn"):
+        return
+    yield from _needs(job, "flash-attention-unsupported", "FlashAttention", _FLASH_CAPABILITY,
+                      "use --attention-backend auto, which takes another kernel there")  # fmt: skip
+    for gpu in job.gpu_types:
+        version = capability(gpu)
+        if version is not None and version >= _FIRST_UNTESTED_CAPABILITY:
+            yield Finding(
+                "flash-attention-untested",
+                "warning",
+                f"--attention-backend, {gpu.name}",
+                f"FlashAttention did not cover compute capability {version} for long, and its "
+                "builds still differ",
+                "use --attention-backend auto, or check that your build has the kernels",
+            )
+
+
+def grouped_gemm_is_supported(job: Job) -> Iterator[Finding]:
+    if job.has("--moe-grouped-gemm"):
+        yield from _needs(job, "grouped-gemm-unsupported", "grouped GEMM", _GROUPED_GEMM_CAPABILITY,
+                          "remove --moe-grouped-gemm, or plan without these GPUs")  # fmt: skip
+
+
+def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
+    """Megatron's `validate_args` asks the local GPU 0, so that unlike nodes settle on unlike
+    arguments."""
+    flags = ("--use-megatron-fsdp", "--use-torch-fsdp2", "--tensor-parallel-num-weight-shards")
+    given = [flag for flag in flags if job.has(flag)]
+    versions = {capability(gpu) or 0.0 for gpu in job.gpu_types}
+    if given and min(versions) < 10.0 <= max(versions):
+        yield Finding(
+            "arguments-depend-on-gpu",
+            "warning",
+            given[0],
+            "Megatron reads the architecture of the local GPU here, and raises the priority of "
+            "communication streams on Blackwell alone: the ranks get unlike arguments",
+            f"remove {given[0]}, or plan for GPUs of one side",
+        )
+
+
+def _needs(job: Job, id_: str, what: str, needed: float, remedy: str) -> Iterator[Finding]:
+    """One finding for each type of GPU below a compute capability."""
+    for gpu in job.gpu_types:
+        version = capability(gpu)
+        if version is not None and version < needed:
+            yield Finding(
+                id_,
+                "error",
+                ", ".join(f"{n.name} ({gpu.name})" for n in job.nodes if n.gpu_type == gpu),
+                f"{what} needs compute capability {needed}; {gpu.name} has {version}",
+                remedy,
+            )
+
+
+CHECKS = (
+    precision_is_supported,
+    fp8_is_supported,
+    flash_attention_is_supported,
+    grouped_gemm_is_supported,
+    arguments_do_not_depend_on_the_gpu,
+)

@@ -1,0 +1,94 @@
+"""Which ranks of a plan talk to each other: the groups that the preflight puts to the test.
+
+The groups are those of the runtime: the tensor-parallel group of each stage, the two stages of each
+boundary, the holders of each slice of each layer (its gradient sync), and the whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.plan.ranks import rank_table
+
+
+@dataclass(frozen=True)
+class GroupTest:
+    """`ranks` exchange values: in a collective, or (a boundary) each of `senders` with each of the
+    others, both ways."""
+
+    name: str
+    kind: Literal["collective", "boundary"]
+    ranks: tuple[int, ...]
+    senders: tuple[int, ...] = ()
+
+
+def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
+    """Every distinct group of a plan with more than one rank, small ones first."""
+    ranks_of: dict[tuple[int, int], list[int]] = {}
+    for rank, place in enumerate(rank_table(plan)):
+        ranks_of.setdefault((place.replica, place.stage), []).append(rank)
+    tests = [
+        *_tensor_groups(ranks_of),
+        *_boundaries(ranks_of),
+        *_gradient_groups(plan, ranks_of),
+        GroupTest("the whole job", "collective", tuple(range(plan.layout.num_devices))),
+    ]
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    kept = []
+    for test in tests:
+        if len(test.ranks) > 1 and (test.kind, test.ranks) not in seen:
+            seen.add((test.kind, test.ranks))
+            kept.append(test)
+    return tuple(kept)
+
+
+def _tensor_groups(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
+    for (r, s), ranks in ranks_of.items():
+        yield GroupTest(f"tensor parallel, replica {r}, stage {s}", "collective", tuple(ranks))
+
+
+def _boundaries(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
+    for (r, s), senders in ranks_of.items():
+        receivers = ranks_of.get((r, s + 1))
+        if receivers:
+            yield GroupTest(
+                f"boundary between stages {s} and {s + 1} of replica {r}",
+                "boundary",
+                (*senders, *receivers),
+                tuple(senders),
+            )
+
+
+def _gradient_groups(
+    plan: Plan, ranks_of: dict[tuple[int, int], list[int]]
+) -> Iterator[GroupTest]:
+    """Each layer is cut at the union of all shard edges; a slice has one holder in each replica."""
+    num_layers = plan.layout.replicas[0].num_layers
+    for layer in range(num_layers):
+        holders = [
+            (stage, ranks_of[r, s])
+            for r, replica in enumerate(plan.replicas)
+            for s, stage in enumerate(replica.stages)
+            if stage.first_layer <= layer < stage.first_layer + stage.shape.num_layers
+        ]
+        edges = sorted({edge for stage, _ in holders for edge in _edges(stage)})
+        for start, stop in pairwise(edges):
+            ranks = tuple(
+                ranks[i]
+                for stage, ranks in holders
+                for i, (low, high) in enumerate(pairwise(_edges(stage)))
+                if low <= start and stop <= high
+            )
+            yield GroupTest(f"gradients of layer {layer}", "collective", ranks)
+
+
+def _edges(stage: Stage) -> tuple[Fraction, ...]:
+    """Where the shards of a stage begin and end, as parts of the whole."""
+    shares = stage.shape.shares or (1,) * stage.shape.tensor_parallel
+    total = sum(shares)
+    return tuple(Fraction(edge, total) for edge in accumulate(shares, initial=0))

@@ -1,0 +1,126 @@
+"""The job that the preflight looks at: plan, cluster, Megatron flags, environment of each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+from megatron_hetero.errors import PlanFormatError, UsageError
+from megatron_hetero.flags.launch import node_launches
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.plan.violation import stages
+
+
+@dataclass(frozen=True)
+class PlacedStage:
+    """A stage with the node that it is on."""
+
+    replica: int
+    stage: int
+    content: Stage
+    node: Node
+
+    @property
+    def gpu(self) -> GpuType:
+        """The type of its GPUs."""
+        return self.node.gpu_type
+
+    @property
+    def where(self) -> str:
+        """For a finding's `where`."""
+        return f"replica {self.replica}, stage {self.stage} ({self.gpu.name} of {self.node.name})"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan that names devices of `cluster`, as it would be started.
+
+    `environment[node]` holds the variables of the processes on a node: those of the launch lines,
+    and the user's.
+    """
+
+    plan: Plan
+    cluster: Cluster
+    environment: Mapping[str, Mapping[str, str]]
+
+    @cached_property
+    def options(self) -> Mapping[str, tuple[str, ...]]:
+        """Megatron's flags in force: longest name -> values (empty for a switch)."""
+        given = () if self.plan.workload is None else self.plan.workload.megatron_args
+        return {o.flag.names[0]: o.values for o in last_of_each(flag_table().split(given))}
+
+    def value(self, name: str) -> str | None:
+        """The value of a flag, or Megatron's default; None where neither says."""
+        values = self.options.get(name)
+        if values:
+            return values[0]
+        default = flag_table().by_name[name].default
+        return None if default is None else str(default)
+
+    def has(self, *names: str) -> bool:
+        """Whether one of these flags is given."""
+        return any(name in self.options for name in names)
+
+    @cached_property
+    def stages(self) -> tuple[PlacedStage, ...]:
+        """Every stage on its node."""
+        return tuple(
+            PlacedStage(r, s, stage, self.cluster.node_by_name[stage.devices[0].rpartition(":")[0]])
+            for r, s, stage in stages(self.plan)
+        )
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the launch, in node-rank order."""
+        return tuple(self.cluster.node_by_name[host.node] for host in self.plan.hosts)
+
+    @cached_property
+    def gpu_types(self) -> tuple[GpuType, ...]:
+        """Distinct types in use, in launch order."""
+        return tuple({node.gpu_type.name: node.gpu_type for node in self.nodes}.values())
+
+    def variable(self, name: str) -> dict[str, str | None]:
+        """A variable on each node of the launch."""
+        return {node.name: self.environment.get(node.name, {}).get(name) for node in self.nodes}
+
+
+def make_job(plan: Plan, cluster: Cluster, given: Sequence[str] = ()) -> Job:
+    """The job as the launch lines start it, with the user's variables.
+
+    Args:
+        plan: valid, and valid on `cluster`.
+        given: `NAME=VALUE` for all nodes or `NODE:NAME=VALUE` for one; later ones win.
+    Raises:
+        PlanFormatError: the plan names no devices, or a host that no launch line can hold.
+        UsageError: a variable is not one, or its node is not in the launch.
+    """
+    if not plan.hosts:
+        raise PlanFormatError(
+            "the plan names no devices, so there is no hardware to look at; make one with "
+            "`megatron-hetero plan --cluster CLUSTER.YAML`"
+        )
+    launches = node_launches(plan, "plan.json")
+    environment = {
+        host.node: dict(launch.environment)
+        for host, launch in zip(plan.hosts, launches, strict=True)
+    }
+    for text in given:
+        for node, (name, value) in _assignments(text, tuple(environment)):
+            environment[node][name] = value
+    return Job(plan, cluster, environment)
+
+
+def _assignments(text: str, nodes: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, str]]]:
+    left, separator, value = text.partition("=")
+    node, colon, name = left.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise UsageError(f"--env {text}: write NAME=VALUE, or NODE:NAME=VALUE for one node")
+    if colon and node not in nodes:
+        raise UsageError(
+            f'--env {text}: "{node}" is not a node of the launch ({", ".join(nodes)})'
+        )
+    for target in (node,) if colon else nodes:
+        yield target, (name, value)

@@ -1,0 +1,35 @@
+"""What one process sees of its machine, as data that travels to rank 0 as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(max_length=256)]
+
+
+class MachineFacts(BaseModel):
+    """One rank's machine.  What is None or empty could not be found out, or there is no GPU.
+
+    `gpu_architectures`: what the installed torch was built for, as `torch.cuda.get_arch_list()`
+    says (`sm_80`, `compute_90`).  `environment` holds the variables that steer NCCL, gloo and CUDA.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rank: Annotated[int, Field(ge=0)]
+    host_names: tuple[Name, ...] = ()
+    addresses: tuple[Name, ...] = ()
+    interfaces: tuple[Name, ...] = ()
+    gpu_name: Name | None = None
+    gpu_capability: Name | None = None
+    free_bytes: int | None = None
+    torch: Name
+    cuda: Name | None = None
+    nccl: Name | None = None
+    megatron_core: Name | None = None
+    transformer_engine: Name | None = None
+    has_apex: bool = False
+    gpu_architectures: tuple[Name, ...] = ()
+    environment: dict[Name, Name] = {}

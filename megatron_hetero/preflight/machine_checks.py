@@ -1,0 +1,216 @@
+"""What the machines of a launch show when they are looked at side by side.
+
+`facts` have one entry for each rank, in rank order; `job` is what the plan wants of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from megatron_hetero.cluster.driver_names import names_match
+from megatron_hetero.plan.plan import Host
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.preflight.finding import Finding
+from megatron_hetero.preflight.job import Job
+from megatron_hetero.preflight.machine import MachineFacts
+
+GIB = 1 << 30
+Facts = Sequence[MachineFacts]
+
+_VERSIONS: tuple[tuple[str, str, Callable[[MachineFacts], str | None]], ...] = (
+    ("torch-versions-differ", "torch", lambda f: f.torch),
+    ("cuda-versions-differ", "CUDA (of torch)", lambda f: f.cuda),
+    ("nccl-versions-differ", "NCCL", lambda f: f.nccl),
+    ("megatron-versions-differ", "megatron-core", lambda f: f.megatron_core),
+    ("te-versions-differ", "Transformer Engine", lambda f: f.transformer_engine),
+)
+
+
+def versions_are_alike(job: Job, facts: Facts) -> Iterator[Finding]:
+    """NVIDIA/nccl#354, #889: unlike NCCL builds fail or hang when they meet."""
+    for id_, name, of in _VERSIONS:
+        ranks: dict[str, list[int]] = {}
+        for fact in facts:
+            ranks.setdefault(of(fact) or "none", []).append(fact.rank)
+        if len(ranks) > 1:
+            yield Finding(
+                id_,
+                "error",
+                name,
+                "the ranks have unlike versions: "
+                + "; ".join(f"{version} on {_ranks(found)}" for version, found in ranks.items()),
+                f"install one version of {name} on every node",
+            )
+
+
+def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
+    """NVIDIA/nccl#1184: all-reduce between DGX A100 and H100 hung, and gave wrong values with
+    NCCL_PROTO=SIMPLE, from 2.18 to 2.20."""
+    kinds = {fact.gpu_capability for fact in facts}
+    if not {"8.0", "9.0"} <= kinds:
+        return
+    for version in sorted({fact.nccl for fact in facts if fact.nccl}):
+        if tuple(map(int, version.split(".")[:2])) in ((2, 18), (2, 19), (2, 20)):
+            yield Finding(
+                "nccl-known-wrong",
+                "error",
+                f"NCCL {version}",
+                "between A100 and H100 this release has hung and has returned wrong values",
+                "install NCCL 2.21 or later on every node",
+            )
+
+
+def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
+    for fact in facts:
+        if fact.gpu_capability and fact.gpu_architectures and not _is_built(fact):
+            yield Finding(
+                "gpu-architecture-not-built",
+                "error",
+                _place(job, fact),
+                f"torch {fact.torch} was built for {', '.join(fact.gpu_architectures)}, not for "
+                f"compute capability {fact.gpu_capability}",
+                "install a build of torch that has this architecture, the same on every node",
+            )
+
+
+def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
+    for fact in facts:
+        wanted = _host(job, fact).gpu_type
+        if fact.gpu_name is not None and not names_match(wanted, fact.gpu_name):
+            yield Finding(
+                "gpu-type-differs",
+                "error",
+                _place(job, fact),
+                f"the plan wants {wanted}, the process has {fact.gpu_name}",
+                "check CUDA_VISIBLE_DEVICES and the order of the nodes, or plan again",
+            )
+
+
+def hosts_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
+    for fact in facts:
+        host = _host(job, fact).host
+        # Without GPUs the check is a rehearsal on one machine.
+        if fact.gpu_name is not None and host not in (*fact.host_names, *fact.addresses):
+            yield Finding(
+                "host-differs",
+                "error",
+                _place(job, fact),
+                f"the plan wants host {host}, the process runs on {fact.host_names[0]}",
+                "start the nodes in the order that `megatron-hetero flags` prints",
+            )
+
+
+def memory_is_free(job: Job, facts: Facts) -> Iterator[Finding]:
+    if job.plan.estimates is None:
+        return
+    for fact in facts:
+        device = rank_table(job.plan)[fact.rank].device or ""
+        estimate = job.plan.estimates.devices.get(device)
+        if fact.free_bytes is None or estimate is None:
+            continue
+        # The reserve is there for the CUDA context, which this process has taken already.
+        needed = estimate.peak_bytes - estimate.parts_bytes.get("reserve", 0)
+        if fact.free_bytes < needed:
+            yield Finding(
+                "memory-taken",
+                "error",
+                _place(job, fact),
+                f"{fact.free_bytes / GIB:.1f} GiB are free, the plan needs {needed / GIB:.1f} GiB",
+                "end what else runs on this GPU (`nvidia-smi` lists it), or plan with a larger "
+                "limits.memory_reserve",
+            )
+
+
+def kernels_are_installed(job: Job, facts: Facts) -> Iterator[Finding]:
+    local = job.value("--transformer-impl") == "local"
+    for fact in facts:
+        if fact.gpu_name is None:
+            continue
+        if not local and fact.transformer_engine is None:
+            yield Finding(
+                "te-missing",
+                "error",
+                _place(job, fact),
+                "Transformer Engine is not installed, and --transformer-impl asks for it "
+                "(it is the default)",
+                "install it, or use --transformer-impl local --no-persist-layer-norm "
+                "--no-gradient-accumulation-fusion",
+            )
+        needs_apex = not job.has("--no-persist-layer-norm") or not job.has(
+            "--no-gradient-accumulation-fusion"
+        )
+        if local and needs_apex and not fact.has_apex:
+            yield Finding(
+                "apex-missing",
+                "error",
+                _place(job, fact),
+                "NVIDIA's Apex is not installed, and the defaults of local layers need it",
+                "add --no-persist-layer-norm --no-gradient-accumulation-fusion",
+            )
+
+
+def interfaces_exist(job: Job, facts: Facts) -> Iterator[Finding]:
+    for fact in facts:
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            value = fact.environment.get(name, "")
+            if not value or value.startswith("^") or not fact.interfaces:
+                continue
+            exact = value.startswith("=") or name.startswith("GLOO")
+            wanted = value.lstrip("=").split(",")
+            if not any(i == w or (not exact and i.startswith(w)) for i in fact.interfaces
+                       for w in wanted):  # fmt: skip
+                yield Finding(
+                    "interface-missing",
+                    "error",
+                    _place(job, fact),
+                    f"{name}={value}, but the machine has {', '.join(fact.interfaces)}",
+                    f"{name} on this node to the card that leads to the others: names differ "
+                    "between machines",
+                )
+
+
+def _host(job: Job, fact: MachineFacts) -> Host:
+    device = rank_table(job.plan)[fact.rank].device or ""
+    return next(h for h in job.plan.hosts if h.node == device.rpartition(":")[0])
+
+
+def _place(job: Job, fact: MachineFacts) -> str:
+    return f"rank {fact.rank} ({rank_table(job.plan)[fact.rank].device})"
+
+
+def _is_built(fact: MachineFacts) -> bool:
+    """A cubin runs on its own major version from its minor one up; PTX on everything newer."""
+    major, minor = map(int, (fact.gpu_capability or "0.0").split("."))
+    for name in fact.gpu_architectures:
+        kind, _, digits = name.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdigit():
+            continue
+        built = (int(digits[:-1]), int(digits[-1]))
+        if kind == "compute" and built <= (major, minor):
+            return True
+        if built[0] == major and built[1] <= minor:
+            return True
+    return False
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+CHECKS = (
+    versions_are_alike,
+    nccl_is_not_known_to_err,
+    torch_has_the_kernels,
+    gpus_are_the_plans,
+    hosts_are_the_plans,
+    memory_is_free,
+    kernels_are_installed,
+    interfaces_exist,
+)
+
+
+def check_machines(job: Job, facts: Facts) -> tuple[Finding, ...]:
+    """What the machines show, beside what plan and cluster file show."""
+    return tuple(finding for check in CHECKS for finding in check(job, facts))

@@ -1,0 +1,96 @@
+"""Does the plan still fit the cluster it is to run on: places, limits, memory, age."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import estimate_plan
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import HeteroError, UnsupportedError
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.validate import first_violations
+from megatron_hetero.preflight.finding import Finding
+
+TIGHT_PART = 0.02
+"""Of a GPU's memory, left beside the reserve; allocators lose as much to fragmentation."""
+GIB = 1 << 30
+
+
+def plan_is_for_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """Whatever `validate --cluster` refuses; no other check makes sense after it."""
+    for violation in first_violations(plan, cluster):
+        yield Finding(
+            "plan-not-for-cluster",
+            "error",
+            ".".join(map(str, violation.keypath)),
+            violation.message,
+            "plan again for this cluster, or correct the file that is wrong",
+        )
+
+
+def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    made_for = plan.inputs.get("cluster")
+    if made_for is not None and made_for != cluster_hash(cluster):
+        yield Finding(
+            "plan-out-of-date",
+            "warning",
+            cluster.source or "the cluster file",
+            "the plan was made for another content of this file, so that neither its division nor "
+            "its figures are the best for it any more",
+            "plan again, or look at `megatron-hetero explain --cluster`",
+        )
+
+
+def memory_suffices(plan: Plan, cluster: Cluster, profile: Profile | None) -> Iterator[Finding]:
+    if plan.workload is None:
+        return
+    try:
+        estimates = estimate_plan(plan, cluster, profile)
+    except UnsupportedError as error:
+        yield Finding(
+            "memory-unknown",
+            "warning",
+            "the plan",
+            f"its memory cannot be predicted: {error}",
+            "watch the first steps with `nvidia-smi`",
+        )
+        return
+    for name, device in estimates.devices.items():
+        left = device.capacity_bytes - device.peak_bytes
+        if left < 0:
+            yield Finding(
+                "memory-exceeded",
+                "error",
+                name,
+                f"the predicted peak, reserve included, is {-left / GIB:.1f} GiB above its "
+                f"{device.capacity_bytes / GIB:.1f} GiB",
+                "plan again, or recompute more on this stage",
+            )
+        elif left < TIGHT_PART * device.capacity_bytes:
+            yield Finding(
+                "memory-tight",
+                "warning",
+                name,
+                f"{left / GIB:.2f} GiB are left beside the reserve of "
+                f"{cluster.limits.memory_reserve_bytes / GIB:.1f} GiB",
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a larger "
+                "limits.memory_reserve and plan again",
+            )
+
+
+def flags_are_in_order(plan: Plan) -> Iterator[Finding]:
+    """Whatever `megatron-hetero flags` refuses."""
+    from megatron_hetero.flags.launch import node_launches
+
+    try:
+        node_launches(plan, "plan.json")
+    except HeteroError as error:
+        yield Finding(
+            "launch-refused",
+            "error",
+            "the plan's launch",
+            str(error),
+            "correct it and plan again",
+        )

@@ -1,0 +1,150 @@
+"""Values through one group, compared with what they must be: hangs and wrong sums both count.
+
+Every number is a small integer, so that sums are exact in fp32, and 0 or 1 in bf16, where sums of
+up to 256 ranks are exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_hetero.preflight.groups import GroupTest
+
+_POLL_S = 0.005
+_SMALL, _LARGE = 1003, 1 << 20
+"""Elements; NCCL chooses its protocol by size, and an odd count leaves a remainder."""
+
+
+class HangError(Exception):
+    """An exchange did not end within its time."""
+
+
+class WrongValueError(Exception):
+    """An exchange ended with other values than were sent."""
+
+
+def pattern(rank: int, num_elements: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """What `rank` puts in, shape `[num_elements]`: values of 0 to 100 in fp32, 0 or 1 in bf16."""
+    index = torch.arange(num_elements, device=device)
+    modulus = 2 if dtype == torch.bfloat16 else 101
+    return ((index + 13 * rank) % modulus).to(dtype)
+
+
+def run_test(test: GroupTest, group: Any, device: torch.device, limit_s: float) -> None:
+    """This rank's part of a test.  Collective over `test.ranks`.
+
+    Raises:
+        HangError: not done within `limit_s`.
+        WrongValueError: says what came where.
+        RuntimeError: torch's own, when an exchange failed at once.
+    """
+    wrong: list[str] = []
+    for num_elements in (_SMALL, _LARGE):
+        if test.kind == "boundary":
+            wrong += _exchange_boundary(test, group, num_elements, device, limit_s)
+        else:
+            for dtype in (torch.float32, torch.bfloat16):
+                wrong += _check_all_reduce(test.ranks, group, num_elements, device, dtype, limit_s)
+            wrong += _check_all_gather(test.ranks, group, num_elements, device, limit_s)
+    # Only now: a rank that left early would look like a hang to the others.
+    if wrong:
+        raise WrongValueError("; ".join(wrong))
+
+
+def _check_all_reduce(
+    ranks: Sequence[int],
+    group: Any,
+    num_elements: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    limit_s: float,
+) -> list[str]:
+    found = pattern(dist.get_rank(), num_elements, device, dtype)
+    _finish(lambda: [dist.all_reduce(found, group=group, async_op=True)], limit_s)
+    wanted = torch.zeros(num_elements, device=device)
+    for rank in ranks:
+        wanted += pattern(rank, num_elements, device, dtype)
+    return _compare(found.float(), wanted, f"all-reduce of {num_elements} numbers in {dtype}")
+
+
+def _check_all_gather(
+    ranks: Sequence[int], group: Any, num_elements: int, device: torch.device, limit_s: float
+) -> list[str]:
+    sent = pattern(dist.get_rank(), num_elements, device, torch.float32)
+    received = torch.full((len(ranks) * num_elements,), -1.0, device=device)
+    _finish(
+        lambda: [dist.all_gather_into_tensor(received, sent, group=group, async_op=True)], limit_s
+    )
+    wanted = torch.cat([pattern(rank, num_elements, device, torch.float32) for rank in ranks])
+    return _compare(received, wanted, f"all-gather of {num_elements} numbers")
+
+
+def _exchange_boundary(
+    test: GroupTest, group: Any, num_elements: int, device: torch.device, limit_s: float
+) -> list[str]:
+    """All messages of the boundary at once, in both directions, as the pipeline sends them."""
+    rank = dist.get_rank()
+    others = [r for r in test.ranks if (r in test.senders) != (rank in test.senders)]
+    sent = pattern(rank, num_elements, device, torch.float32)
+    received = {r: torch.full((num_elements,), -1.0, device=device) for r in others}
+    operations = [
+        operation
+        for other in others
+        for operation in (
+            dist.P2POp(dist.isend, sent, other, group),
+            dist.P2POp(dist.irecv, received[other], other, group),
+        )
+    ]
+    _finish(lambda: dist.batch_isend_irecv(operations), limit_s)
+    wrong: list[str] = []
+    for other in others:
+        wanted = pattern(other, num_elements, device, torch.float32)
+        what = f"message of {num_elements} numbers from rank {other}"
+        wrong += _compare(received[other], wanted, what)
+    return wrong
+
+
+def _finish(start: Callable[[], Sequence[Any]], limit_s: float) -> None:
+    """Wait for work with a limit; a stuck NCCL kernel would block a plain wait for ever."""
+    deadline = time.monotonic() + limit_s
+    try:
+        works = [work for work in start() if work is not None]
+        if torch.cuda.is_available():
+            done = torch.cuda.Event()
+            for work in works:
+                while not work.is_completed():
+                    _check_deadline(deadline, limit_s)
+            done.record()
+            while not done.query():
+                _check_deadline(deadline, limit_s)
+            return
+        for work in works:
+            work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+    except RuntimeError as error:
+        if time.monotonic() >= deadline - 0.1 * limit_s:
+            raise HangError(f"no end after {limit_s:g} s") from error
+        raise
+
+
+def _check_deadline(deadline: float, limit_s: float) -> None:
+    if time.monotonic() > deadline:
+        raise HangError(f"no end after {limit_s:g} s")
+    time.sleep(_POLL_S)
+
+
+def _compare(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
+    """What is wrong, in words; empty if nothing is."""
+    wrong = torch.nonzero(found != wanted).flatten()
+    if not len(wrong):
+        return []
+    i = int(wrong[0])
+    return [
+        f"{what}: {len(wrong)} of {len(wanted)} are wrong, first at {i}: {float(found[i]):g} for "
+        f"{float(wanted[i]):g}"
+    ]

@@ -1,0 +1,81 @@
+"""How the ranks of a preflight agree and report, beside the groups that they put to the test.
+
+All goes through torch's key-value store, so that a group that hangs can still be reported.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from megatron_hetero.preflight.finding import Finding
+
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """`store` is torch's (`FileStore`, `TCPStore`), shared by all `size` ranks."""
+
+    store: Any
+    rank: int
+    size: int
+
+    def publish(self, key: str, text: str) -> None:
+        """Say something under this rank's own key."""
+        self.store.set(f"{key}/{self.rank}", text)
+
+    def gather(self, key: str, limit_s: float) -> dict[int, str]:
+        """What the ranks published under `key` within the time; the late ones are missing."""
+        deadline = time.monotonic() + limit_s
+        found: dict[int, str] = {}
+        while len(found) < self.size:
+            for rank in range(self.size):
+                if rank not in found and self.store.check([f"{key}/{rank}"]):
+                    found[rank] = self.store.get(f"{key}/{rank}").decode()
+            if len(found) < self.size:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_POLL_S)
+        return found
+
+    def arrive(self, key: str, limit_s: float, patience_s: float) -> bool:
+        """Wait until all ranks have come here; whether they have.
+
+        At most `limit_s`, and `patience_s` where something was reported: a rank may be stuck.
+        """
+        self.store.set(f"arrived/{key}/{self.rank}", "1")
+        self.store.add(f"count/{key}", 1)
+        start = time.monotonic()
+        while self.store.add(f"count/{key}", 0) < self.size:
+            waited_s = time.monotonic() - start
+            if waited_s > limit_s or (waited_s > patience_s and self.has_findings):
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def absent(self, key: str) -> tuple[int, ...]:
+        """Ranks that have not come to `key`."""
+        return tuple(r for r in range(self.size) if not self.store.check([f"arrived/{key}/{r}"]))
+
+    def report(self, finding: Finding) -> None:
+        """Add a finding for rank 0."""
+        number = self.store.add("findings/count", 1)
+        self.store.set(f"findings/{number}", json.dumps(asdict(finding)))
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether any rank has reported something."""
+        return bool(self.store.add("findings/count", 0) > 0)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """All that was reported, each once, in the order of the reports."""
+        names = [field.name for field in fields(Finding)]
+        found = []
+        for number in range(1, self.store.add("findings/count", 0) + 1):
+            data = json.loads(self.store.get(f"findings/{number}").decode())
+            found.append(Finding(**{name: data[name] for name in names}))
+        return tuple(dict.fromkeys(found))
+

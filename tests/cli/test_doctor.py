@@ -1,0 +1,59 @@
+"""`doctor`: exit codes, text and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/rtx3080-rtx4090"
+SOUND = [
+    "--env=NCCL_ALGO=Ring", "--env=NCCL_PROTO=Simple", "--env=fast:NCCL_P2P_DISABLE=1"
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    cluster = str(EXAMPLE / "cluster.yaml")
+    model = str(EXAMPLE / "gpt-1.3b.sh")
+    assert main(["plan", "--cluster", cluster, "--model", model, "-o", str(path)]) == 0
+    return ["doctor", str(path), "--cluster", cluster]
+
+
+def test_warnings_are_shown_and_end_well(
+    plan: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(plan) == 0
+    out = capsys.readouterr().out
+    assert "NCCL_P2P_DISABLE=1 on fast" in out
+    assert "3 warnings. Looked at 4 GPUs on 2 nodes" in out
+
+
+def test_a_sound_job_has_nothing(plan: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*plan, *SOUND]) == 0
+    assert capsys.readouterr().out.startswith("Nothing found.")
+
+
+def test_errors_end_with_one(plan: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*plan, *SOUND, "--env=slow:NCCL_NET=Socket", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert not data["ok"]
+    assert [finding["id"] for finding in data["findings"]] == ["fabric-differs"]
+    assert set(data["findings"][0]) == {"id", "severity", "where", "what", "remedy"}
+
+
+def test_settings_are_the_nodes_own_on_the_cluster(plan: list[str]) -> None:
+    assert main([*plan, *SOUND, "--on-cluster"]) == 2
+
+
+def test_on_the_cluster_it_wants_all_its_processes(
+    plan: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    assert main([*plan, "--on-cluster"]) == 5
+    assert "the plan has 4 devices" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Planted faults are found by their id, each alone; sound clusters get no finding at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.errors import PlanFormatError, UsageError
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.preflight.check import check_plan_on_cluster
+from megatron_hetero.preflight.job import make_job
+from tests.preflight.jobs import MIXED_NCCL, planned, with_flags, with_host, with_width
+
+IB = Link(25e9, 5e-6)
+
+SOUND: tuple[tuple[tuple[Plan, Cluster], tuple[str, ...]], ...] = (
+    (planned(("a", "A100-80GB", 8)), ()),
+    (planned(("a", "A100-80GB", 4), ("b", "A100-80GB", 4)), ()),
+    (planned(("a", "H100-80GB", 4), ("b", "A100-80GB", 4)), MIXED_NCCL),
+    (planned(("a", "A100-40GB", 2), ("b", "A10", 2), ("c", "L40S", 2)), MIXED_NCCL),
+    (planned(("v", "V100-32GB", 4), precision="fp16"), ()),
+    (planned(("v", "V100-32GB", 2), ("t", "T4", 2), precision="fp16"), MIXED_NCCL),
+    (planned(("r", "RTX-4090", 1)), ()),
+    (planned(("r", "RTX-4090", 4)), ("r:NCCL_P2P_DISABLE=1",)),
+    (planned(("a", "A100-80GB", 2), ("r", "RTX-4090", 4)), (*MIXED_NCCL, "r:NCCL_P2P_DISABLE=1")),
+    (planned(("r", "RTX-3090", 2), ("s", "RTX-3080", 2)), MIXED_NCCL),
+    (planned(("a", "H100-80GB", 4), ("b", "B200", 2)), MIXED_NCCL),
+    (planned(("a", "A100-80GB", 2), ("b", "A100-80GB", 2), sites=("x", "y")), ()),
+    (with_width((("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16"), ()),
+    (planned(("m", "MI300X", 4)), ()),
+)
+
+
+@pytest.mark.parametrize(("job", "settings"), SOUND, ids=range(len(SOUND)))
+def test_nothing_is_invented_about_a_sound_cluster(
+    job: tuple[Plan, Cluster], settings: tuple[str, ...]
+) -> None:
+    assert check_plan_on_cluster(*job, settings) == ()
+
+
+A100S = planned(("a", "A100-80GB", 4), ("b", "A100-80GB", 4))
+MIXED = planned(("a", "A100-80GB", 2), ("b", "A10", 2))
+WIDE = with_width((("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16")
+TURING = planned(("t", "T4", 4), precision="fp16")
+
+
+def flagged(job: tuple[Plan, Cluster], *flags: str) -> tuple[Plan, Cluster]:
+    return with_flags(job[0], *flags), job[1]
+
+
+def in_bf16() -> tuple[Plan, Cluster]:
+    plan, cluster = TURING
+    assert plan.workload is not None
+    training = replace(plan.workload.training, precision="bf16")
+    return replace(plan, workload=replace(plan.workload, training=training)), cluster
+
+
+def with_stage_precision() -> tuple[Plan, Cluster]:
+    plan, cluster = planned(("v", "V100-32GB", 1), precision="fp16")
+    (replica,) = plan.replicas
+    stages = (replace(replica.stages[0], precision="bf16"), *replica.stages[1:])
+    return replace(plan, replicas=(replace(replica, stages=stages),)), cluster
+
+
+def of_another_cluster() -> tuple[Plan, Cluster]:
+    plan, cluster = A100S
+    return plan, replace(cluster, nodes=(replace(cluster.nodes[0], num_gpus=1), cluster.nodes[1]))
+
+
+def on_smaller_memory(part: float) -> tuple[Plan, Cluster]:
+    """The reserve raised until `part` of the memory is left on the fullest GPU."""
+    plan, cluster = planned(("a", "A100-80GB", 1))
+    assert plan.estimates is not None
+    (device,) = plan.estimates.devices.values()
+    left = round(device.capacity_bytes * part)
+    reserve = device.capacity_bytes - device.peak_bytes - left
+    cluster = replace(cluster, limits=Limits(memory_reserve_bytes=reserve))
+    return replace(plan, inputs={}, estimates=None), cluster
+
+
+def across_sites() -> tuple[Plan, Cluster]:
+    plan, cluster = planned(
+        ("a", "A100-80GB", 2), ("b", "A100-80GB", 2), ("c", "A100-80GB", 2), sites=("x", "x", "y")
+    )
+    links = {**cluster.node_links, ("a", "b"): IB, ("b", "a"): IB}
+    return replace(plan, inputs={}), replace(cluster, node_links=links)
+
+
+FAULTS: tuple[
+    tuple[str, Callable[[], tuple[Plan, Cluster]], tuple[str, ...]], ...
+] = (
+    ("precision-unsupported", in_bf16, ()),
+    ("precision-unsupported", with_stage_precision, ()),
+    ("fp8-unsupported", lambda: flagged(MIXED, "--fp8-format=hybrid"), MIXED_NCCL),
+    (
+        "fp8-unsupported",
+        lambda: flagged(planned(("r", "RTX-4090", 1)), "--fp8-format=e4m3",
+                        "--fp8-recipe=blockwise"), (),
+    ),
+    ("fp4-unsupported", lambda: flagged(planned(("h", "H100-80GB", 2)), "--fp4-format=e2m1"), ()),
+    ("flash-attention-unsupported", lambda: flagged(TURING, "--attention-backend", "flash"), ()),
+    ("flash-attention-untested",
+     lambda: flagged(planned(("r", "RTX-5090", 1)), "--use-flash-attn"), ()),
+    ("grouped-gemm-unsupported", lambda: flagged(TURING, "--moe-grouped-gemm"), ()),
+    ("arguments-depend-on-gpu",
+     lambda: flagged(planned(("a", "H100-80GB", 2), ("b", "B200", 2)), "--use-megatron-fsdp"),
+     MIXED_NCCL),
+    ("connections-not-one", lambda: WIDE, ("b:CUDA_DEVICE_MAX_CONNECTIONS=8",)),
+    ("apex-needed", lambda: flagged(A100S, "--transformer-impl=local"), ()),
+    ("flash-attention-unused",
+     lambda: flagged(A100S, "--transformer-impl=local", "--attention-backend=flash",
+                     "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"), ()),
+    ("sequence-parallel-unused", lambda: flagged(A100S, "--sequence-parallel"), ()),
+    ("overlap-without-partner",
+     lambda: flagged(A100S, "--overlap-param-gather", "--overlap-grad-reduce"), ()),
+    ("overlap-without-partner", lambda: flagged(WIDE, "--tp-comm-overlap"), ()),
+    ("p2p-on-consumer-card", lambda: planned(("r", "RTX-4090", 4)), ()),
+    ("collective-algorithm-open", lambda: MIXED, ("NCCL_ALGO=Ring",)),
+    ("collective-algorithm-differs", lambda: A100S, ("a:NCCL_ALGO=Ring", "b:NCCL_ALGO=Tree")),
+    ("collective-algorithm-differs", lambda: A100S, ("a:NCCL_PROTO=LL",)),
+    ("collective-algorithm-incomplete", lambda: A100S, ("NCCL_ALGO=allreduce:tree",)),
+    ("fabric-differs", lambda: A100S, ("b:NCCL_IB_DISABLE=1",)),
+    ("fabric-differs", lambda: A100S, ("b:NCCL_NET=Socket",)),
+    ("fabric-across-sites", across_sites, ()),
+    ("rendezvous-loopback", lambda: with_host(*A100S, "a", "localhost"), ()),
+    ("rendezvous-loopback", lambda: with_host(*A100S, "b", "127.0.0.1"), ()),
+    ("interface-inside-machine", lambda: A100S, ("NCCL_SOCKET_IFNAME=lo",)),
+    ("interface-inside-machine", lambda: A100S, ("b:GLOO_SOCKET_IFNAME=docker0",)),
+    ("plan-not-for-cluster", of_another_cluster, ()),
+    ("plan-out-of-date",
+     lambda: (replace(A100S[0], inputs={"cluster": "0" * 64}), A100S[1]), ()),
+    ("memory-exceeded", lambda: on_smaller_memory(-0.05), ()),
+    ("memory-tight", lambda: on_smaller_memory(0.01), ()),
+    ("launch-refused", lambda: with_host(*A100S, "a", "0.0.0.0"), ()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("id_", "job", "settings"), FAULTS, ids=[f"{i}-{f[0]}" for i, f in enumerate(FAULTS)]
+)
+def test_a_planted_fault_is_found_and_nothing_else(
+    id_: str, job: Callable[[], tuple[Plan, Cluster]], settings: tuple[str, ...]
+) -> None:
+    plan, cluster = job()
+    fresh = id_ in ("rendezvous-loopback", "launch-refused")
+    if fresh:  # the hash of the cluster follows its hosts
+        plan = replace(plan, inputs={})
+    findings = check_plan_on_cluster(plan, cluster, settings)
+    assert {finding.id for finding in findings} == {id_}
+    assert all(finding.what and finding.where and finding.remedy for finding in findings)
+
+
+def test_errors_come_first() -> None:
+    plan, cluster = flagged(MIXED, "--fp8-format=hybrid")
+    severities = [f.severity for f in check_plan_on_cluster(plan, cluster)]
+    assert severities == sorted(severities)
+    assert set(severities) == {"error", "warning"}
+
+
+def test_a_bare_layout_is_refused() -> None:
+    with pytest.raises(PlanFormatError, match="names no devices"):
+        make_job(plan_from_layout(parse_layout("tp1:8 @4x1")), A100S[1])
+
+
+@pytest.mark.parametrize("text", ["NCCL_ALGO", "c:NCCL_ALGO=Ring", "a b=1", "=1"])
+def test_a_setting_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--env"):
+        check_plan_on_cluster(*A100S, (text,))

@@ -1,0 +1,131 @@
+"""Machines side by side: alike ones get no finding, each planted difference its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from megatron_hetero.preflight.groups import group_tests
+from megatron_hetero.preflight.job import Job, make_job
+from megatron_hetero.preflight.machine import MachineFacts
+from megatron_hetero.preflight.machine_checks import GIB, check_machines
+from tests.preflight.jobs import MIXED_NCCL, planned, with_flags, with_width
+
+PLAN, CLUSTER = planned(("a", "A100-80GB", 1), ("b", "H100-80GB", 1), num_layers=4)
+JOB = make_job(PLAN, CLUSTER, MIXED_NCCL)
+GPU = {
+    "a": ("NVIDIA A100-SXM4-80GB", "8.0"),
+    "b": ("NVIDIA H100 80GB HBM3", "9.0"),
+}
+
+
+def facts(**of_last_rank: Any) -> tuple[MachineFacts, ...]:
+    """Sound machines for `JOB`; the keywords change the last rank."""
+    made = []
+    ranks = [(host, i) for host in PLAN.hosts for i in host.gpu_indices]
+    for rank, (host, _) in enumerate(ranks):
+        name, capability = GPU[host.node]
+        made.append(
+            MachineFacts(
+                rank=rank,
+                host_names=(host.host,),
+                addresses=("10.0.0.1",),
+                interfaces=("lo", "eno1"),
+                gpu_name=name,
+                gpu_capability=capability,
+                free_bytes=78 * GIB,
+                torch="2.9.0",
+                cuda="12.8",
+                nccl="2.27.5",
+                megatron_core="0.19.2",
+                transformer_engine="2.8",
+                gpu_architectures=("sm_80", "sm_86", "sm_90", "compute_90"),
+                environment={"NCCL_ALGO": "Ring"},
+            )
+        )
+    made[-1] = made[-1].model_copy(update=of_last_rank)
+    return tuple(made)
+
+
+def ids(job: Job, found: tuple[MachineFacts, ...]) -> set[str]:
+    return {finding.id for finding in check_machines(job, found)}
+
+
+def test_sound_machines_get_no_finding() -> None:
+    assert ids(JOB, facts()) == set()
+    assert ids(JOB, facts(environment={"NCCL_SOCKET_IFNAME": "eno"})) == set()
+    assert ids(JOB, facts(environment={"NCCL_SOCKET_IFNAME": "^docker"})) == set()
+
+
+@pytest.mark.parametrize(
+    ("id_", "change"),
+    [
+        ("torch-versions-differ", {"torch": "2.8.0"}),
+        ("cuda-versions-differ", {"cuda": "12.6"}),
+        ("nccl-versions-differ", {"nccl": "2.26.2"}),
+        ("megatron-versions-differ", {"megatron_core": "0.19.1"}),
+        ("te-versions-differ", {"transformer_engine": "2.7"}),
+        ("gpu-architecture-not-built", {"gpu_architectures": ("sm_70", "sm_80", "sm_86")}),
+        ("gpu-type-differs", {"gpu_name": "NVIDIA A10", "gpu_capability": "8.6"}),
+        ("host-differs", {"host_names": ("elsewhere",), "addresses": ()}),
+        ("memory-taken", {"free_bytes": GIB // 8}),
+        ("interface-missing", {"environment": {"NCCL_SOCKET_IFNAME": "ib0"}}),
+        ("interface-missing", {"environment": {"NCCL_SOCKET_IFNAME": "=eno"}}),
+        ("interface-missing", {"environment": {"GLOO_SOCKET_IFNAME": "eno"}}),
+    ],
+)
+def test_a_planted_difference_is_found_and_nothing_else(id_: str, change: dict[str, Any]) -> None:
+    assert ids(JOB, facts(**change)) == {id_}
+
+
+def test_missing_kernels_are_found() -> None:
+    without = tuple(fact.model_copy(update={"transformer_engine": None}) for fact in facts())
+    assert ids(JOB, without) == {"te-missing"}
+    local = replace(JOB, plan=with_flags(PLAN, "--transformer-impl=local"))
+    assert ids(local, without) == {"apex-missing"}
+    plain = with_flags(
+        PLAN,
+        "--transformer-impl=local",
+        "--no-persist-layer-norm",
+        "--no-gradient-accumulation-fusion",
+    )
+    assert ids(replace(JOB, plan=plain), without) == set()
+
+
+def test_a_release_known_to_return_wrong_sums_is_found() -> None:
+    old = tuple(fact.model_copy(update={"nccl": "2.18.3"}) for fact in facts())
+    assert ids(JOB, old) == {"nccl-known-wrong"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "runs"),
+    [
+        ("8.9", ("sm_80",), True),
+        ("8.6", ("sm_89",), False),
+        ("12.0", ("sm_90", "compute_90"), True),
+        ("12.0", ("sm_90",), False),
+        ("9.0", ("sm_90a",), True),
+    ],
+)
+def test_which_builds_run_on_which_gpu(
+    capability: str, built: tuple[str, ...], runs: bool
+) -> None:
+    fact = facts(gpu_capability=capability, gpu_architectures=built)
+    assert ("gpu-architecture-not-built" not in ids(JOB, fact)) is runs
+
+
+def test_the_groups_are_those_of_the_runtime() -> None:
+    """tp2 beside tp1: each half of a layer has two holders of its own."""
+    plan, _ = with_width((("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @10 | tp1:8 @6")
+    names = {(test.kind, test.ranks) for test in group_tests(plan)}
+    assert names == {
+        ("collective", (0, 1)),
+        ("collective", (0, 2)),
+        ("collective", (1, 2)),
+        ("collective", (0, 1, 2)),
+    }
+    plan, _ = with_width((("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:6,tp1:2 @16")
+    boundary = next(test for test in group_tests(plan) if test.kind == "boundary")
+    assert (boundary.ranks, boundary.senders) == ((0, 1, 2), (0, 1))
