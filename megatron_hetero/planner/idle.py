@@ -20,9 +20,10 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         idle = [i for i in problem.gpus[node.name] if f"{node.name}:{i}" not in used]
         if not idle:
             continue
-        unit = Unit(node.name, (idle[0],))
+        widths = [width for width in problem.widths[node.name] if width <= len(idle)]
+        units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
         times_s = []
-        for moved in insertions(chains, [unit], problem.replica_counts()):
+        for moved in insertions(chains, units, problem.replica_counts()):
             placement = filler.placement(moved)
             candidate = board.score_with_counts(placement, "idle check") if placement else None
             if candidate is not None:

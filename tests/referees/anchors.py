@@ -1,0 +1,118 @@
+"""The anchors' plain enumeration: stages V^i A^n V^j, one type and one width for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from math import ceil, inf
+
+from tools.referees.sailor import (
+    STATE_BYTES,
+    Group,
+    Sailor,
+    capacity_bytes,
+    fewest_micro_batches,
+    fixed_bytes,
+    pipelines_of,
+)
+from tools.referees.sailor_tables import ELEMENT_BYTES
+
+WIDTHS = (1, 2, 4)
+
+
+def best_iterations_per_s(
+    model: str,
+    sequences: int,
+    gpus: dict[str, int],
+    max_stages: int,
+    micro_batch_sizes: Sequence[int] = (1, 2, 4, 8),
+) -> float:
+    """Steps a second of the best plan of the enumeration.
+
+    Args:
+        gpus: GPUs of each type, in nodes of 4 in one zone; at most two types.
+    """
+    best_s = inf
+    for size in micro_batch_sizes:
+        referee = Sailor(model, size)
+        for stages in _stages(list(gpus), max_stages):
+            for widths in product(*(referee.tables.widths(gpu) for gpu in dict.fromkeys(stages))):
+                if any(width > 4 for width in widths):
+                    continue
+                width_of = dict(zip(dict.fromkeys(stages), widths, strict=True))
+                chain = tuple(Group("us-central1-a", gpu, width_of[gpu], 4) for gpu in stages)
+                used = {g: stages.count(g) * w for g, w in width_of.items()}
+                most = min(gpus[gpu] // num for gpu, num in used.items())
+                if most == 0:
+                    continue
+                layers = minimax_layers(referee, chain)
+                if layers is None:
+                    continue
+                for degree in _degrees(most, sequences, size):
+                    pipelines = pipelines_of([(layers, chain)] * degree)
+                    count = fewest_micro_batches(sequences, size, degree)
+                    best_s = min(best_s, referee.step_s(pipelines, count))
+    return 1 / best_s
+
+
+def minimax_layers(referee: Sailor, chain: Sequence[Group]) -> tuple[int, ...] | None:
+    """Layers of each stage such that the slowest is as fast as possible, by dynamic programming
+    over the tables' entries with their memory; None where nothing fits."""
+    tables = referee.tables
+    num_entries, num_stages = tables.num_entries, len(chain)
+    kept = tables.micro_batch_size * ELEMENT_BYTES
+    best = [0.0] + [inf] * num_entries
+    cuts: list[list[int]] = []
+    for s, group in enumerate(chain):
+        times_s = [e.forward_s + e.backward_s for e in tables.times(group.gpu, group.width)]
+        room = capacity_bytes(group.gpu) - fixed_bytes(group.width)
+        bytes_of = [
+            STATE_BYTES * e.num_params + kept * (num_stages - s) * e.activation_floats
+            for e in tables.memory(group.width)
+        ]
+        reached, cut = [inf] * (num_entries + 1), [0] * (num_entries + 1)
+        for end in range(s + 1, num_entries - num_stages + s + 2):
+            time_s, num_bytes = 0.0, 0
+            for start in range(end - 1, s - 1, -1):
+                time_s += times_s[start]
+                num_bytes += bytes_of[start]
+                if num_bytes > room or time_s >= reached[end]:
+                    break
+                if max(best[start], time_s) < reached[end]:
+                    reached[end], cut[end] = max(best[start], time_s), start
+        best = reached
+        cuts.append(cut)
+    if best[num_entries] == inf:
+        return None
+    ends = [num_entries]
+    for cut in reversed(cuts):
+        ends.append(cut[ends[-1]])
+    ends.reverse()
+    entries = [b - a for a, b in pairwise(ends)]
+    entries[0] -= 1
+    entries[-1] -= num_entries - 1 - tables.shape.num_layers
+    return tuple(entries)
+
+
+def _stages(types: list[str], max_stages: int) -> Iterator[tuple[str, ...]]:
+    """One type alone, and V^i A^n V^j for two types in both roles."""
+    for num_stages in range(1, max_stages + 1):
+        for gpu in types:
+            yield (gpu,) * num_stages
+        for inner, outer in ((0, 1), (1, 0)) if len(types) == 2 else ():
+            for n in range(1, num_stages):
+                for i in range(num_stages - n + 1):
+                    yield (
+                        (types[outer],) * i
+                        + (types[inner],) * n
+                        + (types[outer],) * (num_stages - n - i)
+                    )
+
+
+def _degrees(most: int, sequences: int, size: int) -> set[int]:
+    """The largest degree and some parts of it, each the smallest with the same micro-batches."""
+    wanted = {most, *(max(1, most * part // 16) for part in range(6, 16))}
+    return {
+        ceil(sequences / (size * fewest_micro_batches(sequences, size, degree)))
+        for degree in wanted
+    }

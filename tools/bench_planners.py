@@ -1,0 +1,180 @@
+"""Plan benchmark cases by other systems' cost models, and score the plans by them.
+
+    python tools/bench_planners.py [--cases FILE ...] [--json]
+
+Each case (benchmarks/cases/*.yaml, docs/benchmarks.md) is planned by `megatron_hetero.planner` with
+the referee's own prices, once for each micro-batch size that it allows; the best plan is scored by
+the referee's formulas.  A case runs in a process of its own, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from megatron_hetero.cost.placement import placement_of  # noqa: E402
+from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError  # noqa: E402
+from megatron_hetero.plan.layout import format_layout  # noqa: E402
+from megatron_hetero.planner import plan_cluster  # noqa: E402
+from tools.referees.cases import Case, Question, load_case  # noqa: E402
+
+RESULT_FIELDS = (
+    "case",
+    "referee",
+    "score",
+    "unit",
+    "anchor",
+    "ratio",
+    "bound",
+    "gap",
+    "search_s",
+    "peak_memory_mib",
+    "fits",
+)
+CASES = ROOT / "benchmarks" / "cases"
+
+
+def run_case(case: Case) -> tuple[dict[str, Any], str]:
+    """The result of one case (see `RESULT_FIELDS`) and the layout of its plan.
+
+    `bound` is in the anchor's unit and holds over all micro-batch sizes; `score`, `ratio`, `gap`
+    are None and `fits` is False where no plan was found.
+    """
+    bounds_s: list[float] = []
+    best: tuple[float, bool, str] | None = None
+    started = time.perf_counter()
+    for question in case.questions:
+        found = _plan(question)
+        if found is None:
+            continue
+        step_s, fits, bound_s, layout = found
+        bounds_s.append(bound_s)
+        if best is None or step_s < best[0]:
+            best = step_s, fits, layout
+    search_s = time.perf_counter() - started
+    model = case.model
+    result: dict[str, Any] = {
+        "case": model.case,
+        "referee": model.referee,
+        "score": best and case.score(best[0]),
+        "unit": model.anchor.unit,
+        "anchor": model.anchor.value,
+        "ratio": best and case.ratio(best[0]),
+        "bound": case.score(min(bounds_s)) if bounds_s else None,
+        "gap": best and best[0] / min(bounds_s) - 1,
+        "search_s": search_s,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "fits": best is not None and best[1],
+    }
+    return result, best[2] if best else "no plan found"
+
+
+def _plan(question: Question) -> tuple[float, bool, float, str] | None:
+    """(seconds by the referee, fits by the referee, bound, layout) of the plan, if there is one."""
+    try:
+        plan = plan_cluster(question.cluster, question.workload, make_costs=question.make_costs)
+        score = question.score(placement_of(plan, question.cluster))
+    except (InfeasiblePlanError, UnsupportedError):
+        return None
+    if plan.estimates is None or plan.estimates.bound_s is None:
+        raise RuntimeError("the planner gives every plan estimates and a bound")
+    size = question.workload.training.micro_batch_size
+    layout = f"micro-batch size {size}: {format_layout(plan.layout)}"
+    return score.step_s, score.missing_bytes <= 0, plan.estimates.bound_s, layout
+
+
+def _run_in_child(path: str, pipe: Connection) -> None:
+    try:
+        pipe.send(run_case(load_case(path)))
+    except HeteroError as error:
+        pipe.send(error)
+    finally:
+        pipe.close()
+
+
+def run_file(path: Path) -> tuple[dict[str, Any], str]:
+    """`run_case` in a process of its own, so that its peak memory is its own.
+
+    Raises:
+        HeteroError: the file is no case.
+        RuntimeError: the process died.
+    """
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("spawn").Process(
+        target=_run_in_child, args=(str(path), theirs)
+    )
+    child.start()
+    theirs.close()
+    try:
+        outcome = ours.recv()
+    except EOFError:
+        child.join()
+        raise RuntimeError(f"{path}: its process ended with {child.exitcode}") from None
+    child.join()
+    if isinstance(outcome, HeteroError):
+        raise outcome
+    return outcome  # type: ignore[no-any-return]
+
+
+def table_row(result: dict[str, Any]) -> str:
+    """One line of the table for people."""
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    cells = (
+        f"{result['case']:<12}",
+        f"{number(result['score'], '.4f'):>10}",
+        f"{result['unit']:<8}",
+        f"{result['anchor']:>10.4f}",
+        f"{number(result['ratio'], '.3f'):>6}",
+        f"{number(result['bound'], '.4f'):>10}",
+        f"{number(result['gap'] and 100 * result['gap'], '.1f'):>6}",
+        f"{result['search_s']:>9.1f}",
+        f"{result['peak_memory_mib']:>7.0f}",
+        "yes" if result["fits"] else "NO",
+    )
+    return " ".join(cells).rstrip()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--cases", nargs="+", type=Path, metavar="FILE", help="default: all")
+    parser.add_argument("--json", action="store_true", help="a list of results, for programs")
+    parser.add_argument("--layouts", action="store_true", help="print each plan below its result")
+    options = parser.parse_args(arguments)
+    results = []
+    if not options.json:
+        print(
+            f"{'case':<12} {'score':>10} {'unit':<8} {'anchor':>10} {'ratio':>6} {'bound':>10} "
+            f"{'gap %':>6} {'search s':>9} {'MiB':>7} fits"
+        )
+    for path in options.cases or sorted(CASES.glob("*.yaml")):
+        try:
+            result, layout = run_file(path)
+        except HeteroError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+        results.append(result)
+        if not options.json:
+            print(table_row(result), flush=True)
+            if options.layouts:
+                print(f"  {layout}", flush=True)
+    if options.json:
+        print(json.dumps(results, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
