@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Link, Node
 from megatron_hetero.cost.compute import (
@@ -141,6 +142,10 @@ class CostModel:
     `send_loads_s` and `quick_times_s` where it builds plans, and for `replica` and `combine` where
     it compares them.
     """
+
+    has_variants: ClassVar[bool] = True
+    """Whether it prices unequal shares, and replicas or stages whose micro-batch size or recompute
+    are not the job's."""
 
     def __init__(self, cluster: Cluster, workload: Workload, profile: Profile | None = None):
         self.cluster = cluster

@@ -8,10 +8,12 @@ from itertools import pairwise
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StageMemory
-from megatron_hetero.cost.model import CostModel, PieceTimes, PlacementCost, ReplicaCost, StageCost
+from megatron_hetero.cost.model import PieceTimes, PlacementCost, ReplicaCost, StageCost
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import Workload
+from tools.referees.costs import RefereeCosts, check_expressible
 from tools.referees.hexiscale import (
     DEVICE_TYPES,
     PIPELINE_FACTOR,
@@ -29,26 +31,30 @@ _FORWARD = 0.25
 _NO_TIME = PassTimes(0.0, 0.0)
 
 
-class HexiscaleCosts(CostModel):
+class HexiscaleCosts(RefereeCosts):
     """Times are multiplied by the factor that the referee puts before the slowest pipeline."""
 
     def __init__(self, cluster: Cluster, workload: Workload, referee: Hexiscale) -> None:
         super().__init__(cluster, workload)
         self.referee = referee
-        self._boundaries: dict[tuple[str, str, int, int], float] = {}
-
-    def vocab_rows(self, widths: Sequence[int]) -> int:
-        """Not padded: the head is smeared over the layers."""
-        return self.workload.model.vocab_size
+        self._boundaries: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
         """See `CostModel.pieces`."""
-        key = (node.name, width, 0)
+        devices = tuple(Device(node.name, i) for i in range(width))
+        return self.group_pieces(devices, None, vocab_rows)
+
+    def group_pieces(
+        self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
+    ) -> PieceTimes:
+        """See `CostModel.group_pieces`; the first GPU's speed counts for all."""
+        key = tuple(device.node for device in devices)
         if key not in self._pieces:
-            group = self.group([Device(node.name, i) for i in range(width)])
-            device_type = DEVICE_TYPES[node.gpu_type.name]
+            group = self.group(devices)
             communication_s = PIPELINE_FACTOR * self.referee.layer_communication_s(group)
-            layer_s = PIPELINE_FACTOR * self.referee.layer_compute_s(device_type, width)
+            layer_s = PIPELINE_FACTOR * self.referee.layer_compute_s(
+                group[0].device_type, len(group)
+            )
             self._pieces[key] = PieceTimes(
                 _NO_TIME, _split(layer_s + communication_s), _NO_TIME, _split(communication_s), True
             )
@@ -63,6 +69,7 @@ class HexiscaleCosts(CostModel):
         num_in_flight: int,
         vocab_rows: int,
         num_sends_kept: int | None = None,
+        share: TensorShare | None = None,
     ) -> StageMemory:
         """See `CostModel.memory`: the same however many micro-batches are in flight."""
         key = (node.gpu_type.name, width, first, last, 0, 0, None)
@@ -77,7 +84,7 @@ class HexiscaleCosts(CostModel):
 
     def boundary_s(self, senders: Sequence[Device], receivers: Sequence[Device]) -> float:
         """One boundary, both directions, as it weighs on the step."""
-        key = (senders[0].node, receivers[0].node, len(senders), len(receivers))
+        key = (tuple(d.node for d in senders), tuple(d.node for d in receivers))
         if key not in self._boundaries:
             self._boundaries[key] = PIPELINE_FACTOR * self.referee.boundary_s(
                 self.group(senders), self.group(receivers)
@@ -113,8 +120,7 @@ class HexiscaleCosts(CostModel):
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """See `CostModel.stage`; the referee has no optimizer step."""
         stage = replica.stages[index]
-        node = self.cluster.node_by_name[stage.devices[0].node]
-        pieces = self.pieces(node, stage.width, rows)
+        pieces = self.group_pieces(stage.devices, None, rows)
         return StageCost(
             pieces.layer.times(stage.num_layers),
             stage.num_layers * pieces.communication.total_s,
@@ -135,7 +141,12 @@ class HexiscaleCosts(CostModel):
         return SYNC_FACTOR * self.referee.sync_s(self.pipelines(placement))
 
     def pipelines(self, placement: Placement) -> list[Pipeline]:
-        """A placement in the referee's words."""
+        """A placement in the referee's words.
+
+        Raises:
+            UnsupportedError: it has no words for it.
+        """
+        check_expressible(placement, across_machines=True)
         return [
             Pipeline(
                 tuple(Stage(self.group(s.devices), s.num_layers) for s in replica.stages),
@@ -145,7 +156,7 @@ class HexiscaleCosts(CostModel):
         ]
 
     def group(self, devices: Sequence[Device]) -> Group:
-        """A tensor-parallel group in the referee's words."""
+        """A tensor-parallel group in the referee's words; it may span machines."""
         return tuple(
             Gpu(d.node, d.index, DEVICE_TYPES[self.cluster.gpu_type(d).name]) for d in devices
         )

@@ -9,10 +9,12 @@ from itertools import pairwise
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StageMemory
-from megatron_hetero.cost.model import CostModel, PieceTimes, PlacementCost, ReplicaCost, StageCost
+from megatron_hetero.cost.model import PieceTimes, PlacementCost, ReplicaCost, StageCost
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import Workload
+from tools.referees.costs import RefereeCosts, check_expressible
 from tools.referees.sailor import (
     STATE_BYTES,
     Group,
@@ -40,7 +42,7 @@ class LockstepCost(PlacementCost):
         return self.lockstep_s
 
 
-class SailorCosts(CostModel):
+class SailorCosts(RefereeCosts):
     """The GPU types and zones of the tables are the cluster's GPU types and sites."""
 
     def __init__(self, cluster: Cluster, workload: Workload, referee: Sailor) -> None:
@@ -54,10 +56,6 @@ class SailorCosts(CostModel):
         """Only what was measured."""
         measured = self.referee.tables.widths(node.gpu_type.name)
         return tuple(width for width in super().widths(node) if width in measured)
-
-    def vocab_rows(self, widths: Sequence[int]) -> int:
-        """Not padded: the tables are of one vocabulary."""
-        return self.workload.model.vocab_size
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
         """The second layer stands for all; the embedding takes what the first one differs by."""
@@ -89,6 +87,7 @@ class SailorCosts(CostModel):
         num_in_flight: int,
         vocab_rows: int,
         num_sends_kept: int | None = None,
+        share: TensorShare | None = None,
     ) -> StageMemory:
         """See `CostModel.memory`."""
         key = (node.gpu_type.name, width, first, last, num_in_flight, 0, None)
@@ -162,14 +161,6 @@ class SailorCosts(CostModel):
             True,
         )
 
-    def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
-        """The referee keeps P - i micro-batches, whatever their number."""
-        stage = replica.stages[index]
-        num_stages = len(replica.stages)
-        node = self.cluster.node_by_name[stage.devices[0].node]
-        ends = index == 0, index == num_stages - 1
-        return self.memory(node, stage.width, *ends, num_stages - index, rows)
-
     def combine(
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
@@ -192,7 +183,12 @@ class SailorCosts(CostModel):
         return self._sync[pipelines]
 
     def pipelines(self, placement: Placement) -> tuple[Pipeline, ...]:
-        """A placement in the referee's words."""
+        """A placement in the referee's words.
+
+        Raises:
+            UnsupportedError: it has no words for it.
+        """
+        check_expressible(placement)
         return pipelines_of(
             [
                 (
