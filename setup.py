@@ -38,8 +38,17 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
-    packages=find_packages(include=["megatron_hetero", "megatron_hetero.*"]),
-    package_data={"megatron_hetero": ["py.typed"], "": ["*.json", "*.LICENSE"]},
+    packages=[
+        *find_packages(include=["megatron_hetero", "megatron_hetero.*"]),
+        "megatron_hetero.patches",
+    ],
+    # The patches lie beside the package in a checkout and are installed within it.
+    package_dir={"megatron_hetero.patches": "patches"},
+    package_data={
+        "megatron_hetero": ["py.typed"],
+        "megatron_hetero.patches": ["*/*.patch"],
+        "": ["*.json", "*.LICENSE"],
+    },
     python_requires=">=3.12",
     # The planner: any operating system, no torch.
     install_requires=[

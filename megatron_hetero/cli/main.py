@@ -28,6 +28,7 @@ VERBS = {
     "flags": "print the Megatron flags and the torchrun line of every node",
     "simulate": "show what every GPU and link does in one step of a plan",
     "doctor": "find what would hang or train wrongly, before the job starts",
+    "patch": "put the hook into a Megatron-LM source tree, or take it out",
     "verify": "train the plan on this machine's CPU and compare it with one process",
 }
 """Verb -> one line of help.  Verb `x` lives in `megatron_hetero/cli/x.py`."""

@@ -142,6 +142,20 @@ class FlagTable:
             options.append(self.option(name, *argv[start:position]))
         return tuple(options)
 
+    def known_part(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """`argv` without the flags (and their values) that Megatron does not know.
+
+        For the command line of a script with flags of its own, whose parser judges them.
+        """
+        kept: list[str] = []
+        is_kept = False
+        for token in argv:
+            if not _is_value(token):
+                is_kept = token.partition("=")[0] in self.by_name
+            if is_kept:
+                kept.append(token)
+        return tuple(kept)
+
 
 def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
     """Without options that a later one overrides, as argparse lets the last one win."""

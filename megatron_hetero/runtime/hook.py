@@ -8,14 +8,11 @@ into `pretrain_gpt.py`, and `python -m megatron_hetero.launch` does the same fro
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.runtime.arguments import add_hetero_arguments
 from megatron_hetero.runtime.job import Step, job_of
 
 PLAN_FLAGS = ("--hetero-plan", "--hetero-layout")
@@ -34,16 +31,19 @@ def hooked(
         `megatron.training.argument_utils.gpt_config_from_args` and `megatron.training.pretrain`.
     """
     words = sys.argv[1:]
-    if "--help" in words or "-h" in words:
-        return _with_our_flags(parse_and_validate_args), gpt_config_from_args, pretrain
     if not any(word.startswith(PLAN_FLAGS) for word in words):
         return parse_and_validate_args, gpt_config_from_args, pretrain
-    job = _or_exit(job_of)(words)
+    job = _or_exit(job_of)(words, of_a_script=True)
     return (
-        _or_exit(functools.partial(job.parse, parse_and_validate_args)),
-        _or_exit(functools.partial(job.configure, gpt_config_from_args)),
-        _or_exit(functools.partial(job.pretrain, pretrain)),
+        _stand_in(job.parse, parse_and_validate_args),
+        _stand_in(job.configure, gpt_config_from_args),
+        _stand_in(job.pretrain, pretrain),
     )
+
+
+def _stand_in(step: Step, original: Step) -> Step:
+    """`step`, given `original` first; `__wrapped__` is the original, as usual."""
+    return functools.wraps(original)(_or_exit(functools.partial(step, original)))
 
 
 def _or_exit(step: Step) -> Step:
@@ -55,18 +55,3 @@ def _or_exit(step: Step) -> Step:
             raise SystemExit(error.exit_code) from error
 
     return call
-
-
-def _with_our_flags(parse_and_validate_args: Step) -> Step:
-    """Megatron's parser, whose `--help` lists our flags too."""
-
-    def parse(
-        extra_args_provider: Callable[[Any], Any] | None = None, *given: Any, **named: Any
-    ) -> Any:
-        def provide(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-            given_parser = extra_args_provider(parser) if extra_args_provider else parser
-            return add_hetero_arguments(given_parser)
-
-        return parse_and_validate_args(provide, *given, **named)
-
-    return parse

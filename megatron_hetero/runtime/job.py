@@ -24,6 +24,7 @@ import torch.distributed as dist
 from megatron_hetero.errors import CheckpointError, EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.plan.validate import validate_plan
@@ -87,14 +88,19 @@ class Job(Protocol):
         ...
 
 
-def job_of(argv: Sequence[str]) -> Job:
+def job_of(argv: Sequence[str], of_a_script: bool = False) -> Job:
     """The job that a command line asks for; switches the CPU backend on where there is no GPU.
 
+    Args:
+        of_a_script: flags that Megatron does not know are a script's own, whose parser takes them.
     Raises:
         HeteroError: the plan, its flags or the number of processes are not as they must be.
     """
     arguments = split_arguments(argv)
-    plan = requested_plan(arguments)
+    judged = arguments
+    if of_a_script:
+        judged = replace(arguments, megatron=flag_table().known_part(arguments.megatron))
+    plan = requested_plan(judged)
     world = World.from_environment()
     if plan is not None:
         check_world(plan, world)
@@ -104,7 +110,7 @@ def job_of(argv: Sequence[str]) -> Job:
     if plan is None:
         return StockJob(arguments.megatron, world)
     if is_stock(plan):
-        decided = plan_arguments(plan, arguments.megatron)
+        decided = plan_arguments(plan, judged.megatron)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
         return StockJob((*arguments.megatron, *decided), world, arguments.init)
@@ -181,6 +187,7 @@ class AsymmetricJob:
         self._stage = self._plan.replicas[self._position.replica].stages[self._position.stage]
         self._args: Any = None
         self._model: Any = None
+        self._place: Any = None
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """See `Job`.  The plan is checked against the model of the arguments."""
@@ -221,8 +228,17 @@ class AsymmetricJob:
         set_tensor_place(model.transformer, place)
         if self._arguments.init == "layout-independent":
             model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
-        self._model = model
+        self._model, self._place = model, place
         return model
+
+    def _in_own_sizes(self, step: Step) -> Step:
+        """A function of the script's, which may derive a configuration from `args` once more."""
+
+        def call(*given: Any, **named: Any) -> Any:
+            with self._place.own_sizes(self._args):
+                return step(*given, **named)
+
+        return call
 
     def pretrain(
         self,
@@ -276,9 +292,9 @@ class AsymmetricJob:
         ]
         return pretrain(
             config,
-            data.iterators_provider(datasets_provider, plan, groups),
+            data.iterators_provider(self._in_own_sizes(datasets_provider), plan, groups),
             model_type,
-            forward_step,
+            self._in_own_sizes(forward_step),
             p2p_communicator=PipelineCommunicator(groups, config.model.transformer),
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,

@@ -151,3 +151,8 @@ def plain_parser() -> argparse.ArgumentParser:
         else:
             parser.add_argument(*flag.names, dest=flag.dest, action=flag.action)
     return parser
+
+
+def test_the_known_part_leaves_out_a_scripts_own_flags_with_their_values() -> None:
+    argv = ["--of-it", "3", "-1", "--num-layers", "4", "--its=2", "--lr=-1", "--swiglu", "--own"]
+    assert flag_table().known_part(argv) == ("--num-layers", "4", "--lr=-1", "--swiglu")

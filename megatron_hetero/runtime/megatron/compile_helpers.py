@@ -1,13 +1,11 @@
 """`megatron.core.datasets.utils.compile_helpers`: the wheel calls `make` without a Makefile.
 
 The function runs `make` in the installed package and ends the process when that fails.  The wheel
-carries the compiled helper already, so there is nothing to build; a source tree, which has a
-Makefile, keeps Megatron's own behaviour.
+carries the compiled helper already, so there is nothing to build; a source tree whose helper is not
+built yet keeps Megatron's own behaviour.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from megatron_hetero.runtime.megatron.replace import Replacement
 
@@ -20,11 +18,10 @@ REPLACEMENT = Replacement(
 
 
 def _compile_helpers() -> None:
-    from megatron.core.datasets import utils
-
-    if (Path(utils.__file__).parent / "Makefile").exists():
+    try:
+        from megatron.core.datasets import helpers_cpp  # noqa: F401
+    except ImportError:
         REPLACEMENT.original()()
-    from megatron.core.datasets import helpers_cpp  # noqa: F401  (fails here if not built)
 
 
 def apply() -> None:

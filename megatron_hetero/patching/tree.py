@@ -1,0 +1,159 @@
+"""A Megatron-LM source tree and the patch that belongs to it.
+
+A tree is known by the sha256 of the file that is patched, before and after: what cannot be
+recognised is not touched, and reverting gives back the very bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+import megatron_hetero
+from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageError
+from megatron_hetero.patching.unified_diff import apply_hunks, hunks_of
+
+State = Literal["unpatched", "patched"]
+
+
+class Release(BaseModel):
+    """One entry of `patches/releases.json`: a release and the hash of its file on either side."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    release: str
+    carried_by: str
+    file: str
+    patch: str
+    sha256: str
+    sha256_patched: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A recognised source tree."""
+
+    root: Path
+    release: Release
+    state: State
+
+    @property
+    def path(self) -> Path:
+        """The file that the patch changes."""
+        return self.root / self.release.file
+
+
+def patches_folder() -> Path:
+    """`patches/`: beside the package in a checkout, within it once installed."""
+    package = Path(megatron_hetero.__file__).parent
+    inside = package / "patches"
+    return inside if inside.is_dir() else package.parent / "patches"
+
+
+def releases() -> tuple[Release, ...]:
+    """Every release that there is a patch for."""
+    text = (patches_folder() / "releases.json").read_text(encoding="utf-8")
+    return tuple(TypeAdapter(list[Release]).validate_json(text))
+
+
+def recognise(root: Path) -> Tree:
+    """Which release a source tree is, and whether it is patched.
+
+    Raises:
+        UsageError: not a folder.
+        MegatronVersionError: none of the known trees; says what was found.
+    """
+    if not root.is_dir():
+        raise UsageError(f"{root}: not a folder. Give the root of a Megatron-LM checkout.")
+    known = releases()
+    found: list[str] = []
+    for name in sorted({release.file for release in known}):
+        path = root / name
+        if not path.is_file():
+            found.append(f"no {name}")
+            continue
+        digest = _sha256(path.read_bytes())
+        for release in known:
+            if release.file == name and digest == release.sha256:
+                return Tree(root, release, "unpatched")
+            if release.file == name and digest == release.sha256_patched:
+                return Tree(root, release, "patched")
+        found.append(f"{name} with the unknown sha256 {digest}")
+    version = megatron_core_version(root)
+    found.append(f"megatron-core {version}" if version else "no megatron/core/package_info.py")
+    raise MegatronVersionError(
+        f"{root} is none of the Megatron-LM trees that there is a patch for: it has "
+        f"{', '.join(found)}. Nothing was changed.\n"
+        + "".join(f"  known: {release.carried_by}\n" for release in known)
+        + "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "
+        "check one of these commits out (undo your own changes of that file first)."
+    )
+
+
+def megatron_core_version(root: Path) -> str | None:
+    """What the tree says of itself, read without running it."""
+    path = root / "megatron" / "core" / "package_info.py"
+    if not path.is_file():
+        return None
+    numbers = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)$", path.read_text("utf-8"), re.M))
+    return ".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def apply(tree: Tree) -> None:
+    """Put the hook in.
+
+    Raises:
+        UsageError: it is there already.
+    """
+    if tree.state == "patched":
+        raise UsageError(f"{tree.path} is patched already; nothing was changed")
+    _rewrite(tree, backwards=False)
+
+
+def revert(tree: Tree) -> None:
+    """Take the hook out: the file has its original bytes again.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    if tree.state == "unpatched":
+        raise UsageError(f"{tree.path} is not patched; nothing was changed")
+    _rewrite(tree, backwards=True)
+
+
+def patch_text(release: Release) -> str:
+    """The patch itself."""
+    return (patches_folder() / release.patch).read_bytes().decode("utf-8")
+
+
+def _rewrite(tree: Tree, *, backwards: bool) -> None:
+    release = tree.release
+    original = tree.path.read_bytes()
+    hunks = hunks_of(patch_text(release), release.patch)
+    if backwards:
+        hunks = tuple(hunk.reversed for hunk in hunks)
+    result = apply_hunks(original.decode("utf-8"), hunks, str(tree.path)).encode("utf-8")
+    expected = release.sha256 if backwards else release.sha256_patched
+    if _sha256(result) != expected:
+        raise FileFormatError(
+            f"{release.patch} does not lead to the file it should; nothing was changed. "
+            "The installation of megatron-hetero is damaged: install it again."
+        )
+    beside = tree.path.with_name(f".{tree.path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(result)
+        shutil.copymode(tree.path, beside)
+        os.replace(beside, tree.path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,90 @@
+"""Applying a unified diff of one file, exactly or not at all.
+
+Only for text that is known by its hash: no fuzz, no offsets.  `patch -p1` and `git apply` read the
+same files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron_hetero.errors import FileFormatError
+
+_HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """Lines `before` from line `start` (counted from 1) become `after`, at `new_start`."""
+
+    start: int
+    new_start: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @property
+    def reversed(self) -> Hunk:
+        """The hunk that undoes this one."""
+        return Hunk(self.new_start, self.start, self.after, self.before)
+
+
+def hunks_of(diff: str, name: str) -> tuple[Hunk, ...]:
+    """The hunks of a unified diff of one file.
+
+    Args:
+        name: of the diff, for the message.
+    Raises:
+        FileFormatError: not a unified diff.
+    """
+    found: list[Hunk] = []
+    lines = iter(_lines(diff))
+    for line in lines:
+        if line.startswith(("--- ", "+++ ")) and not found:
+            continue
+        header = _HUNK.match(line)
+        if header is None:
+            raise FileFormatError(f"{name}: not a line of a unified diff: {line.rstrip()!r}")
+        start, num_before, new_start, num_after = (int(n) if n else 1 for n in header.groups())
+        before, after = _sides(lines, num_before, num_after, f"{name}: the hunk of line {start}")
+        found.append(Hunk(start, new_start, before, after))
+    if not found:
+        raise FileFormatError(f"{name}: a unified diff without a hunk")
+    return tuple(found)
+
+
+def _sides(
+    lines: Iterator[str], num_before: int, num_after: int, where: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    before: list[str] = []
+    after: list[str] = []
+    while len(before) < num_before or len(after) < num_after:
+        line = next(lines, "")
+        if line[:1] not in (" ", "-", "+"):
+            raise FileFormatError(f"{where} ends early")
+        if line[0] in " -":
+            before.append(line[1:])
+        if line[0] in " +":
+            after.append(line[1:])
+    return tuple(before), tuple(after)
+
+
+def apply_hunks(text: str, hunks: tuple[Hunk, ...], name: str) -> str:
+    """`text` with every hunk applied.
+
+    Raises:
+        FileFormatError: the text is not the one that the diff was made from.
+    """
+    lines = _lines(text)
+    for hunk in reversed(hunks):
+        at = slice(hunk.start - 1, hunk.start - 1 + len(hunk.before))
+        if tuple(lines[at]) != hunk.before:
+            raise FileFormatError(f"{name}: line {hunk.start} is not what the patch expects")
+        lines[at] = hunk.after
+    return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends; `str.splitlines` would end one at a carriage return too."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
