@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-slow check lint types layers schemas env clean help
+.PHONY: demo test test-slow test-pairs check lint types layers schemas env clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,10 @@ test: check
 
 test-slow: env
 	$(BIN)/python -m pytest -q -m slow -n $(PYTEST_WORKERS) --timeout 1200
+
+# Generated plans with every pair of features; -m "" so that the slow ones run too.
+test-pairs: env
+	$(BIN)/python -m pytest -q -m "" -n $(PYTEST_WORKERS) --timeout 600 tests/runtime/test_pairs.py
 
 check: lint types layers
 

@@ -261,6 +261,7 @@ class AsymmetricJob:
             checkpoint_metadata,
             compile_helpers,
             forward_backward,
+            jit_warm_up,
             parallel_state,
             training_log,
         )
@@ -284,6 +285,8 @@ class AsymmetricJob:
         parallel_state.fill(groups)
         forward_backward.apply(ReplicaSchedule(plan, groups))
         checkpoint_metadata.apply()
+        if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
+            jit_warm_up.apply()
         training_log.add_observer(TokenRate().observe)
         # Before what others hang on the model: they see it as it will be trained.
         config.model.post_wrap_hooks[:0] = [

@@ -111,8 +111,9 @@ def _be_rank(job: Job, rank: int, store: str) -> None:
         print(f"error: {error}", flush=True)
         code = error.exit_code
     except SystemExit as leaving:
-        # Megatron leaves with status 0 when a checkpoint is missing; no rank of ours ends so.
+        # As Python itself would: Megatron ends a run so at --exit-interval and its kind.
         print(f"left by sys.exit({leaving.code!r})", flush=True)
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

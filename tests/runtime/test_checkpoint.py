@@ -67,8 +67,8 @@ def test_a_run_goes_on_under_another_plan(
 
     assert set(after[0].norms) == {SAVED_AT + 1, LAST}
     assert set(stock[0].norms) == {LAST + 1}
-    assert _whole_weights(after, 0) == _whole_weights(before, SAVED_AT)
-    assert _whole_weights(stock, 0) == _whole_weights(after, LAST)
+    assert _whole_weights(after, SAVED_AT) == _whole_weights(before, SAVED_AT)
+    assert _whole_weights(stock, LAST) == _whole_weights(after, LAST)
     for run, step in ((after, SAVED_AT + 1), (after, LAST), (stock, LAST + 1)):
         assert _loss(run, step) == pytest.approx(_loss(whole, step), rel=1e-6)
         assert _norm(run, step) == pytest.approx(_norm(whole, step), rel=2e-6)

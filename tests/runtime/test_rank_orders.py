@@ -81,7 +81,7 @@ def test_an_inner_stage_as_rank_0_knows_that_there_is_no_test_set(tmp_path: Path
     asked = on_hosts("tp1:1,tp2:2,tp1:1 @4 | tp1:4 @2", (1, 2, 0, 3, 4))
     flags = ["--split=9,1,0", "--eval-iters=1", "--eval-interval=1"]
     records = train(asked, flags, tmp_path)
-    assert all(record.num_steps == 2 for record in records)
+    assert all(len(record.steps) == 2 for record in records)
     log = (tmp_path / "rank-4.log").read_text()
     assert log.count("validation loss at iteration") >= 2
     assert "on test set" not in log

@@ -98,7 +98,7 @@ def _train(
 
 def _bits(record: RankRecord) -> tuple[object, ...]:
     """Losses, gradients and weights of all steps, as bits."""
-    assert record.num_steps == 3
+    assert record.steps == (1, 2, 3)
     return (
         {step: loss.hex() for step, loss in record.losses.items()},
         {key: array.tobytes() for key, array in record.arrays.items()},

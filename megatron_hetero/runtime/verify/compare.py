@@ -24,6 +24,9 @@ NORM_TOLERANCE = 2e-6
 ADAM_UPDATE_TOLERANCE = 1e-3
 """Adam divides by the root of the second moment, which is rounding noise where a gradient is all
 but zero; the update of a whole tensor is the number that means something."""
+FLOOR_FACTOR = 4.0
+"""The floor is one other order of summation; a plan has several at once (over shards, stages,
+replicas), each of about that effect."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,25 @@ def compare(
     data_ranks: Sequence[int],
     model: ModelSpec,
     optimizer: str,
+    steps: range | None = None,
+    floor: RankRecord | None = None,
 ) -> Distances:
     """Distance of the run recorded by `ranks` from the one process of `reference`.
 
     Args:
         data_ranks: the ranks whose samples together are the global batch, one for each replica.
+        steps: those that the run made, where it is a part of the reference's; None for all.
+        floor: the one process in another order of summation.  A tensor no further off than
+            `FLOOR_FACTOR` times that one's worst step counts as equal.
     Raises:
         CheckFailedError: a record is incomplete, so that there is nothing to compare.
     """
-    steps = range(1, reference.num_steps + 1)
-    _require_complete(reference, ranks)
-    loss = norm = gradients = weights = Worst(0.0)
+    steps = steps or range(1, len(reference.steps) + 1)
+    _require_complete(reference, ranks, steps)
+    measure = _Measure(model, optimizer, reference)
+    noise = measure.noise(floor) if floor is not None else {}
+    loss = norm = Worst(0.0)
+    tensors = {"gradient": Worst(0.0), "weight": Worst(0.0)}
     for rank, record in enumerate(ranks):
         for step in steps:
             where = f"step {step}, rank {rank}"
@@ -111,55 +122,73 @@ def compare(
                 _relative(float.fromhex(record.norms[step]), float.fromhex(reference.norms[step])),
                 where,
             )
-            for name, shard, x, ref in _pairs(reference, record, "gradient", step):
-                if optimizer == "adam" and step > 1:
-                    break
-                distance = _max_norm(x, ref, shard, key_bias_rows(name, model))
-                gradients = gradients.or_worse(distance, f"{name}, {where}")
-            for name, shard, x, ref in _pairs(reference, record, "weight", step):
-                start = reference.arrays[f"weight/0/{name}"]
-                keys = key_bias_rows(name, model)
-                distance = (
-                    _max_norm(x, ref, shard, keys)
-                    if optimizer == "sgd"
-                    else _update_norm(x, ref, start, shard, keys)
-                )
-                weights = weights.or_worse(distance, f"{name}, {where}")
+            for kind, name, difference, scale in measure.tensors(record, step):
+                if difference <= noise.get((kind, name), 0.0):
+                    continue
+                distance = difference / scale if scale else difference
+                tensors[kind] = tensors[kind].or_worse(distance, f"{name}, {where}")
     return Distances(
         loss,
-        gradients,
+        tensors["gradient"],
         norm,
-        weights,
-        same_samples=_same_samples(reference, [ranks[r] for r in data_ranks]),
+        tensors["weight"],
+        same_samples=_same_samples(reference, [ranks[r] for r in data_ranks], steps),
         same_norm_bits=all(record.norms == ranks[0].norms for record in ranks),
         left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
     )
 
 
-def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord]) -> None:
-    steps = set(range(1, reference.num_steps + 1))
-    last_stages = [record.losses for record in ranks if record.losses]
-    if not steps or not last_stages:
+@dataclass(frozen=True)
+class _Measure:
+    """How far tensors are from the one process of `reference`."""
+
+    model: ModelSpec
+    optimizer: str
+    reference: RankRecord
+
+    def tensors(self, record: RankRecord, step: int) -> Iterator[tuple[str, str, float, float]]:
+        """(kind, name, absolute distance, scale of the reference) of all tensors of a step."""
+        for name, shard in record.shards.items():
+            keys = key_bias_rows(name, self.model)
+            for kind in ("gradient", "weight"):
+                if kind == "gradient" and self.optimizer == "adam" and step > 1:
+                    continue
+                whole = self.reference.arrays[f"{kind}/{step}/{name}"]
+                difference = record.arrays[f"{kind}/{step}/{name}"] - _part(whole, shard)
+                size = _largest
+                if kind == "weight" and self.optimizer == "adam":
+                    size, whole = _length, whole - self.reference.arrays[f"weight/0/{name}"]
+                yield kind, name, size(_without(difference, keys)), size(_without(whole, keys))
+
+    def noise(self, floor: RankRecord) -> dict[tuple[str, str], float]:
+        """By (kind, name) the distance that is rounding, whatever the tensor's own size.
+
+        A gradient that is the small rest of a large sum (of a norm of queries or keys, say) has
+        the rounding of the sum.
+        """
+        worst: dict[tuple[str, str], float] = {}
+        for step in floor.steps:
+            for kind, name, difference, _ in self.tensors(floor, step):
+                noise = FLOOR_FACTOR * difference
+                worst[kind, name] = max(worst.get((kind, name), 0.0), noise)
+        return worst
+
+
+def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord], steps: range) -> None:
+    if not steps or not any(record.losses for record in ranks):
         raise CheckFailedError("no losses were recorded; the runs did not train")
-    if any(set(losses) != steps for losses in (reference.losses, *last_stages)):
-        raise CheckFailedError("a rank of a last stage did not report the loss of every step")
+    if reference.steps != tuple(range(1, len(reference.steps) + 1)):
+        raise CheckFailedError(f"the one process recorded steps {reference.steps}")
+    if set(reference.losses) != set(reference.steps):
+        raise CheckFailedError("the one process did not report the loss of every step")
     covered = {name for record in ranks for name in record.shards}
     if missing := sorted(set(reference.shards) - covered):
         raise CheckFailedError(f"no rank of the plan holds {', '.join(missing)}")
     for rank, record in enumerate(ranks):
-        if record.num_steps != reference.num_steps:
-            raise CheckFailedError(
-                f"rank {rank} recorded {record.num_steps} steps, the one process "
-                f"{reference.num_steps}"
-            )
-
-
-def _pairs(
-    reference: RankRecord, record: RankRecord, kind: str, step: int
-) -> Iterator[tuple[str, ParameterShard, numpy.ndarray, numpy.ndarray]]:
-    for name, shard in record.shards.items():
-        key = f"{kind}/{step}/{name}"
-        yield name, shard, record.arrays[key], reference.arrays[key]
+        if record.steps != tuple(steps):
+            raise CheckFailedError(f"rank {rank} recorded steps {record.steps}, not {tuple(steps)}")
+        if record.losses and set(record.losses) != set(steps):
+            raise CheckFailedError("a rank of a last stage did not report the loss of every step")
 
 
 def _part(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
@@ -174,28 +203,12 @@ def _relative(x: float, ref: float) -> float:
     return abs(x - ref) / abs(ref) if ref else abs(x - ref)
 
 
-def _max_norm(
-    x: numpy.ndarray, whole: numpy.ndarray, shard: ParameterShard, keys: _Rows | None
-) -> float:
-    difference, whole = _without(x - _part(whole, shard), keys), _without(whole, keys)
-    if not whole.size:
-        return 0.0
-    scale = float(numpy.abs(whole).max())
-    distance = float(numpy.abs(difference).max())
-    return distance / scale if scale else distance
+def _largest(tensor: numpy.ndarray) -> float:
+    return float(numpy.abs(tensor).max()) if tensor.size else 0.0
 
 
-def _update_norm(
-    x: numpy.ndarray,
-    whole: numpy.ndarray,
-    start: numpy.ndarray,
-    shard: ParameterShard,
-    keys: _Rows | None,
-) -> float:
-    difference, update = _without(x - _part(whole, shard), keys), _without(whole - start, keys)
-    scale = float(numpy.linalg.norm(update))
-    distance = float(numpy.linalg.norm(difference))
-    return distance / scale if scale else distance
+def _length(tensor: numpy.ndarray) -> float:
+    return float(numpy.linalg.norm(tensor))
 
 
 _Rows = tuple[int, int, int]
@@ -228,22 +241,20 @@ def _without(tensor: numpy.ndarray, rows: _Rows | None) -> numpy.ndarray:
     return tensor[(place < first) | (place >= stop)]
 
 
-def _same_samples(reference: RankRecord, replicas: Sequence[RankRecord]) -> bool:
+def _same_samples(reference: RankRecord, replicas: Sequence[RankRecord], steps: range) -> bool:
     """Whether every step's global batch is the same set of samples."""
-    num_steps = reference.num_steps
-    per_step = [_steps(reference.samples, num_steps)] + [
-        _steps(record.samples, num_steps) for record in replicas
-    ]
-    if any(len(steps) != num_steps for steps in per_step):
+    expected = _by_step(reference.samples, len(reference.steps))
+    parts = [_by_step(record.samples, len(steps)) for record in replicas]
+    if not expected or not all(parts):
         return False
-    expected, *parts = per_step
     return all(
-        sorted(expected[k]) == sorted(s for part in parts for s in part[k])
-        for k in range(num_steps)
+        sorted(expected[step - 1]) == sorted(s for part in parts for s in part[k])
+        for k, step in enumerate(steps)
     )
 
 
-def _steps(samples: list[int], num_steps: int) -> list[list[int]]:
+def _by_step(samples: list[int], num_steps: int) -> list[list[int]]:
+    """The samples of each step; no steps if they cannot be divided."""
     if not samples or len(samples) % num_steps:
         return []
     size = len(samples) // num_steps

@@ -16,6 +16,7 @@ from typing import Any
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import entry
 from megatron_hetero.runtime.local_launch import Job
 from megatron_hetero.runtime.megatron import checkpoint_metadata
@@ -57,7 +58,6 @@ class VerifyJobs:
         num_samples = 2 * (options.steps + 1) * shrunk.global_batch_size
         self._num_tokens = num_samples * (shrunk.model.seq_length + 1)
         self._common = (
-            *shrunk.model_args,
             *tokenizer_arguments(self._text),
             "--lr-decay-style=constant",
             "--weight-decay=0.01",
@@ -68,6 +68,8 @@ class VerifyJobs:
             "--num-workers=0",
             "--distributed-timeout-minutes=5",
             "--ckpt-format=torch_dist",
+            # Last, so that a workload's own weight decay or clipping counts.
+            *shrunk.model_args,
         )
         self._one_process = (f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}",)
 
@@ -135,11 +137,38 @@ class VerifyJobs:
 
     def plan_job(self, optimizer: str) -> Job:
         """The plan through the entry that users run."""
-        plan = self.shrunk.plan
-        folder = self._folder / optimizer / "plan"
+        arguments = self.training_arguments(optimizer)
+        return self._plan_job("the plan", optimizer, self.shrunk, arguments)
+
+    def interrupted_jobs(self, optimizer: str, resumed: Shrunk, after: int) -> tuple[Job, Job]:
+        """The plan up to a checkpoint, at which it exits, and `resumed` from there to the end.
+
+        `resumed` is the same model under a plan that may be another; stock Megatron's too.
+        """
+        checkpoints = self._folder / optimizer / "checkpoints"
+        saving = (f"--save={checkpoints}", "--save-interval=1000")
+        given = (*self.training_arguments(optimizer), *saving)
+        start = ("--load=", "--finetune", "--no-load-optim")
+        going_on = tuple(flag for flag in given if not flag.startswith(start))
+        return (
+            self._plan_job(
+                "the plan", optimizer, self.shrunk, (*given, f"--exit-interval={after}")
+            ),
+            self._plan_job(
+                "the resumed plan",
+                optimizer,
+                resumed,
+                (*going_on, *resumed.model_args, f"--load={checkpoints}"),
+            ),
+        )
+
+    def _plan_job(
+        self, name: str, optimizer: str, shrunk: Shrunk, arguments: tuple[str, ...]
+    ) -> Job:
+        folder = self._folder / optimizer / name.removeprefix("the ").replace(" ", "-")
         argv = (
-            *self.training_arguments(optimizer),
-            self._plan_flag(),
+            *arguments,
+            _plan_flag(shrunk.plan, folder / "plan.json"),
             *self.options.plan_flags,
             f"--data-cache-path={folder / 'cache'}",
         )
@@ -147,19 +176,23 @@ class VerifyJobs:
         def train(rank: int) -> None:
             if self.options.fault is not None:
                 faults.plant(self.options.fault)
+            save_without_a_server()
             recorder = Recorder()
-            entry.main(argv, recorder)
-            recorder.save(folder / f"record-{rank}")
+            try:
+                entry.main(argv, recorder)
+            finally:
+                # Megatron ends a run at `--exit-interval` by leaving the process.
+                recorder.save(folder / f"record-{rank}")
 
-        return Job(f"the plan, {optimizer}", plan.layout.num_devices, train, folder)
+        return Job(f"{name}, {optimizer}", shrunk.plan.layout.num_devices, train, folder)
 
-    def _plan_flag(self) -> str:
-        plan = self.shrunk.plan
-        if plan == plan_from_layout(plan.layout):
-            return f"--hetero-layout={format_layout(plan.layout)}"
-        path = self._folder / "plan.json"
-        save_plan(plan, path)
-        return f"--hetero-plan={path}"
+
+def _plan_flag(plan: Plan, path: Path) -> str:
+    if plan == plan_from_layout(plan.layout):
+        return f"--hetero-layout={format_layout(plan.layout)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_plan(plan, path)
+    return f"--hetero-plan={path}"
 
 
 class ReversedRecorder(Recorder):

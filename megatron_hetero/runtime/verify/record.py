@@ -26,7 +26,8 @@ from megatron_hetero.runtime.shards import ParameterShard, global_parameters, sh
 class RankRecord:
     """Read back: arrays by `kind/step/name` (kinds: gradient, weight), and the shards by name.
 
-    Steps count from 1; weights of step 0 are the initial ones.  `losses` has entries on last
+    Steps are Megatron's iterations, from 1 or, in a resumed run, from the next one on; weights of
+    the step before the first are those that the run started from.  `losses` has entries on last
     stages only; `samples` are the dataset indices that this rank read, in order.
     """
 
@@ -37,8 +38,9 @@ class RankRecord:
     samples: list[int]
 
     @property
-    def num_steps(self) -> int:
-        return len(self.norms)
+    def steps(self) -> tuple[int, ...]:
+        """Those after which the optimizer has moved, in order."""
+        return tuple(sorted(self.norms))
 
 
 class Recorder:
@@ -51,7 +53,6 @@ class Recorder:
         self._losses: dict[int, float] = {}
         self._norms: dict[int, str] = {}
         self._samples: list[int] = []
-        self._step = 0
 
     def observe_log(self) -> None:
         """Start observing the loop's log; call it after Megatron is imported."""
@@ -60,6 +61,7 @@ class Recorder:
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
         """Remember the parameters, and record gradients as the optimizer will see them."""
         from megatron.core.distributed import finalize_model_grads
+        from megatron.training import get_args
 
         config = get_model_config(model[0])
         self._parameters = dict(global_parameters(model))
@@ -70,10 +72,10 @@ class Recorder:
 
         def finalize(*args: Any, **kwargs: Any) -> None:
             inner(*args, **kwargs)
-            if self._step == 0:
-                self._keep("weight", 0, lambda p: p.data)
-            self._step += 1
-            self._keep("gradient", self._step, lambda p: p.main_grad)
+            done = get_args().curr_iteration
+            if not self._norms:
+                self._keep("weight", done, lambda p: p.data)
+            self._keep("gradient", done + 1, lambda p: p.main_grad)
 
         config.finalize_model_grads_func = finalize
         return model

@@ -1,0 +1,370 @@
+"""Random asymmetric plans with every feature of the runtime, and every pair of features.
+
+`cases(seed)` yields them without end; the first few dozen contain every pair of values of `FACTORS`
+that is possible, and every third one has uneven shares.  A case is small enough to train in a
+second or two on a CPU, and equal to one process whatever it contains (`tests.runtime.prove`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from math import lcm
+
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.check_structure import default_launched_forwards
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, StageShape
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.runtime.verify.shrink import Shrunk
+from tests.runtime.all_pairs import Exclusion, Space
+
+FACTORS: Mapping[str, tuple[str, ...]] = {
+    "replicas": ("1", "2", "3"),
+    "stages": ("1", "2", "3", "4"),
+    "depths": ("equal", "unlike"),
+    "widest": ("1", "2", "3", "4"),
+    "widths": ("one", "mixed"),
+    "shares": ("even", "uneven"),
+    "sizes": ("divide", "do not divide"),
+    "micro-batches": ("equal", "unlike"),
+    "micro-batch size": ("1", "2", "of each replica"),
+    "launches": ("1F1B", "ahead", "one at a time"),
+    "sequence parallel": ("off", "on"),
+    "recompute": ("none", "selective", "full", "of each stage"),
+    "loss": ("per micro-batch", "per token"),
+    "embeddings": ("tied", "untied"),
+    "MLP": ("GELU", "SwiGLU"),
+    "attention": ("all heads", "grouped"),
+    "qk-norm": ("off", "on"),
+    "biases": ("all", "none", "QKV"),
+    "positions": ("learned", "rotary"),
+    "norm": ("LayerNorm", "RMSNorm"),
+    "optimizer": ("adam", "sgd"),
+    "weight decay": ("0", "0.1"),
+    "clipping": ("off", "0.1", "10"),
+    "resume": ("no", "same plan", "another plan"),
+}
+"""`stages` are the deepest replica's, `widest` is the widest stage's width, and `widths` says
+whether all stages have one."""
+
+_ONE_REPLICA = "one replica has nothing to differ from"
+_ONE_DEVICE = "one device divides nothing"
+_SGD = "refused: Megatron cannot load the state of SGD from torch_dist"
+
+EXCLUSIONS = (
+    Exclusion(("depths", "unlike"), ("replicas", "1"), _ONE_REPLICA),
+    Exclusion(("depths", "unlike"), ("stages", "1"), "no replica is shallower than one stage"),
+    Exclusion(("widths", "mixed"), ("widest", "1"), "no stage is narrower than one device"),
+    Exclusion(("shares", "uneven"), ("widest", "1"), _ONE_DEVICE),
+    Exclusion(("sizes", "do not divide"), ("widest", "1"), _ONE_DEVICE),
+    Exclusion(("sizes", "do not divide"), ("shares", "even"), "refused: equal parts must fit"),
+    Exclusion(("micro-batches", "unlike"), ("replicas", "1"), _ONE_REPLICA),
+    Exclusion(("micro-batch size", "of each replica"), ("replicas", "1"), _ONE_REPLICA),
+    Exclusion(
+        ("micro-batch size", "of each replica"),
+        ("loss", "per micro-batch"),
+        "refused: micro-batches of unlike size need --calculate-per-token-loss",
+    ),
+    Exclusion(("launches", "ahead"), ("stages", "1"), "one stage has no schedule"),
+    Exclusion(("launches", "one at a time"), ("stages", "1"), "one stage has no schedule"),
+    Exclusion(("resume", "same plan"), ("optimizer", "sgd"), _SGD),
+    Exclusion(("resume", "another plan"), ("optimizer", "sgd"), _SGD),
+)
+
+SPACE = Space(FACTORS, EXCLUSIONS)
+
+GLOBAL_BATCH_SIZE = 6
+MAX_PROCESSES = 8
+NUM_STEPS = 5
+SAVED_AT = 2
+_VOCAB_MULTIPLE = 48
+"""Of the padded vocabulary, under every plan: divisible by all widths."""
+_SEQUENCE = 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan and how to train it; `second` resumes what the plan has saved at `SAVED_AT`."""
+
+    name: str
+    values: Mapping[str, str]
+    plan: Plan
+    second: Plan | None
+    model: ModelSpec
+    model_args: tuple[str, ...]
+
+    @property
+    def optimizer(self) -> str:
+        return self.values["optimizer"]
+
+    def shrunk(self, plan: Plan) -> Shrunk:
+        """What `verify.jobs` trains, for one of the two plans."""
+        divisor = _VOCAB_MULTIPLE // lcm(*plan.layout.tensor_parallel_widths)
+        args = (*self.model_args, f"--make-vocab-size-divisible-by={divisor}")
+        return Shrunk(plan, self.model, GLOBAL_BATCH_SIZE, args, _VOCAB_MULTIPLE, ())
+
+
+def cases(seed: int) -> Iterator[Case]:
+    """Cases without end, the same ones for the same seed."""
+    rng = random.Random(seed)
+
+    def fixed(number: int) -> dict[str, str]:
+        return {"shares": "uneven"} if number % 3 == 0 else {}
+
+    chosen = SPACE.select(rng, fixed, lambda values: _plan(random.Random(0), values) is not None)
+    for number, values in enumerate(chosen):
+        plan = _plan(rng, values)
+        while plan is None:
+            plan = _plan(rng, values)
+        yield Case(
+            f"{number}: {format_layout(plan.layout)}",
+            values,
+            plan,
+            _second_plan(rng, values, plan),
+            _model(values, plan.layout.replicas[0].num_layers),
+            _model_args(values, plan.layout.replicas[0].num_layers),
+        )
+
+
+def _plan(rng: random.Random, values: Mapping[str, str], tries: int = 50) -> Plan | None:
+    """A plan of these values that needs the plug-in; None if there seems to be none."""
+    for _ in range(tries):
+        layout = _layout(rng, values, rng.randint(4, 5))
+        if layout is None or layout.num_devices > MAX_PROCESSES:
+            continue
+        plan = _with_stage_settings(rng, values, plan_from_layout(layout))
+        if values["launches"] != "1F1B" and not _launches_differ(plan):
+            continue
+        if not is_stock(plan):
+            validate_plan(plan)
+            return plan
+    return None
+
+
+def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> Plan | None:
+    """Another layout of the same model and batch, stock Megatron's own ones too."""
+    if values["resume"] == "no":
+        return None
+    if values["resume"] == "same plan":
+        return first
+    while True:
+        other = {name: rng.choice(FACTORS[name]) for name in FACTORS}
+        other |= {name: values[name] for name in ("sizes", "loss", "sequence parallel")}
+        other["optimizer"] = values["optimizer"]
+        if _job_micro_batch_size(other) != _job_micro_batch_size(values):
+            continue
+        if any(pair in SPACE.excluded for pair in SPACE.pairs_of(other)):
+            continue
+        num_layers = first.layout.replicas[0].num_layers
+        layout = _layout(rng, other, num_layers) if int(other["stages"]) <= num_layers else None
+        if layout is None or layout.num_devices > MAX_PROCESSES or layout == first.layout:
+            continue
+        plan = _with_stage_settings(rng, other, plan_from_layout(layout))
+        validate_plan(plan)
+        return plan
+
+
+def _layout(rng: random.Random, values: Mapping[str, str], num_layers: int) -> Layout | None:
+    num_replicas, deepest = int(values["replicas"]), int(values["stages"])
+    depths = [deepest] * num_replicas
+    if values["depths"] == "unlike":
+        depths[1:] = [rng.randint(1, deepest) for _ in depths[1:]]
+        if min(depths) == deepest:
+            return None
+        rng.shuffle(depths)
+    widths = _widths(rng, values, depths)
+    batches = _micro_batches(rng, values)
+    if widths is None or batches is None:
+        return None
+    return Layout(
+        tuple(
+            ReplicaShape(
+                tuple(
+                    StageShape(width, layers, shares)
+                    for (width, shares), layers in zip(
+                        stages, _parts(rng, num_layers, len(stages)), strict=True
+                    )
+                ),
+                count,
+                size,
+            )
+            for stages, (count, size) in zip(widths, batches, strict=True)
+        )
+    )
+
+
+_Width = tuple[int, tuple[int, ...] | None]
+
+
+def _widths(
+    rng: random.Random, values: Mapping[str, str], depths: list[int]
+) -> list[list[_Width]] | None:
+    """[replica][stage] -> width and shares."""
+    widest = int(values["widest"])
+    widths = [[widest] * depth for depth in depths]
+    if values["widths"] == "mixed":
+        widths = [[rng.randint(1, widest) for _ in range(depth)] for depth in depths]
+        flat = {width for stages in widths for width in stages}
+        if widest not in flat or len(flat) == 1:
+            return None
+    uneven, fitting = values["shares"] == "uneven", values["sizes"] == "divide"
+    found: list[list[_Width]] = [[(w, None) for w in stages] for stages in widths]
+    wide = [(r, s) for r, ws in enumerate(widths) for s, width in enumerate(ws) if width > 1]
+    if uneven:
+        # Uneven groups beside even ones, where every width fits the model.
+        some = rng.sample(wide, rng.randint(1, len(wide))) if fitting else wide
+        for r, s in some:
+            found[r][s] = (widths[r][s], _shares(rng, widths[r][s], must_differ=fitting))
+    return found
+
+
+def _shares(rng: random.Random, width: int, must_differ: bool) -> tuple[int, ...]:
+    while True:
+        shares = tuple(rng.randint(1, 4) for _ in range(width))
+        if len(set(shares)) > 1 or not must_differ:
+            return shares
+
+
+def _micro_batches(
+    rng: random.Random, values: Mapping[str, str]
+) -> list[tuple[int, int | None]] | None:
+    """[replica] -> (number of micro-batches, their size or None for the job's)."""
+    own = values["micro-batch size"] == "of each replica"
+    possible = _divisions(
+        int(values["replicas"]),
+        None if own else int(values["micro-batch size"]),
+        values["micro-batches"] == "unlike",
+    )
+    if not possible:
+        return None
+    return [(count, size if own else None) for count, size in rng.choice(possible)]
+
+
+@cache
+def _divisions(
+    num_replicas: int, size: int | None, unlike: bool
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """All ways to divide the batch: [way][replica] -> (count, size); sizes differ if None."""
+    sizes = (1, 2, 3) if size is None else (size,)
+    replica = [(count, s) for s in sizes for count in range(1, GLOBAL_BATCH_SIZE + 1)]
+    return tuple(
+        way
+        for way in product(replica, repeat=num_replicas)
+        if sum(count * s for count, s in way) == GLOBAL_BATCH_SIZE
+        and (len({count for count, _ in way}) > 1) == unlike
+        and (len({s for _, s in way}) > 1) == (size is None)
+    )
+
+
+def _parts(rng: random.Random, total: int, num_parts: int) -> list[int]:
+    cuts = sorted(rng.sample(range(1, total), num_parts - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+def _with_stage_settings(rng: random.Random, values: Mapping[str, str], plan: Plan) -> Plan:
+    return replace(
+        plan, replicas=tuple(_with_own_settings(rng, values, replica) for replica in plan.replicas)
+    )
+
+
+def _with_own_settings(rng: random.Random, values: Mapping[str, str], replica: Replica) -> Replica:
+    stages = list(replica.stages)
+    if values["recompute"] == "of each stage":
+        for s, stage in enumerate(stages):
+            kind = rng.choice(("none", "selective", "full"))
+            some = kind == "full" and rng.random() < 0.5
+            count = rng.randint(1, stage.shape.num_layers) if some else None
+            stages[s] = replace(stage, recompute=kind, recompute_num_layers=count)
+    if values["launches"] != "1F1B":
+        most = replica.num_micro_batches
+        for s, stage in enumerate(stages):
+            least = min(len(stages) - s, most)
+            count = 1 if values["launches"] == "one at a time" else rng.randint(least, most)
+            stages[s] = replace(stage, num_launched_forwards=count)
+            most = count
+    return replace(replica, stages=tuple(stages))
+
+
+def _launches_differ(plan: Plan) -> bool:
+    """Whether some stage's launch count is another than 1F1B's."""
+    return any(
+        stage.num_launched_forwards != default_launched_forwards(plan, r, s)
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+    )
+
+
+def _job_micro_batch_size(values: Mapping[str, str]) -> int:
+    return 2 if values["micro-batch size"] == "2" else 1
+
+
+def _model(values: Mapping[str, str], num_layers: int) -> ModelSpec:
+    """12 query groups fit every width from 1 to 4; 7 fit none but 1."""
+    fitting = values["sizes"] == "divide"
+    groups = 12 if fitting else 7
+    heads = groups * (2 if values["attention"] == "grouped" else 1)
+    biases = values["biases"]
+    return ModelSpec(
+        num_layers=num_layers,
+        hidden_size=48,
+        ffn_hidden_size=96 if fitting else 82,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=4,
+        vocab_size=257,
+        seq_length=_SEQUENCE,
+        max_position_embeddings=_SEQUENCE,
+        gated_mlp=values["MLP"] == "SwiGLU",
+        tied_embeddings=values["embeddings"] == "tied",
+        add_bias_linear=biases == "all",
+        add_qkv_bias=biases == "QKV",
+        normalization="RMSNorm" if values["norm"] == "RMSNorm" else "LayerNorm",
+        position_embedding="rope" if values["positions"] == "rotary" else "learned_absolute",
+        qk_layernorm=values["qk-norm"] == "on",
+    )
+
+
+def _model_args(values: Mapping[str, str], num_layers: int) -> tuple[str, ...]:
+    model = _model(values, num_layers)
+    clip = values["clipping"]
+    args = [
+        f"--num-layers={num_layers}",
+        f"--hidden-size={model.hidden_size}",
+        f"--ffn-hidden-size={model.ffn_hidden_size}",
+        f"--num-attention-heads={model.num_attention_heads}",
+        f"--kv-channels={model.kv_channels}",
+        f"--seq-length={model.seq_length}",
+        f"--max-position-embeddings={model.max_position_embeddings}",
+        f"--normalization={model.normalization}",
+        f"--position-embedding-type={model.position_embedding}",
+        f"--global-batch-size={GLOBAL_BATCH_SIZE}",
+        f"--micro-batch-size={_job_micro_batch_size(values)}",
+        "--attention-dropout=0",
+        "--hidden-dropout=0",
+        f"--weight-decay={values['weight decay']}",
+        f"--clip-grad={0 if clip == 'off' else clip}",
+    ]
+    if model.num_query_groups != model.num_attention_heads:
+        args += ["--group-query-attention", f"--num-query-groups={model.num_query_groups}"]
+    switches = {
+        "--swiglu": model.gated_mlp,
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+        "--disable-bias-linear": not model.add_bias_linear,
+        "--add-qkv-bias": model.add_qkv_bias,
+        "--qk-layernorm": model.qk_layernorm,
+        "--sequence-parallel": values["sequence parallel"] == "on",
+        "--calculate-per-token-loss": values["loss"] == "per token",
+    }
+    args += [flag for flag, is_on in switches.items() if is_on]
+    if values["recompute"] == "full":
+        args += ["--recompute-granularity=full", "--recompute-method=uniform"]
+        args.append("--recompute-num-layers=1")
+    elif values["recompute"] == "selective":
+        args.append("--recompute-granularity=selective")
+    return tuple(args)

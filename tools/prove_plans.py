@@ -1,0 +1,109 @@
+"""Train random asymmetric plans beside one process of stock Megatron; print what was covered.
+
+    python tools/prove_plans.py --plans 500 --seed 1 > proof.md
+
+The plans contain every pair of features (`tests/runtime/plan_generator.py`).  The report is
+Markdown on standard output, progress goes to standard error.  Exit code 1: a plan was not equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.runtime.plan_generator import FACTORS, SPACE, Case, cases
+from tests.runtime.prove import Proof, prove
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plans", type=int, default=60, help="how many plans (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the generator (default: 0)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first plan to train")
+    parser.add_argument("--workers", type=int, default=2, help="plans at a time (default: 2)")
+    options = parser.parse_args()
+    # Ranks are forked, which CUDA does not survive.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from megatron_hetero.runtime.local_launch import preload
+
+    preload()
+    chosen = list(islice(cases(options.seed), options.first, options.plans))
+    begin = time.monotonic()
+    proofs = []
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
+        for proof in pool.map(_prove, chosen):
+            proofs.append(proof)
+            words = f"equal  {proof.case.name}" if proof.ok else f"UNLIKE {proof}"
+            print(words, file=sys.stderr, flush=True)
+    minutes = (time.monotonic() - begin) / 60
+    print("\n".join(report(proofs, options.seed, minutes)))
+    return 0 if all(proof.ok for proof in proofs) else 1
+
+
+def _prove(case: Case) -> Proof:
+    with tempfile.TemporaryDirectory(prefix="megatron-hetero-prove-") as folder:
+        return prove(case, Path(folder))
+
+
+def report(proofs: Sequence[Proof], seed: int, minutes: float) -> Iterator[str]:
+    """Markdown: the result, every plan that failed, the values, the pairs, what is impossible."""
+    equal = [proof for proof in proofs if proof.ok]
+    uneven = sum(proof.case.values["shares"] == "uneven" for proof in proofs)
+    covered = {pair for proof in equal for pair in SPACE.pairs_of(proof.case.values)}
+    allowed = SPACE.allowed_pairs()
+    yield "# Random plans beside one process of stock Megatron"
+    yield ""
+    yield (
+        f"{len(equal)} of {len(proofs)} plans of seed {seed} are equal to one process, "
+        f"{uneven} of them with uneven shares ({minutes:.1f} minutes). They contain "
+        f"{len(covered & allowed):,} of the {len(allowed):,} possible pairs of values of "
+        f"{len(FACTORS)} features."
+    )
+    against_floor = sum(proof.is_against_floor for proof in equal)
+    if against_floor:
+        yield ""
+        yield (
+            f"In {against_floor} of them a gradient that is the small rest of a large sum was held "
+            "to the measured floor of rounding."
+        )
+    for proof in proofs:
+        if not proof.ok:
+            yield from ("", "```", str(proof), "```")
+    yield from ("", "| feature | values (plans) |", "| --- | --- |")
+    for factor, values in FACTORS.items():
+        count = Counter(proof.case.values[factor] for proof in equal)
+        yield f"| {factor} | {', '.join(f'{v} ({count[v]})' for v in values)} |"
+    yield from ("", "Pairs of values that were trained, of those that are possible:", "")
+    names = list(FACTORS)
+    yield "| | " + " | ".join(names[1:]) + " |"
+    yield "| --- " * len(names) + "|"
+    for i, first in enumerate(names[:-1]):
+        cells = [""] * i
+        for second in names[i + 1 :]:
+            pairs = [pair for pair in SPACE.pairs(first, second) if pair in allowed]
+            cells.append(f"{sum(pair in covered for pair in pairs)}/{len(pairs)}")
+        yield f"| {first} | {' | '.join(cells)} |"
+    yield from (
+        "",
+        "Pairs that are not possible:",
+        "",
+        "| feature | feature | why |",
+        "| --- " * 3 + "|",
+    )
+    for ((a, x), (b, y)), reason in SPACE.excluded.items():
+        yield f"| {a}: {x} | {b}: {y} | {reason} |"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
