@@ -109,9 +109,7 @@ def test_a_release_known_to_return_wrong_sums_is_found() -> None:
         ("9.0", ("sm_90a",), True),
     ],
 )
-def test_which_builds_run_on_which_gpu(
-    capability: str, built: tuple[str, ...], runs: bool
-) -> None:
+def test_which_builds_run_on_which_gpu(capability: str, built: tuple[str, ...], runs: bool) -> None:
     fact = facts(gpu_capability=capability, gpu_architectures=built)
     assert ("gpu-architecture-not-built" not in ids(JOB, fact)) is runs
 

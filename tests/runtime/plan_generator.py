@@ -37,6 +37,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "launches": ("1F1B", "ahead", "one at a time"),
     "sequence parallel": ("off", "on"),
     "recompute": ("none", "selective", "full", "of each stage"),
+    "gradient sync": ("after", "overlapped"),
     "loss": ("per micro-batch", "per token"),
     "embeddings": ("tied", "untied"),
     "MLP": ("GELU", "SwiGLU"),
@@ -102,6 +103,12 @@ class Case:
     @property
     def optimizer(self) -> str:
         return self.values["optimizer"]
+
+    @property
+    def plan_flags(self) -> tuple[str, ...]:
+        """Flags that one process has no use for."""
+        is_overlapped = self.values["gradient sync"] == "overlapped"
+        return ("--overlap-grad-reduce",) if is_overlapped else ()
 
     def shrunk(self, plan: Plan) -> Shrunk:
         """What `verify.jobs` trains, for one of the two plans."""
