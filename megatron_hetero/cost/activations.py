@@ -69,6 +69,9 @@ def _kept_by_attention(
             # Rotated queries and keys are new; the values hold on to the product they are part of.
             elements += query + key_value
     kept = tokens * element * elements
+    if rotary and not flash:
+        # Cosines and sines, for the queries and for the keys; the same for all sequences.
+        kept += 4 * model.seq_length * model.kv_channels * element
     if model.qk_layernorm:
         kept += tokens * element * (query + key_value)
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)

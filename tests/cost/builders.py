@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
 
 GIB = 1 << 30
 
@@ -81,3 +84,27 @@ def make_workload(
         else:
             training = replace(training, **{name: value})  # type: ignore[arg-type]
     return Workload(model, training, (), "test")
+
+
+CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
+
+
+def place(layout: str, workload: Workload | None, cluster: Cluster = CLUSTER) -> Plan:
+    """A plan from a layout, its ranks on the cluster's devices in order."""
+    return place_plan(plan_from_layout(parse_layout(layout), workload), cluster)
+
+
+def place_plan(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with its ranks on the cluster's devices in order."""
+    names = iter([device.name for device in cluster.devices])
+    replicas = tuple(
+        replace(
+            r,
+            stages=tuple(
+                replace(s, devices=tuple(next(names) for _ in range(s.shape.tensor_parallel)))
+                for s in r.stages
+            ),
+        )
+        for r in plan.replicas
+    )
+    return replace(plan, replicas=replicas)

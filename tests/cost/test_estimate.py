@@ -5,35 +5,15 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import PlanFormatError, UnsupportedError, UsageError
-from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
-from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
-
-CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
-
-
-def place(layout: str, workload: Workload | None, cluster: Cluster = CLUSTER) -> Plan:
-    """A plan from a layout, its ranks on the cluster's devices in order."""
-    plan = plan_from_layout(parse_layout(layout), workload)
-    names = iter([device.name for device in cluster.devices])
-    replicas = tuple(
-        replace(
-            r,
-            stages=tuple(
-                replace(s, devices=tuple(next(names) for _ in range(s.shape.tensor_parallel)))
-                for s in r.stages
-            ),
-        )
-        for r in plan.replicas
-    )
-    return replace(plan, replicas=replicas)
+from tests.cost.builders import CLUSTER, FAST, SLOW, make_cluster, make_workload, place
 
 
 def test_a_step_is_pipeline_sync_and_update() -> None:

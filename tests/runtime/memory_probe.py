@@ -1,0 +1,109 @@
+"""Bytes of tensors that one rank's training holds, counted while it runs."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class _Kept:
+    """A tensor that autograd keeps, counted until autograd lets go of it."""
+
+    def __init__(self, tensor: torch.Tensor, probe: MemoryProbe) -> None:
+        self.tensor = tensor
+        self._storage = tensor.untyped_storage().data_ptr()
+        self._probe = probe
+        probe.keep(self._storage, tensor.untyped_storage().nbytes())
+
+    def __del__(self) -> None:
+        self._probe.let_go(self._storage)
+
+
+class MemoryProbe:
+    """Observes a run (`entry.Observer`); `save` when it has ended.
+
+    Activations are what autograd keeps for the backward pass, each storage once, weights left out.
+    Their peak is taken over forward passes: what a backward pass recomputes is its working memory.
+    """
+
+    def __init__(self) -> None:
+        self._model: list[Any] = []
+        self._weights: set[int] = set()
+        self._kept: dict[int, list[int]] = {}
+        self._total = 0
+        self._peak = 0
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: _Kept(tensor, self), lambda kept: kept.tensor
+        )
+
+    def observe_log(self) -> None:
+        """Nothing of the log is of interest."""
+
+    def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
+        """The provider of the data as it is."""
+        return provider
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Begin to count: what Megatron's warm-up left behind is no activation."""
+        self._model = list(model)
+        self._weights = {p.untyped_storage().data_ptr() for p in self._parameters()}
+        self._hooks.__enter__()
+        return model
+
+    def keep(self, storage: int, num_bytes: int) -> None:
+        """Autograd keeps a tensor in `storage`."""
+        if storage in self._weights:
+            return
+        entry = self._kept.setdefault(storage, [0, num_bytes])
+        entry[0] += 1
+        if entry[0] == 1:
+            self._total += num_bytes
+        if torch._C._current_graph_task_id() == -1:  # not inside a backward pass
+            self._peak = max(self._peak, self._total)
+
+    def let_go(self, storage: int) -> None:
+        """Autograd has dropped a tensor in `storage`."""
+        entry = self._kept.get(storage)
+        if entry is None:
+            return
+        entry[0] -= 1
+        if entry[0] == 0:
+            self._total -= entry[1]
+            del self._kept[storage]
+
+    def save(self, path: Path) -> None:
+        """Write bytes by part, under the names of `plan.DeviceEstimate.parts_bytes`."""
+        self._hooks.__exit__(None, None, None)
+        parameters = self._parameters()
+        gradients = [p.main_grad for p in parameters]
+        states: list[torch.Tensor] = []
+        for optimizer in [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]:
+            states += [p for group in optimizer.param_groups for p in group["params"]]
+            states += [
+                t
+                for state in optimizer.state.values()
+                for t in state.values()
+                if torch.is_tensor(t) and t.dim() > 0  # not a count of steps
+            ]
+        not_weights = [t for t in states if t.untyped_storage().data_ptr() not in self._weights]
+        parts = {
+            "weights": _num_bytes([p.data for p in parameters]),
+            "gradients": _num_bytes(gradients),
+            "optimizer": _num_bytes(not_weights),
+            "activations": self._peak,
+        }
+        path.write_text(json.dumps(parts))
+
+    def _parameters(self) -> list[Any]:
+        return [p for chunk in self._model for p in chunk.parameters()]
+
+
+def _num_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes of their storages, each once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
