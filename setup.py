@@ -53,6 +53,7 @@ setup(
     # The planner: any operating system, no torch.
     install_requires=[
         "networkx>=3.2",
+        "numpy",
         "pydantic>=2.8",
         "rich>=13.7",
         "ruamel.yaml>=0.18",

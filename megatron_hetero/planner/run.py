@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.exhaustive import Exhaustive
+from megatron_hetero.planner.hexiscale import HexiScale
 from megatron_hetero.planner.launch_ahead import LaunchAhead
 from megatron_hetero.planner.local import LocalSearch
 from megatron_hetero.planner.problem import Problem
@@ -23,6 +24,7 @@ def default_strategies() -> tuple[Strategy, ...]:
 STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "auto": default_strategies,
     "constructive": lambda: (Constructive(),),
+    "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),
 }
 """What `plan --strategy NAME` runs: strategies one after the other on one board.
