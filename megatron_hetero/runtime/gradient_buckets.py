@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+import torch
+
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.runtime.shards import ParameterShard
 
@@ -40,6 +42,11 @@ class Slice:
         shape = list(shard.global_shape)
         shape[shard.dim] = self.stop - self.start
         return tuple(shape)
+
+    def view(self, shards: Mapping[str, ParameterShard], tensor: torch.Tensor) -> torch.Tensor:
+        """This slice in a local tensor of its parameter."""
+        shard = shards[self.name]
+        return tensor.narrow(shard.dim, shard.local_offset(self.start), self.stop - self.start)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from megatron_hetero.runtime.gradient_buckets import Bucket, Slice
+from megatron_hetero.runtime.optimizer_shards import Rows
 from megatron_hetero.runtime.shards import ParameterShard
 
 TensorOf = Callable[[torch.nn.Parameter], torch.Tensor]
@@ -47,7 +48,13 @@ class BucketViews:
 
     def views(self, tensor: TensorOf) -> Iterator[tuple[Slice, torch.Tensor]]:
         for piece in self.slices:
-            yield piece, view_of(piece, self._shards, tensor(self._parameters[piece.name]))
+            yield piece, piece.view(self._shards, tensor(self._parameters[piece.name]))
+
+    def rows(self, rows: Rows, tensor: TensorOf) -> torch.Tensor:
+        return rows.view(self._shards, tensor(self._parameters[rows.slice.name]))
+
+    def parameter(self, rows: Rows) -> torch.nn.Parameter:
+        return self._parameters[rows.slice.name]
 
     def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
         """The whole bucket as one flat view, where its slices lie side by side; otherwise None."""
@@ -68,14 +75,6 @@ class BucketViews:
         for _, view in self.views(tensor):
             view.copy_(flat[offset : offset + view.numel()].view(view.shape))
             offset += view.numel()
-
-
-def view_of(
-    piece: Slice, shards: Mapping[str, ParameterShard], tensor: torch.Tensor
-) -> torch.Tensor:
-    """`piece` in a local tensor of its parameter."""
-    shard = shards[piece.name]
-    return tensor.narrow(shard.dim, shard.local_offset(piece.start), piece.stop - piece.start)
 
 
 def arrange(

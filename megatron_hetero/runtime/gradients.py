@@ -9,14 +9,12 @@ backward pass.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.plan.plan import Plan
@@ -27,65 +25,19 @@ from megatron_hetero.runtime.gradient_buckets import (
     local_slices,
     plan_buckets,
 )
-from megatron_hetero.runtime.gradient_memory import BucketViews, arrange, data, main_grad
+from megatron_hetero.runtime.gradient_memory import BucketViews, TensorOf, arrange, data, main_grad
+from megatron_hetero.runtime.gradient_reduction import (
+    DividedReduction,
+    Reduction,
+    check_gradients,
+)
 from megatron_hetero.runtime.groups import RankGroups
+from megatron_hetero.runtime.optimizer_shards import divide
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.traffic import Traffic
 
-_PACKED_AT_ONCE = 2
-"""Packed buckets that may be under way while the backward pass runs: what bounds their memory."""
-
-
-class Reduction:
-    """One bucket on one rank.  A step: pack (or not), weight, all-reduce, unpack (or not)."""
-
-    def __init__(
-        self,
-        views: BucketViews,
-        group: dist.ProcessGroup,
-        copies: Sequence[tuple[int, int]],
-        traffic: Traffic,
-        ddp_config: Any,
-    ) -> None:
-        self.views = views
-        self.group = group
-        self._copies = copies
-        self._traffic = traffic
-        self._ddp_config = ddp_config
-        self._in_place = views.in_place(main_grad)
-        self._flat: torch.Tensor | None = None
-        self._work: Any = None
-
-    @property
-    def is_packed(self) -> bool:
-        return self._in_place is None
-
-    @property
-    def is_under_way(self) -> bool:
-        return self._work is not None
-
-    @property
-    def is_completed(self) -> bool:
-        return self._work is None or self._work.is_completed()
-
-    def launch(self, weight: float) -> None:
-        flat = self.views.pack(main_grad) if self._in_place is None else self._in_place
-        check_gradients(flat, self._ddp_config)
-        if weight != 1.0:
-            flat.mul_(weight)
-        for start, stop in self._copies:
-            flat[start:stop] = 0.0
-        self._flat = flat
-        self._traffic.count(flat, packed=self.is_packed)
-        self._work = dist.all_reduce(flat, group=self.group, async_op=True)
-
-    def finish(self) -> None:
-        if self._work is None:
-            return
-        self._work.wait()
-        if self.is_packed:
-            self.views.unpack(self._flat, main_grad)
-        self._flat = self._work = None
+_BUFFERS_AT_ONCE = 2
+"""Buckets under way at a time that need buffers of their own: what bounds that memory."""
 
 
 class GradientSync:
@@ -94,6 +46,10 @@ class GradientSync:
     Installed as `config.finalize_model_grads_func` by a `post_wrap_hook`, on every rank.  Its
     construction is collective: the ranks publish their shard tables (as JSON, never as pickled
     objects) and create one group for each set of holders in the same order.
+
+    Args:
+        optimizer_weights: [rank] -> relative size of the optimizer state that it keeps of what it
+            holds with others (`--use-distributed-optimizer`); None: every holder keeps all.
     """
 
     def __init__(
@@ -101,9 +57,11 @@ class GradientSync:
         model: Sequence[torch.nn.Module],
         groups: RankGroups,
         plan: Plan,
+        optimizer_weights: Sequence[int] | None = None,
         max_bucket_elements: int = MAX_BUCKET_ELEMENTS,
     ) -> None:
         self._groups = groups
+        self._optimizer_weights = optimizer_weights
         config = get_model_config(model[0])
         self.parameters = dict(global_parameters(model))
         self.shards = {
@@ -148,7 +106,11 @@ class GradientSync:
             if is_copy and self._groups.tensor.rank() != 0:
                 copies.append((offset, offset + view.numel()))
             offset += view.numel()
-        return Reduction(views, group, copies, self.traffic, self._ddp_config)
+        if self._optimizer_weights is None:
+            return Reduction(views, group, copies, self.traffic, self._ddp_config)
+        weights = [self._optimizer_weights[rank] for rank in bucket.holders]
+        division = divide(bucket, self.shards, weights)
+        return DividedReduction(views, group, copies, self.traffic, self._ddp_config, division)
 
     def finalize(
         self,
@@ -180,21 +142,47 @@ class GradientSync:
     def scale(self, model: Sequence[torch.nn.Module], factor: float) -> None:
         for chunk in model:
             chunk.scale_gradients(factor)
+        for reduction in self.divided:
+            for gradient in reduction.loose_gradients:
+                gradient.mul_(factor)
+
+    @property
+    def divided(self) -> list[DividedReduction]:
+        """The buckets whose optimizer state is divided among their holders."""
+        return [r for r in self._reductions if isinstance(r, DividedReduction)]
+
+    @property
+    def local(self) -> BucketViews:
+        """What this rank keeps all of, because no other rank, or only its equal, holds it."""
+        return self._local
+
+    def gather(self, tensor: TensorOf) -> None:
+        """Give all holders of divided buckets the owners' rows of `tensor`.
+
+        Weights after the optimizer's step; gradients where someone wants to see all of them.
+        """
+        under_way: list[Callable[[], None]] = []
+        for reduction in self.divided:
+            if len(under_way) >= _BUFFERS_AT_ONCE:
+                under_way.pop(0)()
+            under_way.append(reduction.gather(tensor))
+        for finish in under_way:
+            finish()
 
     def launch_ready(self) -> None:
         """Start every bucket whose turn it is and whose gradients are done, without waiting."""
         while self._launched < len(self._reductions):
             reduction = self._reductions[self._launched]
-            if not all(chunk.is_ready(reduction.views.parameters) for chunk in self._chunks):
+            if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):
                 return
-            if reduction.is_packed and not self._has_room():
+            if reduction.needs_memory and not self._has_room():
                 return
             self._launch_next()
 
     def reduce(self) -> None:
         """Sum every slice over its holders; of a tensor group's equal copies one counts."""
         while self._launched < len(self._reductions):
-            if self._reductions[self._launched].is_packed:
+            if self._reductions[self._launched].needs_memory:
                 self._make_room()
             self._launch_next()
         for reduction in self._reductions:
@@ -210,12 +198,12 @@ class GradientSync:
         self._reductions[self._launched].launch(self._weight)
         self._launched += 1
 
-    def _packed_under_way(self) -> list[Reduction]:
-        return [r for r in self._reductions if r.is_packed and r.is_under_way]
+    def _buffered_under_way(self) -> list[Reduction]:
+        return [r for r in self._reductions if r.needs_memory and r.is_under_way]
 
     def _has_room(self) -> bool:
-        under_way = self._packed_under_way()
-        if len(under_way) < _PACKED_AT_ONCE:
+        under_way = self._buffered_under_way()
+        if len(under_way) < _BUFFERS_AT_ONCE:
             return True
         # To wait here could hold up a stage that the other holders wait for; to look cannot.
         if under_way[0].is_completed:
@@ -224,8 +212,8 @@ class GradientSync:
         return False
 
     def _make_room(self) -> None:
-        under_way = self._packed_under_way()
-        if len(under_way) >= _PACKED_AT_ONCE:
+        under_way = self._buffered_under_way()
+        if len(under_way) >= _BUFFERS_AT_ONCE:
             under_way[0].finish()
 
     def equalise_parameters(self) -> None:
@@ -239,6 +227,20 @@ class GradientSync:
             places = [self._places[rank] for rank in bucket.holders]
             dist.broadcast(flat, group=reduction.group, group_src=places.index(min(places)))
             reduction.views.unpack(flat, data)
+
+
+_ATTRIBUTE = "hetero_gradient_sync"
+
+
+def set_gradient_sync(config: Any, sync: GradientSync) -> None:
+    """Note `sync` on a model's configuration, where `gradient_sync` finds it."""
+    setattr(config, _ATTRIBUTE, sync)
+    config.finalize_model_grads_func = sync.finalize
+
+
+def gradient_sync(config: Any) -> GradientSync | None:
+    """The sync of an asymmetric plan; None under stock Megatron."""
+    return getattr(config, _ATTRIBUTE, None)
 
 
 class ChunkGradients:
@@ -301,20 +303,6 @@ class ChunkGradients:
 
     def free_overlap_buffers(self) -> None:
         """Parameters are gathered without buffers of their own."""
-
-
-def check_gradients(gradients: torch.Tensor, ddp_config: Any) -> None:
-    """Megatron's check for NaN, infinite and unexpectedly large gradients, where it is asked for.
-
-    Before the sum over ranks, as Megatron does, so that the message names the rank at fault.
-    """
-    if ddp_config.check_for_nan_in_grad or ddp_config.check_for_large_grads:
-        bucket = SimpleNamespace(grad_data=gradients)
-        _ParamAndGradBucketGroup.check_grads(
-            SimpleNamespace(buckets=[bucket]),
-            check_for_nan_or_inf=ddp_config.check_for_nan_in_grad,
-            check_for_large=ddp_config.check_for_large_grads,
-        )
 
 
 def _publish(shards: Mapping[str, ParameterShard]) -> list[dict[str, ParameterShard]]:

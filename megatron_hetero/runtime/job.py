@@ -188,6 +188,7 @@ class AsymmetricJob:
         self._args: Any = None
         self._model: Any = None
         self._place: Any = None
+        self._divides_optimizer = False
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """See `Job`.  The plan is checked against the model of the arguments."""
@@ -212,6 +213,10 @@ class AsymmetricJob:
         support.check_entry(args)
         support.check_arguments(args)
         check_checkpoint(args)
+        # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
+        # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
+        self._divides_optimizer = args.use_distributed_optimizer
+        args.use_distributed_optimizer = False
         workload = workload_of(args, megatron, self._job_size)
         validate_plan(replace(plan, workload=workload, estimates=None))
         machine.check_same_model(plan, workload)
@@ -262,9 +267,11 @@ class AsymmetricJob:
             compile_helpers,
             forward_backward,
             jit_warm_up,
+            optimizer,
             parallel_state,
             training_log,
         )
+        from megatron_hetero.runtime.optimizer import build_optimizer
         from megatron_hetero.runtime.schedule import ReplicaSchedule
         from megatron_hetero.runtime.token_rate import TokenRate
 
@@ -288,9 +295,12 @@ class AsymmetricJob:
         if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
             jit_warm_up.apply()
         training_log.add_observer(TokenRate().observe)
+        weights = [1] * groups.world.size() if self._divides_optimizer else None
+        if weights is not None:
+            optimizer.apply(build_optimizer)
         # Before what others hang on the model: they see it as it will be trained.
         config.model.post_wrap_hooks[:0] = [
-            model_hooks.synchronise_hook(plan, groups),
+            model_hooks.synchronise_hook(plan, groups, weights),
             model_hooks.checkpoint_hook(groups),
         ]
         return pretrain(

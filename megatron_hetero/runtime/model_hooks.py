@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.checkpoint import describe_globally
-from megatron_hetero.runtime.gradients import GradientSync
+from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
 
@@ -37,12 +37,17 @@ def stock_agreement_hook(model: list[Any]) -> list[Any]:
     return model
 
 
-def synchronise_hook(plan: Plan, groups: RankGroups) -> ModelHook:
+def synchronise_hook(
+    plan: Plan, groups: RankGroups, optimizer_weights: Sequence[int] | None = None
+) -> ModelHook:
     """A `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
 
     Megatron's norm leaves out parameters marked `shared`; with those of all replicas but the first
     marked so, every element of the model counts once, whoever holds it.  The optimizer copies the
     mark to its fp32 masters, hence before it is built.
+
+    Args:
+        optimizer_weights: of `GradientSync`.
     """
 
     def hook(model: list[Any]) -> list[Any]:
@@ -50,9 +55,9 @@ def synchronise_hook(plan: Plan, groups: RankGroups) -> ModelHook:
             for chunk in model:
                 for parameter in chunk.parameters():
                     parameter.shared = True
-        sync = GradientSync(model, groups, plan)
+        sync = GradientSync(model, groups, plan, optimizer_weights)
         sync.equalise_parameters()
-        get_model_config(model[0]).finalize_model_grads_func = sync.finalize
+        set_gradient_sync(get_model_config(model[0]), sync)
         return model
 
     return hook

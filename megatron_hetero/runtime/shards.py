@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class ParameterShard:
     """The shard of one global parameter on one rank.
 
     `intervals` are (start, stop) along `dim` of the global tensor, in the order in which they are
-    laid out in the local one; a replicated parameter has one interval over all of dimension 0.
+    laid out in the local one; a replicated parameter has all of dimension 0.
     `is_partial`: the local gradient is a part of the sum over the tensor-parallel group (layer
     norms under sequence parallelism), as opposed to a copy of the whole.
     """
@@ -70,15 +71,16 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
     """Describe `parameter`, held at the tensor-parallel place that `config` notes."""
     place = tensor_place(config)
     shape = list(parameter.shape)
+    # Transformer Engine's layers do not record the stride of a gated projection.
+    is_gated = config.gated_linear_unit and name.endswith(("linear_fc1.weight", "linear_fc1.bias"))
     if not getattr(parameter, "tensor_model_parallel", False) or place.width == 1:
         dim = max(getattr(parameter, "partition_dim", 0), 0)
-        return ParameterShard(
-            name, tuple(shape), dim, ((0, shape[dim]),), False, _is_partial(name, parameter, config)
-        )
+        # Two tensors in one, also where they are not divided: a checkpoint keeps them apart.
+        blocks = (0, shape[dim] // 2, shape[dim]) if is_gated else (0, shape[dim])
+        partial = _is_partial(name, parameter, config)
+        return ParameterShard(name, tuple(shape), dim, tuple(pairwise(blocks)), False, partial)
     dim = parameter.partition_dim
-    # Transformer Engine's layers do not record the stride of a gated projection.
-    gated = config.gated_linear_unit and name.rpartition(".")[0].endswith("linear_fc1")
-    num_blocks = 2 if gated else parameter.partition_stride
+    num_blocks = 2 if is_gated else parameter.partition_stride
     edges = place.edges_of(name)
     first, last = edges[place.index], edges[place.index + 1]
     rows = shape[dim] // num_blocks // (last - first)

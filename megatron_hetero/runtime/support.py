@@ -21,9 +21,25 @@ _REFUSED: tuple[_Rule, ...] = (
     ("--num-experts", lambda a: a.num_experts is not None, "train a dense model"),
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
     (
-        "--use-distributed-optimizer",
-        lambda a: a.use_distributed_optimizer,
-        "leave it out; optimizer state is not sharded across unlike replicas yet",
+        "--overlap-param-gather",
+        lambda a: a.overlap_param_gather,
+        "leave it out; weights are gathered right after the optimizer's step",
+    ),
+    (
+        "--use-precision-aware-optimizer",
+        lambda a: a.use_precision_aware_optimizer,
+        "leave it out; the distributed optimizer of asymmetric plans keeps fp32 state",
+    ),
+    ("--optimizer-cpu-offload", lambda a: a.optimizer_cpu_offload, "leave it out"),
+    (
+        "--num-distributed-optimizer-instances",
+        lambda a: a.num_distributed_optimizer_instances > 1,
+        "use 1",
+    ),
+    (
+        "--use-layer-wise-distributed-optimizer",
+        lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
+        "use --use-distributed-optimizer",
     ),
     (
         "--num-virtual-stages-per-pipeline-rank / --num-layers-per-virtual-pipeline-stage",

@@ -11,8 +11,9 @@ import torch
 class Traffic:
     """Of one rank.  `bound_bytes`, per step: its gradients that other ranks hold too, each once.
 
-    The rest are totals over `num_steps` steps: collectives, the bytes of the buffers handed to
-    them, and how many of these bytes were copied into such a buffer first.
+    The rest are totals over `num_steps` steps: collectives of gradients, the bytes of the buffers
+    handed to them, how many of these bytes were copied into such a buffer first, and the bytes of
+    weights that a divided optimizer gave back to their holders.
     """
 
     bound_bytes: int
@@ -20,11 +21,15 @@ class Traffic:
     num_collectives: int = 0
     payload_bytes: int = 0
     packed_bytes: int = 0
+    gathered_bytes: int = 0
 
-    def count(self, buffer: torch.Tensor, packed: bool) -> None:
+    def count_reduced(self, buffer: torch.Tensor, packed: bool) -> None:
         self.num_collectives += 1
         self.payload_bytes += buffer.nbytes
         self.packed_bytes += buffer.nbytes if packed else 0
+
+    def count_gathered(self, buffer: torch.Tensor) -> None:
+        self.gathered_bytes += buffer.nbytes
 
     @property
     def ratio(self) -> float:

@@ -57,13 +57,12 @@ def test_the_architecture_stays() -> None:
     assert "--calculate-per-token-loss" not in args
 
 
-@pytest.mark.parametrize(
-    ("change", "flag"),
-    [
-        ({"num_experts": 4}, "--num-experts"),
-        ({"use_distributed_optimizer": True}, "--use-distributed-optimizer"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(change: dict[str, object], flag: str) -> None:
-    with pytest.raises(UnsupportedError, match=flag):
-        shrink(plan("tp2:4 @1"), workload(**change))
+def test_the_plan_alone_divides_the_optimizer() -> None:
+    shrunk = shrink(plan("tp2:4 @1"), workload(use_distributed_optimizer=True))
+    assert shrunk.plan_args == ("--use-distributed-optimizer",)
+    assert "--use-distributed-optimizer" not in shrunk.model_args
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="--num-experts"):
+        shrink(plan("tp2:4 @1"), workload(num_experts=4))

@@ -47,7 +47,7 @@ def _drop_boundary_slice() -> None:
 def _skip_slice() -> None:
     """The first slice of every bucket keeps the gradient of its own replica."""
     from megatron_hetero.runtime.gradient_memory import main_grad
-    from megatron_hetero.runtime.gradients import Reduction
+    from megatron_hetero.runtime.gradient_reduction import Reduction
 
     launch, finish = Reduction.launch, Reduction.finish
     kept: dict[Reduction, torch.Tensor] = {}
@@ -97,8 +97,10 @@ def _count_shard_twice() -> None:
 
     synchronise_hook = model_hooks.synchronise_hook
 
-    def broken(plan: Any, groups: Any) -> Callable[[list[Any]], list[Any]]:
-        hook = synchronise_hook(plan, groups)
+    def broken(
+        plan: Any, groups: Any, optimizer_weights: Any = None
+    ) -> Callable[[list[Any]], list[Any]]:
+        hook = synchronise_hook(plan, groups, optimizer_weights)
 
         def wrapped(model: list[Any]) -> list[Any]:
             model = hook(model)

@@ -169,6 +169,7 @@ class VerifyJobs:
         argv = (
             *arguments,
             _plan_flag(shrunk.plan, folder / "plan.json"),
+            *shrunk.plan_args,
             *self.options.plan_flags,
             f"--data-cache-path={folder / 'cache'}",
         )

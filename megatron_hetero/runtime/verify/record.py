@@ -17,6 +17,8 @@ import numpy
 import torch
 from megatron.core.utils import get_model_config
 
+from megatron_hetero.runtime.gradient_memory import main_grad
+from megatron_hetero.runtime.gradients import gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.provider import EveryRankProvider
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
@@ -72,10 +74,14 @@ class Recorder:
 
         def finalize(*args: Any, **kwargs: Any) -> None:
             inner(*args, **kwargs)
+            sync = gradient_sync(config)
+            if sync is not None:
+                # Where the optimizer is divided, each rank has the sums of its own part alone.
+                sync.gather(main_grad)
             done = get_args().curr_iteration
             if not self._norms:
                 self._keep("weight", done, lambda p: p.data)
-            self._keep("gradient", done + 1, lambda p: p.main_grad)
+            self._keep("gradient", done + 1, main_grad)
 
         config.finalize_model_grads_func = finalize
         return model

@@ -26,7 +26,7 @@ class Shrunk:
     """The plan with fewer layers, and the Megatron flags of the small model.
 
     `vocab_multiple` is the one process's `--make-vocab-size-divisible-by`: what the plan's ranks
-    pad the vocabulary to, all of them together.
+    pad the vocabulary to, all of them together.  `plan_args` are flags of the plan's runs alone.
     """
 
     plan: Plan
@@ -35,6 +35,7 @@ class Shrunk:
     model_args: tuple[str, ...]
     vocab_multiple: int
     changes: tuple[str, ...]
+    plan_args: tuple[str, ...] = ()
 
 
 def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shrunk:
@@ -111,13 +112,13 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         (*args, f"--make-vocab-size-divisible-by={divisor}"),
         divisor * lcm(*plan.layout.tensor_parallel_widths),
         changes,
+        ("--use-distributed-optimizer",) if training.use_distributed_optimizer else (),
     )
 
 
 def _refuse_unsupported(workload: Workload) -> None:
     asked = {
         "--num-experts": workload.model.num_experts > 0,
-        "--use-distributed-optimizer": workload.training.use_distributed_optimizer,
     }
     found = [flag for flag, is_asked in asked.items() if is_asked]
     if found:

@@ -1,0 +1,30 @@
+"""`megatron.training.training.get_megatron_optimizer`: an optimizer over the pieces a rank owns.
+
+With `--use-distributed-optimizer` each holder of a weight keeps the optimizer's state of a part of
+it.  Megatron's own distributed optimizer divides buffers that are laid out alike on all ranks of
+one data-parallel group, which unlike replicas have not.  So Megatron's ordinary optimizer is built
+over the pieces that this rank owns (`runtime.optimizer`); the loop has no argument for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron_hetero.runtime.megatron.replace import Replacement
+
+REPLACEMENT = Replacement(
+    module="megatron.training.training",
+    name="get_megatron_optimizer",
+    reason="the optimizer's state is divided among unlike replicas",
+    known={"b473223298c43430": "0.19.2"},
+)
+
+
+def apply(build: Callable[..., Any]) -> None:
+    """From now on the loop's optimizer is `build(Megatron's function, config, model, ...)`."""
+
+    def get_megatron_optimizer(config: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        return build(REPLACEMENT.original(), config, model, *args, **kwargs)
+
+    REPLACEMENT.apply(get_megatron_optimizer)

@@ -1,0 +1,137 @@
+"""Checkpoints from plan A to plan B and back: every tensor of weights and optimizer, bit for bit.
+
+Each run loads and saves again without a step in between, so that the files can be compared whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from megatron_hetero.runtime import entry
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+
+DIVIDED = "--use-distributed-optimizer"
+DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
+WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
+UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
+THREE = "tp2:4 @2 | tp1:1,tp1:3 @2 | tp1:4 @2"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Saved under `first`, loaded and saved under `second`, and back; flags of each side."""
+
+    first: str
+    second: str
+    first_flags: tuple[str, ...] = ()
+    second_flags: tuple[str, ...] = ()
+    common_flags: tuple[str, ...] = ()
+
+
+PAIRS = {
+    "divided to whole": Pair(DEEP, WIDE, (DIVIDED,), ()),
+    "divided to divided, bf16": Pair(UNEVEN, DEEP, (DIVIDED,), (DIVIDED,), ("--bf16",)),
+}
+MORE_PAIRS = {
+    "whole to whole": Pair(DEEP, UNEVEN),
+    "whole to divided": Pair(WIDE, UNEVEN, (), (DIVIDED,)),
+    "bf16, divided to whole": Pair(WIDE, DEEP, (DIVIDED,), (), ("--bf16",)),
+    "more replicas": Pair(DEEP, THREE, (DIVIDED,), (DIVIDED,)),
+    "three to uneven": Pair(THREE, UNEVEN, (DIVIDED,), ()),
+    "one replica": Pair("tp2:1,tp1:3 @6", DEEP, (DIVIDED,), (DIVIDED,)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_there_and_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    _there_and_back(PAIRS[name], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_PAIRS)
+def test_more_pairs_there_and_back(name: str, tmp_path: Path) -> None:
+    _there_and_back(MORE_PAIRS[name], tmp_path)
+
+
+def _there_and_back(pair: Pair, folder: Path) -> None:
+    # One model that both divide, and one padded vocabulary.
+    changes = dict(LLAMA_LIKE, per_token_loss=True, tied_embeddings=True)
+    common = shrink(plan(UNEVEN), workload(**changes))
+    jobs = VerifyJobs(replace(common, plan=plan(UNEVEN)), Options(steps=2), folder)
+    run_jobs([jobs.seed_job()], 120)
+    from_seed = jobs.training_arguments("adam")
+    resumed = [a for a in from_seed if not a.startswith(("--load", "--finetune", "--no-load-opt"))]
+
+    def run(name: str, layout: str, argv: Sequence[str]) -> dict[str, torch.Tensor]:
+        multiple = common.vocab_multiple // lcm(*plan(layout).layout.tensor_parallel_widths)
+        _run(
+            folder / name,
+            layout,
+            [
+                *argv,
+                *pair.common_flags,
+                f"--make-vocab-size-divisible-by={multiple}",
+                f"--save={folder / name / 'saved'}",
+                # Saved at the end alone.
+                "--save-interval=1000",
+            ],
+        )
+        return _tensors(folder / name / "saved" / "iter_0000002")
+
+    first = run("first", pair.first, [*from_seed, *pair.first_flags])
+    second = run(
+        "second",
+        pair.second,
+        [*resumed, *pair.second_flags, f"--load={folder / 'first' / 'saved'}"],
+    )
+    back = run(
+        "back", pair.first, [*resumed, *pair.first_flags, f"--load={folder / 'second' / 'saved'}"]
+    )
+    states = [key for key in first if key.startswith("optimizer.state.exp_avg.")]
+    weights = [key for key in first if not key.startswith("optimizer.")]
+    assert len(states) == len(weights) > 10
+    assert all(first[key].abs().max() > 0 for key in states)
+    for other in (second, back):
+        assert set(other) == set(first)
+        different = [key for key in first if not torch.equal(first[key], other[key])]
+        assert not different
+
+
+def _run(folder: Path, layout: str, argv: Sequence[str]) -> None:
+    command = [
+        *argv,
+        f"--data-cache-path={folder / 'cache'}",
+        "--override-opt-param-scheduler",
+        f"--hetero-layout={layout}",
+    ]
+
+    def train(rank: int) -> None:
+        save_without_a_server()
+        entry.main(command)
+
+    run_jobs([Job(folder.name, plan(layout).layout.num_devices, train, folder)], 120)
+
+
+def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, whole, by key."""
+    reader = FileSystemReader(checkpoint)
+    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    state = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    load(state, storage_reader=reader, no_dist=True)
+    return state
