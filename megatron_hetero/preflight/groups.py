@@ -64,9 +64,7 @@ def _boundaries(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTes
             )
 
 
-def _gradient_groups(
-    plan: Plan, ranks_of: dict[tuple[int, int], list[int]]
-) -> Iterator[GroupTest]:
+def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
     """Each layer is cut at the union of all shard edges; a slice has one holder in each replica."""
     num_layers = plan.layout.replicas[0].num_layers
     for layer in range(num_layers):

@@ -119,8 +119,6 @@ def _assignments(text: str, nodes: tuple[str, ...]) -> Iterator[tuple[str, tuple
     if not separator or not name.isidentifier():
         raise UsageError(f"--env {text}: write NAME=VALUE, or NODE:NAME=VALUE for one node")
     if colon and node not in nodes:
-        raise UsageError(
-            f'--env {text}: "{node}" is not a node of the launch ({", ".join(nodes)})'
-        )
+        raise UsageError(f'--env {text}: "{node}" is not a node of the launch ({", ".join(nodes)})')
     for target in (node,) if colon else nodes:
         yield target, (name, value)

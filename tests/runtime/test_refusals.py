@@ -79,7 +79,10 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
     ("flags", "name"),
     [
         (["--fp16"], "--fp16"),
-        (["--use-distributed-optimizer"], "--use-distributed-optimizer"),
+        (
+            ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
+            "--overlap-param-gather",
+        ),
         (["--log-params-norm"], "--log-params-norm"),
         (["--sft"], "--sft"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),

@@ -86,9 +86,7 @@ def examine_machines(
 def _environment(plan: Plan, facts: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
     """What the processes of each node have in their environment (torchrun gives all the same)."""
     places = rank_table(plan)
-    return {
-        (places[fact.rank].device or "").rpartition(":")[0]: fact.environment for fact in facts
-    }
+    return {(places[fact.rank].device or "").rpartition(":")[0]: fact.environment for fact in facts}
 
 
 def leave(meeting_is_broken: bool, exit_code: int) -> int:

@@ -78,4 +78,3 @@ class Meeting:
             data = json.loads(self.store.get(f"findings/{number}").decode())
             found.append(Finding(**{name: data[name] for name in names}))
         return tuple(dict.fromkeys(found))
-
