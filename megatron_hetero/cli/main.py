@@ -26,6 +26,7 @@ VERBS = {
     "validate": "check every invariant of a plan, after editing it by hand",
     "diff": "show how two plans differ",
     "flags": "print the Megatron flags and the torchrun line of every node",
+    "launch": "write the files that start a plan: torchrun, ssh, Slurm, Kubernetes, SkyPilot",
     "simulate": "show what every GPU and link does in one step of a plan",
     "doctor": "find what would hang or train wrongly, before the job starts",
     "patch": "put the hook into a Megatron-LM source tree, or take it out",

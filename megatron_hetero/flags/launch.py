@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.emit import is_stock, megatron_args
+from megatron_hetero.flags.environment import Setting, job_settings, node_settings
 from megatron_hetero.plan.check_devices import is_host_name
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -81,18 +83,13 @@ def node_launches(
     command = (*entry, *megatron_args(plan, plan_path))
     if not plan.hosts:
         argv = ("torchrun", "--standalone", "--nproc-per-node", str(plan.layout.num_devices))
-        return (NodeLaunch(0, None, _serialised_launches(plan), (*argv, *command)),)
-    _check_hosts(plan.hosts)
+        return (NodeLaunch(0, None, _pairs(job_settings(plan)), (*argv, *command)),)
+    check_hosts(plan.hosts)
     return tuple(
         NodeLaunch(
             node_rank,
             host.host,
-            # Indices are those of nvidia-smi, which CUDA numbers so only when told to.
-            (
-                ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
-                *_serialised_launches(plan),
-                ("CUDA_VISIBLE_DEVICES", ",".join(map(str, host.gpu_indices))),
-            ),
+            _pairs((*job_settings(plan), *node_settings(host))),
             (
                 "torchrun",
                 *_rendezvous(plan.hosts, node_rank, master_port),
@@ -103,14 +100,8 @@ def node_launches(
     )
 
 
-def _serialised_launches(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """What Megatron insists on where it finds tensor parallelism on GPUs before Blackwell.
-
-    Kernels then start in the order of their launches, so that communication overlaps as planned.
-    """
-    if plan.layout.tensor_parallel_widths[-1] == 1:
-        return ()
-    return (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),)
+def _pairs(settings: Iterable[Setting]) -> tuple[tuple[str, str], ...]:
+    return tuple((setting.name, setting.value) for setting in settings)
 
 
 def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
@@ -157,7 +148,12 @@ def _rendezvous(hosts: tuple[Host, ...], node_rank: int, master_port: int) -> tu
     )
 
 
-def _check_hosts(hosts: tuple[Host, ...]) -> None:
+def check_hosts(hosts: tuple[Host, ...]) -> None:
+    """Refuse hosts that nothing can be started on.
+
+    Raises:
+        PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
+    """
     node_of_gpu: dict[tuple[str, int], str] = {}
     for host in hosts:
         if not is_host_name(host.host):

@@ -8,26 +8,23 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 
-from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.flags.environment import has_no_peer_to_peer
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
-_NO_P2P = ("RTX-40", "RTX-50")
-"""GeForce cards whose driver offers no peer-to-peer (NVIDIA/nccl-tests#117)."""
 _FABRIC_BYTES_PER_S = 12.5e9
 """100 Gb/s: what InfiniBand and RoCE carry, and TCP between sites does not."""
 _COLLECTIVES = ("NCCL_ALGO", "NCCL_PROTO")
 
 
-def has_no_p2p(gpu: GpuType) -> bool:
-    """Whether the GPU is a GeForce card without peer-to-peer."""
-    return gpu.name.startswith(_NO_P2P)
-
-
 def consumer_cards_do_not_try_p2p(job: Job) -> Iterator[Finding]:
     disabled = job.variable("NCCL_P2P_DISABLE")
     for host, node in zip(job.plan.hosts, job.nodes, strict=True):
-        if len(host.gpu_indices) > 1 and has_no_p2p(node.gpu_type) and disabled[node.name] != "1":
+        if (
+            len(host.gpu_indices) > 1
+            and has_no_peer_to_peer(node.gpu_type.name)
+            and disabled[node.name] != "1"
+        ):
             yield Finding(
                 "p2p-on-consumer-card",
                 "warning",
@@ -52,7 +49,7 @@ def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
                 f"the nodes disagree: {_by_node(values)}; a communicator with two answers hangs",
                 f"one value of {name} on every node",
             )
-        elif len(job.gpu_types) > 1 and set(values.values()) == {None}:
+        elif len(job.gpu_types) > 1 and not any(values.values()):
             kinds = ", ".join(gpu.name for gpu in job.gpu_types)
             yield Finding(
                 "collective-algorithm-open",

@@ -11,6 +11,7 @@ import torch
 
 from megatron_hetero.cluster.driver_names import names_match
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.flags.environment import NODE_VARIABLE
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host, Plan
@@ -29,16 +30,24 @@ def check_binding(plan: Plan, rank: int, position: Position) -> None:
     if position.device is None or not backend.cuda_is_usable():
         return
     host = next(h for h in plan.hosts if h.node == position.device.rpartition(":")[0])
+    _check_host(host, rank, position.device)
+    _check_gpu(host, rank, torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0"))))
+
+
+def _check_host(host: Host, rank: int, device: str) -> None:
+    # On rented machines, whose names nobody knew before, the launch file says which node it is.
+    if os.environ.get(NODE_VARIABLE) == host.node:
+        return
     names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
     addresses = local_addresses()
     if host.host not in names and host.host not in addresses:
         raise EnvironmentMismatchError(
-            f"rank {rank} is the plan's {position.device} on host {host.host}, but runs on "
+            f"rank {rank} is the plan's {device} on host {host.host}, but runs on "
             f"{socket.gethostname()} ({', '.join(sorted(addresses)) or 'no address'}). Start the "
             "nodes in the order that `megatron-hetero flags` prints, or correct `host` of node "
-            f"{host.node} in cluster.yaml and plan again."
+            f"{host.node} in cluster.yaml and plan again. Where machines get their names only when "
+            f"they are rented, set {NODE_VARIABLE}={host.node} instead."
         )
-    _check_gpu(host, rank, torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0"))))
 
 
 def _check_gpu(host: Host, rank: int, found: str) -> None:

@@ -24,12 +24,15 @@ USER = " ".join(workload().megatron_args)
 
 def test_one_line_for_each_node_with_its_own_number_of_gpus() -> None:
     common = f"-m megatron_hetero.pretrain_gpt {USER} --hetero-plan plan.json"
+    # Unlike GPUs may not choose unlike algorithms; RTX 4090s have no peer-to-peer.
+    all_nodes = (
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL_ALGO=Ring "
+        "NCCL_PROTO=Simple"
+    )
     assert torchrun_lines(PLAN, "plan.json") == (
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_DEVICE_MAX_CONNECTIONS=1 "
-        "CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nnodes 2 "
+        f"{all_nodes} CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nnodes 2 "
         "--node-rank 0 --nproc-per-node 4 --master-addr a.example --master-port 29500 " + common,
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_DEVICE_MAX_CONNECTIONS=1 "
-        "CUDA_VISIBLE_DEVICES=0,2 torchrun --nnodes 2 "
+        f"{all_nodes} NCCL_P2P_DISABLE=1 CUDA_VISIBLE_DEVICES=0,2 torchrun --nnodes 2 "
         "--node-rank 1 --nproc-per-node 2 --master-addr a.example --master-port 29500 " + common,
     )
 

@@ -1,0 +1,101 @@
+"""What every launcher is given: the plan, and how its nodes are started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts
+from megatron_hetero.plan.plan import Host, Plan
+
+_JOB_NAME = re.compile(r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
+
+
+@dataclass(frozen=True)
+class LaunchFile:
+    """A file to write: its name in the folder, its text, whether it is started itself."""
+
+    name: str
+    text: str
+    executable: bool = False
+
+
+@dataclass(frozen=True)
+class Component:
+    """Consecutive nodes of the launch that are alike: same GPU, same number of GPUs.
+
+    `first_node_rank` is the `--node-rank` of the first of them.  `gpus_per_node` counts all GPUs
+    of a node, also those that the plan leaves idle, so that indices mean the same everywhere.
+    """
+
+    index: int
+    first_node_rank: int
+    hosts: tuple[Host, ...]
+    gpus_per_node: int
+
+    @property
+    def gpu_type(self) -> str:
+        """The catalogue's name."""
+        return self.hosts[0].gpu_type
+
+
+@dataclass(frozen=True)
+class LaunchJob:
+    """One job to write launch files for.
+
+    `script`: a pre-training script of the user's own instead of `megatron_hetero.pretrain_gpt`.
+    `more_flags`: Megatron flags of the user's, beside those that the plan remembers.
+    `image`: container image, for launchers that need one.
+    """
+
+    plan: Plan
+    name: str = "megatron-hetero"
+    script: str | None = None
+    more_flags: tuple[str, ...] = ()
+    master_port: int = DEFAULT_MASTER_PORT
+    image: str | None = None
+
+    def check(self) -> None:
+        """Refuse what no launcher can start.
+
+        Raises:
+            UsageError: a plan without hosts, a name or a port that is not one.
+            PlanFormatError: a host name cannot be used.
+        """
+        if not self.plan.hosts:
+            raise UsageError(
+                "the plan names no machines (it was made from a bare layout), so there is nothing "
+                "to launch on. Plan with --cluster, or start the torchrun line of "
+                "`megatron-hetero flags`."
+            )
+        check_hosts(self.plan.hosts)
+        if not _JOB_NAME.match(self.name):
+            raise UsageError(
+                f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
+                "a letter first (Kubernetes and DNS ask for it)."
+            )
+        if not 1024 <= self.master_port <= 65535:
+            raise UsageError(f"master port {self.master_port}; allowed is 1024 to 65535.")
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """The nodes in rank order, cut where the kind of node changes."""
+        found: list[Component] = []
+        rank = 0
+        for (_, gpus), group in groupby(self.plan.hosts, self._kind):
+            hosts = tuple(group)
+            found.append(Component(len(found), rank, hosts, gpus))
+            rank += len(hosts)
+        return tuple(found)
+
+    def _kind(self, host: Host) -> tuple[str, int]:
+        idle = sum(name.rpartition(":")[0] == host.node for name in self.plan.idle_devices)
+        return host.gpu_type, len(host.gpu_indices) + idle
+
+
+def indented(lines: Sequence[str], by: int) -> str:
+    """Lines as one text, each `by` spaces in; empty ones stay empty."""
+    return "".join(f"{' ' * by}{line}".rstrip() + "\n" for line in lines)

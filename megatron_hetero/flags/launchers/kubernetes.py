@@ -1,0 +1,118 @@
+"""Kubernetes: a JobSet with one replicated job for each kind of node; the plan in a ConfigMap.
+
+Pods find the first node by the name that JobSet gives it,
+`<jobset>-<replicated job>-<job index>-<pod index>.<jobset>` (jobset.x-k8s.io/v1alpha2).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob, indented
+from megatron_hetero.flags.launchers.node_script import NAME, PLAN_NAME, node_script
+from megatron_hetero.plan.file import plan_to_data
+
+_HEAD = """\
+# kubectl apply -f jobset.yaml        needs JobSet, and the GPU operator's nvidia.com/gpu
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {name}
+data:
+"""
+_JOBSET = """\
+---
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+spec:
+  network:
+    enableDNSHostnames: true
+    subdomain: {name}
+  # A plan has no spare place: with one pod lost all start again, from the last checkpoint.
+  failurePolicy:
+    maxRestarts: 3
+  replicatedJobs:
+"""
+_JOB = """\
+    - name: part{index}
+      replicas: 1
+      template:
+        spec:
+          completionMode: Indexed
+          completions: {count}
+          parallelism: {count}
+          backoffLimit: 0
+          template:
+            spec:
+              restartPolicy: Never
+              affinity:
+                # The very machines, whose links the plan was made for; they are alike, and which of
+                # them takes which rank is left to Kubernetes.
+                nodeAffinity:
+                  requiredDuringSchedulingIgnoredDuringExecution:
+                    nodeSelectorTerms:
+                      - matchExpressions:
+                          - key: kubernetes.io/hostname
+                            operator: In
+                            values: {hosts}
+              containers:
+                - name: train
+                  image: {image}
+                  command:
+                    - bash
+                    - -c
+                    - exec bash /hetero/{script} $(({first} + JOB_COMPLETION_INDEX)) {master}
+                  resources:
+                    limits:
+                      # All of the node's, so that their numbers are the plan's.
+                      nvidia.com/gpu: {gpus}
+                  volumeMounts:
+                    - {{name: hetero, mountPath: /hetero}}
+                    - {{name: shm, mountPath: /dev/shm}}
+              volumes:
+                - name: hetero
+                  configMap: {{name: {name}}}
+                - name: shm
+                  emptyDir: {{medium: Memory}}
+"""
+
+
+def kubernetes_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
+    """One manifest; the plan and `train.sh` are in it.
+
+    Raises:
+        UsageError: no image.
+    """
+    if job.image is None:
+        raise UsageError("--image is missing: the container image that has megatron-hetero in it")
+    return (LaunchFile("jobset.yaml", "".join(_parts(job, job.image))),)
+
+
+def _parts(job: LaunchJob, image: str) -> Iterator[str]:
+    yield _HEAD.format(name=job.name)
+    plan_text = json.dumps(plan_to_data(job.plan), indent=1, sort_keys=True)
+    texts = {NAME: node_script(job, hosts_are_rented=True).text, PLAN_NAME: plan_text}
+    for name, text in texts.items():
+        yield f"  {name}: |\n"
+        yield indented(text.splitlines(), 4)
+    yield _JOBSET.format(name=job.name)
+    for component in job.components:
+        yield _job(job, component, image)
+
+
+def _job(job: LaunchJob, component: Component, image: str) -> str:
+    return _JOB.format(
+        name=job.name,
+        index=component.index,
+        count=len(component.hosts),
+        hosts=json.dumps([host.host for host in component.hosts]),
+        image=json.dumps(image),
+        script=NAME,
+        first=component.first_node_rank,
+        master=f"{job.name}-part0-0-0.{job.name}",
+        gpus=component.gpus_per_node,
+    )

@@ -1,0 +1,120 @@
+"""`train.sh`: one node's part of a plan, the same file on every node.
+
+bash train.sh NODE_RANK [MASTER_ADDR]
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from megatron_hetero.flags.emit import is_stock, megatron_args, plan_arguments, render_bash
+from megatron_hetero.flags.environment import NODE_VARIABLE, Setting, job_settings, node_settings
+from megatron_hetero.flags.launch import HETERO_ENTRY, STOCK_ENTRY
+from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Host
+
+NAME = "train.sh"
+PLAN_NAME = "plan.json"
+BY_NAME = "by-name"
+
+_HEAD = """\
+#!/usr/bin/env bash
+# One node's part of the plan {layout}
+#
+#   bash train.sh NODE_RANK [MASTER_ADDR]
+#
+# NODE_RANK counts the machines from 0 in the order below, or is {by_name}: this machine's name says
+# it.  MASTER_ADDR is the first of them.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
+node_rank=${{1:?usage: bash train.sh NODE_RANK [MASTER_ADDR]}}
+master_addr=${{2:-{master}}}
+master_port=${{MASTER_PORT:-{port}}}
+"""
+
+
+def node_script(job: LaunchJob, *, hosts_are_rented: bool = False) -> LaunchFile:
+    """`train.sh` of a job.
+
+    Args:
+        hosts_are_rented: the machines' names are not those of the plan.
+    Raises:
+        UsageError: a flag of the user's is unknown or contradicts the plan.
+    """
+    return LaunchFile(NAME, "\n".join(_parts(job, hosts_are_rented)), executable=True)
+
+
+def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
+    hosts = job.plan.hosts
+    yield _HEAD.format(
+        layout=format_layout(job.plan.layout),
+        master=hosts[0].host,
+        port=job.master_port,
+        by_name=BY_NAME,
+    )
+    yield from _exports(job_settings(job.plan))
+    yield ""
+    yield from _rank_by_name(hosts)
+    yield 'case "$node_rank" in'
+    for node_rank, host in enumerate(hosts):
+        yield f"{node_rank})  # {host.node}: {host.gpu_type}"
+        yield f"    num_processes={len(host.gpu_indices)}"
+        if hosts_are_rented:
+            yield f"    export {NODE_VARIABLE}={shlex.quote(host.node)}"
+        yield from (f"    {line}" for line in _exports(node_settings(host)))
+        yield "    ;;"
+    yield "*)"
+    yield f'    echo "train.sh: node rank $node_rank; this plan has 0 to {len(hosts) - 1}" >&2'
+    yield "    exit 2"
+    yield "    ;;"
+    yield "esac"
+    yield ""
+    yield from _arguments(job)
+    yield ""
+    yield "exec torchrun \\"
+    yield f'    --nnodes {len(hosts)} --node-rank "$node_rank" --nproc-per-node "$num_processes" \\'
+    yield '    --master-addr "$master_addr" --master-port "$master_port" \\'
+    yield f'    {shlex.join(_entry(job))} "${{MEGATRON_ARGS[@]}}"'
+    yield ""
+
+
+def _rank_by_name(hosts: Sequence[Host]) -> Iterator[str]:
+    yield f'if [ "$node_rank" = {BY_NAME} ]; then'
+    yield "    name=${SLURMD_NODENAME:-$(hostname)}"
+    yield '    case "$name" in'
+    for node_rank, host in enumerate(hosts):
+        yield f"    {host.host}) node_rank={node_rank} ;;"
+    yield '    *) echo "train.sh: $name is none of the machines of this plan" >&2; exit 2 ;;'
+    yield "    esac"
+    yield "fi"
+
+
+def _exports(settings: Iterable[Setting]) -> Iterator[str]:
+    reason = ""
+    for setting in settings:
+        if setting.reason != reason:
+            reason = setting.reason
+            yield f"# {reason}"
+        value = shlex.quote(setting.value)
+        # NCCL's are advice, which a site may know better; the others belong to the plan.
+        if setting.name.startswith("NCCL_"):
+            value = f"${{{setting.name}:-{value}}}"
+        yield f"export {setting.name}={value}"
+
+
+def _arguments(job: LaunchJob) -> Iterator[str]:
+    argv = megatron_args(job.plan, PLAN_NAME)
+    needs_file = argv[-2:] == ("--hetero-plan", PLAN_NAME)
+    # Judged against the plan; then they come last, where Megatron's parser lets them win.
+    plan_arguments(job.plan, job.more_flags)
+    yield render_bash([*(argv[:-2] if needs_file else argv), *job.more_flags])
+    if needs_file:
+        yield f'MEGATRON_ARGS+=(--hetero-plan "$here/{PLAN_NAME}")'
+
+
+def _entry(job: LaunchJob) -> tuple[str, ...]:
+    if is_stock(job.plan):
+        return (job.script,) if job.script else STOCK_ENTRY
+    return ("-m", "megatron_hetero.launch", job.script) if job.script else HETERO_ENTRY

@@ -1,0 +1,229 @@
+"""Launch files: golden texts, shells that accept them, and what they start when they are run.
+
+`python -m tests.flags.test_launchers` writes the golden files anew, to be read before they are
+committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
+from megatron_hetero.flags.launchers.node_script import node_script
+from megatron_hetero.flags.launchers.skypilot import skypilot_files
+from megatron_hetero.flags.launchers.slurm import slurm_files
+from megatron_hetero.flags.launchers.ssh import ssh_files
+from megatron_hetero.flags.launchers.torchrun import torchrun_files
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import plan_from_data, save_plan
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Host, Plan
+from tests.plan.edits import PLAN
+
+GOLDEN = Path(__file__).parent / "golden"
+LAUNCHERS = {
+    "torchrun": torchrun_files,
+    "ssh": ssh_files,
+    "slurm": slurm_files,
+    "kubernetes": kubernetes_files,
+    "skypilot": skypilot_files,
+}
+
+
+def mixed_plan() -> Plan:
+    """The plan of the other tests on an A100 node and an RTX 4090 node, one GPU of which idles."""
+    a, b = PLAN.hosts
+    hosts = (replace(a, gpu_type="A100-80GB"), replace(b, gpu_type="RTX-4090"))
+    return replace(PLAN, hosts=hosts)
+
+
+def job(**changes: object) -> LaunchJob:
+    return replace(LaunchJob(mixed_plan(), image="registry.example/hetero:1"), **changes)
+
+
+def files(launcher: str, **changes: object) -> tuple[LaunchFile, ...]:
+    made = job(**changes)
+    made.check()
+    return LAUNCHERS[launcher](made)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_golden(launcher: str) -> None:
+    made = {file.name: file.text for file in files(launcher)}
+    folder = GOLDEN / launcher
+    assert made == {path.name: path.read_text() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_shell_accepts_every_script(launcher: str) -> None:
+    for file in files(launcher):
+        if file.text.startswith("#!"):
+            done = subprocess.run(["bash", "-n"], input=file.text.encode(), capture_output=True)
+            assert done.returncode == 0, done.stderr
+
+
+def run_script(
+    folder: Path, name: str, *words: str, **environment: str
+) -> subprocess.CompletedProcess:
+    """Run a script of `folder`, where `torchrun`, `ssh` are those of `folder/bin`."""
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", str(folder / name), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": path, **environment},
+    )
+
+
+def written(folder: Path, made: tuple[LaunchFile, ...], torchrun: str) -> Path:
+    for file in made:
+        (folder / file.name).write_text(file.text)
+    (folder / "bin").mkdir()
+    for name, text in (
+        ("torchrun", torchrun),
+        # What ssh does with its last argument on the other machine; -tt -o OPTION HOST COMMAND.
+        ("ssh", 'exec bash -c "$5"'),
+    ):
+        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+SHOW = 'printf "%s\\n" "$@" "gpus=$CUDA_VISIBLE_DEVICES p2p=${NCCL_P2P_DISABLE:-} $NCCL_ALGO"'
+
+
+def test_a_node_starts_its_own_part(tmp_path: Path) -> None:
+    folder = written(tmp_path, (node_script(job()),), SHOW)
+    done = run_script(folder, "train.sh", "1", "10.0.0.7", NCCL_ALGO="Tree")
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split("\n")
+    assert words[:10] == [
+        *("--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "2"),
+        *("--master-addr", "10.0.0.7", "--master-port", "29500"),
+    ]
+    assert words[10:12] == ["-m", "megatron_hetero.pretrain_gpt"]
+    assert words[words.index("--hetero-plan") + 1] == str(folder / "plan.json")
+    # A site's own choice of NCCL settings stands; the plan's GPUs are the plan's.
+    assert "gpus=0,2 p2p=1 Tree" in words
+
+
+def test_a_node_finds_its_rank_by_name(tmp_path: Path) -> None:
+    folder = written(tmp_path, (node_script(job()),), SHOW)
+    second = mixed_plan().hosts[1].host
+    done = run_script(folder, "train.sh", "by-name", SLURMD_NODENAME=second)
+    assert done.stdout.split("\n")[2:4] == ["--node-rank", "1"]
+    done = run_script(folder, "train.sh", "by-name", SLURMD_NODENAME="elsewhere")
+    assert done.returncode == 2
+    assert "elsewhere is none of the machines of this plan" in done.stderr
+    assert run_script(folder, "train.sh", "2").returncode == 2
+    assert run_script(folder, "train.sh").returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "code", "words"),
+    [
+        ("echo well", 0, "all nodes ended well"),
+        # Node 1 fails at once; node 0 would run for longer than the test may.
+        ('[ "$4" = 1 ] && exit 3; exec sleep 100', 1, "a node failed"),
+    ],
+)
+def test_ssh_starts_all_and_stops_all(tmp_path: Path, torchrun: str, code: int, words: str) -> None:
+    folder = written(tmp_path, ssh_files(job()), torchrun)
+    done = run_script(folder, "start.sh")
+    assert done.returncode == code, done.stderr
+    assert words in done.stdout + done.stderr
+    assert sorted(path.name for path in (folder / "logs").iterdir()) == ["node-0.log", "node-1.log"]
+
+
+def test_the_manifest_holds_the_plan_and_the_script() -> None:
+    (manifest,) = files("kubernetes")
+    config, jobset = YAML(typ="safe", pure=True).load_all(manifest.text)
+    assert plan_from_data(json.loads(config["data"]["plan.json"])) == mixed_plan()
+    script = node_script(job(), hosts_are_rented=True).text
+    assert config["data"]["train.sh"].rstrip() == script.rstrip()
+    parts = jobset["spec"]["replicatedJobs"]
+    limits = [
+        part["template"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for part in parts
+    ]
+    # Node b has three GPUs, of which the plan uses 0 and 2: their numbers need all three.
+    assert limits == [{"nvidia.com/gpu": 4}, {"nvidia.com/gpu": 3}]
+
+
+def test_alike_nodes_in_a_row_are_one_component() -> None:
+    plan = mixed_plan()
+    host = plan.hosts[0]
+    more = (host, replace(host, node="c", host="c.example"), plan.hosts[1])
+    (first, second) = LaunchJob(replace(plan, hosts=more, idle_devices=())).components
+    assert [h.node for h in first.hosts] == ["a", "c"]
+    assert (first.first_node_rank, second.first_node_rank) == (0, 2)
+
+
+def test_a_script_of_ones_own_goes_through_the_launch_door() -> None:
+    text = node_script(job(script="../Megatron-LM/pretrain_gpt.py")).text
+    assert "-m megatron_hetero.launch ../Megatron-LM/pretrain_gpt.py" in text
+
+
+@pytest.mark.parametrize(
+    ("launcher", "changes", "words"),
+    [
+        ("kubernetes", {"image": None}, "--image is missing"),
+        ("ssh", {"name": "Job 1"}, "--name 'Job 1'"),
+        ("ssh", {"master_port": 80}, "allowed is 1024 to 65535"),
+        ("ssh", {"plan": plan_from_layout(parse_layout("tp2:1,tp1:1 @2"))}, "names no machines"),
+        ("slurm", {"more_flags": ("--tensor-model-parallel-size=8",)}, "tensor-model-parallel"),
+        ("slurm", {"more_flags": ("--no-such-flag",)}, "not a flag of Megatron"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(
+    launcher: str, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        files(launcher, **changes)
+
+
+def test_an_unknown_accelerator_is_refused() -> None:
+    plan = mixed_plan()
+    hosts = tuple(Host(h.node, h.host, "MI250", h.gpu_indices) for h in plan.hosts)
+    with pytest.raises(UsageError, match="SkyPilot has no name for MI250"):
+        skypilot_files(LaunchJob(replace(plan, hosts=hosts)))
+
+
+@pytest.mark.parametrize("name", ["a; rm -rf /", "-oProxyCommand=x", "a b", "$(x)"])
+def test_a_host_name_never_becomes_a_command(name: str) -> None:
+    plan = mixed_plan()
+    with pytest.raises(HeteroError):
+        replace(job(), plan=replace(plan, hosts=(replace(plan.hosts[0], host=name),))).check()
+
+
+def test_the_verb_writes_a_folder_and_never_over_one(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(mixed_plan(), path)
+    folder = tmp_path / "job"
+    words = ["launch", str(path), "--for", "ssh", "-o", str(folder), "--json"]
+    assert main([*words, "--", "--save", "checkpoints"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["files"] == ["train.sh", "start.sh", "plan.json"]
+    assert (folder / "plan.json").read_bytes() == path.read_bytes()
+    assert "    --save checkpoints" in (folder / "train.sh").read_text()
+    assert os.access(folder / "start.sh", os.X_OK)
+    assert main(words) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    for launcher in LAUNCHERS:
+        (GOLDEN / launcher).mkdir(parents=True, exist_ok=True)
+        for file in files(launcher):
+            (GOLDEN / launcher / file.name).write_text(file.text)
