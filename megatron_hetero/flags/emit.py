@@ -155,5 +155,10 @@ def _says_more_than_a_layout(plan: Plan) -> bool:
         value is not None
         for replica in plan.replicas
         for stage in replica.stages
-        for value in (stage.recompute, stage.precision, stage.num_launched_forwards)
+        for value in (
+            stage.recompute,
+            stage.precision,
+            stage.num_launched_forwards,
+            stage.order,
+        )
     )

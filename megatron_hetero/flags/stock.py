@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.plan.check_structure import default_launched_forwards
+from megatron_hetero.plan.check_schedule import default_launched_forwards
 from megatron_hetero.plan.check_workload import divided_sizes
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import (
@@ -56,6 +56,8 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
     precision = None if plan.workload is None else plan.workload.training.precision
     if any(stage.precision not in (None, precision) for stage in stages):
         yield "stages with a precision of their own"
+    if any(stage.order is not None for stage in stages):
+        yield "stages with an order of their own"
     ahead = [
         str(r)
         for r, replica in enumerate(plan.replicas)

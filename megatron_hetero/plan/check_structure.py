@@ -1,4 +1,4 @@
-"""Invariants of a plan by itself: shapes, layers, micro-batches, launch counts."""
+"""Invariants of a plan by itself: shapes, layers, micro-batches, recompute."""
 
 from __future__ import annotations
 
@@ -83,6 +83,8 @@ def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
 
 def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
     for r, replica in enumerate(plan.replicas):
+        if any(stage.chunks for stage in replica.stages):
+            continue  # `check_schedule.chunks_follow_each_other` sees to these.
         next_layer = 0
         for s, stage in enumerate(replica.stages):
             first = stage.first_layer
@@ -123,42 +125,6 @@ def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
             )
 
 
-def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
-    """A stage that launches fewer forwards than the next one would let it wait for ever."""
-    for r, replica in enumerate(plan.replicas):
-        previous: int | None = None
-        for s, stage in enumerate(replica.stages):
-            count = launched_forwards(plan, r, s)
-            key = stage_key(r, s, "num_launched_forwards")
-            if not 1 <= count <= replica.num_micro_batches:
-                yield Violation(
-                    key,
-                    f"{stage_name(r, s)}: num_launched_forwards is {count}; allowed is 1 to the "
-                    f"replica's {replica.num_micro_batches} micro-batches.",
-                )
-            elif previous is not None and count > previous:
-                named = "" if stage.num_launched_forwards is not None else " (1F1B's own)"
-                yield Violation(
-                    key,
-                    f"{stage_name(r, s)}: num_launched_forwards is {count}{named}, more than the "
-                    f"{previous} of stage {s - 1}, and the pipeline would deadlock. "
-                    f"Allowed is 1 to {previous}.",
-                )
-            previous = count
-
-
-def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
-    """Forwards of a stage before its first backward: its own number, or 1F1B's."""
-    own = plan.replicas[replica].stages[stage].num_launched_forwards
-    return default_launched_forwards(plan, replica, stage) if own is None else own
-
-
-def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
-    """1F1B: one forward for each stage from this one to the last, if there are as many."""
-    shape = plan.replicas[replica]
-    return min(len(shape.stages) - stage, shape.num_micro_batches)
-
-
 def recompute_is_complete(plan: Plan) -> Iterator[Violation]:
     for r, s, stage in stages(plan):
         count = stage.recompute_num_layers
@@ -186,6 +152,5 @@ INVARIANTS = (
     shares_fit_widths,
     layers_follow_each_other,
     replicas_hold_every_layer,
-    launch_counts_feed_the_pipeline,
     recompute_is_complete,
 )

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from megatron_hetero.plan.plan import Replica
+from megatron_hetero.plan.plan import LayerRange, Replica, Stage
+
+
+def stage_chunks(stage: Stage) -> tuple[LayerRange, ...]:
+    """A stage's pieces of the model, one for a stage that names none."""
+    return stage.chunks or (LayerRange(stage.first_layer, stage.shape.num_layers),)
 
 
 def chain(replica: Replica) -> tuple[int, ...]:
     """[virtual stage] -> stage, in the order of the layers; one chunk on each stage is 0, 1, ..."""
-    return tuple(range(len(replica.stages)))
+    if not any(stage.chunks for stage in replica.stages):
+        return tuple(range(len(replica.stages)))
+    pieces = [
+        (chunk.first_layer, s)
+        for s, stage in enumerate(replica.stages)
+        for chunk in stage_chunks(stage)
+    ]
+    return tuple(s for _, s in sorted(pieces))

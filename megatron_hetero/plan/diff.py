@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
 from megatron_hetero.plan.violation import layer_range, stage_name
@@ -75,7 +76,13 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     )
     yield from _changed(where, "shares", _shares(old), _shares(new))
     yield from _changed(where, "holds", _layers(old), _layers(new))
-    for field in ("recompute", "recompute_num_layers", "precision", "num_launched_forwards"):
+    for field in (
+        "recompute",
+        "recompute_num_layers",
+        "precision",
+        "num_launched_forwards",
+        "order",
+    ):
         yield from _changed_setting(
             where, field.replace("_", " "), getattr(old, field), getattr(new, field)
         )
@@ -210,7 +217,10 @@ def _shares(stage: Stage) -> str:
 
 
 def _layers(stage: Stage) -> str:
-    return layer_range(stage.first_layer, stage.first_layer + stage.shape.num_layers - 1)
+    ranges = [
+        layer_range(c.first_layer, c.first_layer + c.num_layers - 1) for c in stage_chunks(stage)
+    ]
+    return " and ".join(ranges)
 
 
 def _step_text(estimates: Estimates | None) -> str | None:

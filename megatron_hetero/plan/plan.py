@@ -16,6 +16,9 @@ from megatron_hetero.model.spec import Precision, Workload
 
 PLAN_SCHEMA_VERSION = 1
 
+ScheduleName = Literal["1f1b", "interleaved", "zero-bubble", "synthesised"]
+"""How the stages' orders came about; "1f1b" where they have none."""
+
 
 @dataclass(frozen=True)
 class StageShape:
@@ -67,6 +70,14 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class LayerRange:
+    """Layers `first_layer .. first_layer + num_layers - 1` of the model."""
+
+    first_layer: int
+    num_layers: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """A stage on its devices.  What is None follows the job's own flags.
 
@@ -76,6 +87,9 @@ class Stage:
     plan came from a bare layout.
     `num_launched_forwards`: forwards launched before the first backward (1F1B's own: the number of
     stages from this one to the last).
+    `chunks`: the stage's pieces of the model where it holds several (interleaved pipeline); their
+    layers make up `shape.num_layers`, and `first_layer` is that of the first.
+    `order`: what the stage computes when (`plan.order`), for example "FFFBFBFBB"; None is 1F1B.
     """
 
     shape: StageShape
@@ -85,6 +99,8 @@ class Stage:
     recompute_num_layers: int | None = None
     precision: Precision | None = None
     num_launched_forwards: int | None = None
+    chunks: tuple[LayerRange, ...] = ()
+    order: str | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +170,7 @@ class Plan:
     hosts: tuple[Host, ...] = ()
     idle_devices: tuple[str, ...] = ()
     idle_reasons: Mapping[str, str] = field(default_factory=dict)
-    schedule: Literal["1f1b"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     estimates: Estimates | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""

@@ -1,7 +1,7 @@
 """Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
 
 One function states one invariant; they live in `check_structure` (the plan by itself),
-`check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every way into a Plan
+`check_schedule`, `check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every way into a Plan
 ends here.
 """
 
@@ -13,6 +13,7 @@ from megatron_hetero.plan import (
     check_cluster,
     check_devices,
     check_estimates,
+    check_schedule,
     check_structure,
     check_workload,
 )
@@ -41,6 +42,7 @@ def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violat
     """All violations of the first invariant that is broken; empty for a valid plan."""
     for invariant in (
         *check_structure.INVARIANTS,
+        *check_schedule.INVARIANTS,
         *check_devices.INVARIANTS,
         *check_workload.INVARIANTS,
         *check_estimates.INVARIANTS,

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from megatron_hetero.plan.check_structure import launched_forwards
+from megatron_hetero.plan.check_schedule import launched_forwards
 from megatron_hetero.plan.diff import Difference
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage

@@ -22,6 +22,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan, Stage
@@ -111,7 +112,7 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         # Megatron opens its writers on the last rank; so far each replica has one of its own.
         argv += ["--tensorboard-dir=", "--wandb-project="]
     if len(replica.stages) > 1:
-        argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position.replica)}")
+        argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position)}")
     if replica.micro_batch_size is not None:
         # Megatron counts samples as micro-batches times their size, which stays the job's.
         argv.append(f"--micro-batch-size={replica.micro_batch_size}")
@@ -168,12 +169,27 @@ def _given(megatron: Sequence[str], flag: str) -> int | None:
     return None if found.value is None else int(found.value)
 
 
-def pipeline_layout(plan: Plan, replica: int) -> str:
-    """A replica's layers in the grammar of `--pipeline-model-parallel-layout`."""
-    stages = ["t" * s.shape.num_layers for s in plan.replicas[replica].stages]
-    stages[0] = "E" + stages[0]
-    stages[-1] += "L"
-    return "|".join(stages)
+def pipeline_layout(plan: Plan, position: Position) -> str:
+    """A replica's layers in the grammar of `--pipeline-model-parallel-layout`, as one rank has it.
+
+    Megatron gives all stages the same number of chunks and finds chunk i of stage s at place
+    i * stages + s.  A rank whose replica has unlike numbers puts its own chunks there, and all that
+    lies before, between and after them where it is out of the way: only sums matter for those.
+    """
+    replica = plan.replicas[position.replica]
+    num_stages, s = len(replica.stages), position.stage
+    if not any(stage.chunks for stage in replica.stages):
+        places = ["t" * stage.shape.num_layers for stage in replica.stages]
+    else:
+        chunks = stage_chunks(replica.stages[s])
+        places = [""] * (num_stages * len(chunks))
+        due = at = 0
+        for i, chunk in enumerate(chunks):
+            places[at] += "t" * (chunk.first_layer - due)
+            places[i * num_stages + s] += "t" * chunk.num_layers
+            due, at = chunk.first_layer + chunk.num_layers, i * num_stages + s + 1
+        places[-1] += "t" * (replica.shape.num_layers - due)
+    return f"E{'|'.join(places)}L"
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class Executor:
     ) -> list[Any]:
         """One step, with the arguments of Megatron's forward-backward functions.
 
-        `model` and `data_iterator` are lists of one entry for each model chunk, or the only one.
+        `model` is a list of model chunks, or the only one.  One of them at most reads data.
 
         Returns:
             What the loss function reported for each micro-batch, on the stage that has the loss.
@@ -98,7 +98,6 @@ class Executor:
         if adjust_tensor_shapes_fn is not None:
             raise ValueError("adjust_tensor_shapes_fn is for models with several streams")
         chunks = list(model) if isinstance(model, list) else [model]
-        iterators = list(data_iterator) if isinstance(data_iterator, list) else [data_iterator]
         config = get_model_config(chunks[0])
         timers = config.timers
         if timers is not None:
@@ -116,7 +115,7 @@ class Executor:
         def forward(chunk: int, k: int, received: torch.Tensor | None) -> Any:
             return schedules.forward_step(
                 forward_step_func,
-                iterators[chunk],
+                data_iterator,
                 chunks[chunk],
                 self.schedule.num_micro_batches,
                 [received],

@@ -231,6 +231,9 @@ class AsymmetricJob:
         with place.own_sizes(args):
             model = _with_layer_spec(gpt_config_from_args(args, **given))
         set_tensor_place(model.transformer, place)
+        # With several chunks Megatron's loop would build the data once for each, and agrees on them
+        # over all ranks, of which others have other numbers.  One chunk at most reads any.
+        args.virtual_pipeline_model_parallel_size = None
         if self._arguments.init == "layout-independent":
             model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
         self._model, self._place = model, place

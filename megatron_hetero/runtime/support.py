@@ -41,11 +41,6 @@ _REFUSED: tuple[_Rule, ...] = (
         lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
         "use --use-distributed-optimizer",
     ),
-    (
-        "--num-virtual-stages-per-pipeline-rank / --num-layers-per-virtual-pipeline-stage",
-        lambda a: a.virtual_pipeline_model_parallel_size is not None,
-        "leave it out; asymmetric plans run non-interleaved 1F1B",
-    ),
     ("--fp16", lambda a: a.fp16, "use --bf16, or fp32"),
     ("--fp8-format", lambda a: a.fp8 is not None, "leave it out"),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),

@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from megatron_hetero.errors import CheckFailedError
-from megatron_hetero.plan.check_structure import launched_forwards
+from megatron_hetero.plan.check_schedule import launched_forwards
+from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.order import Letter, Pass, format_order, parse_order
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.check import check_schedule
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.programme import Schedule
+from megatron_hetero.schedule.programme import (
+    Operation,
+    OperationKind,
+    Programme,
+    Schedule,
+    build_schedule,
+)
+
+_KINDS: dict[Letter, OperationKind] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward_input",
+    "W": "backward_weight",
+}
 
 
 def replica_schedule(plan: Plan, replica: int) -> Schedule:
-    """Programmes of one replica of a valid plan: 1F1B with the plan's launch counts."""
+    """Programmes of one replica of a valid plan: its stages' orders, or 1F1B with launch counts."""
     stages = plan.replicas[replica].stages
-    counts = [launched_forwards(plan, replica, s) for s in range(len(stages))]
-    return one_f_one_b(len(stages), plan.replicas[replica].num_micro_batches, counts)
+    num_micro_batches = plan.replicas[replica].num_micro_batches
+    orders = [stage.order for stage in stages if stage.order is not None]
+    if not orders:
+        counts = [launched_forwards(plan, replica, s) for s in range(len(stages))]
+        return one_f_one_b(len(stages), num_micro_batches, counts)
+    return build_schedule(
+        [operations(order) for order in orders], num_micro_batches, chain(plan.replicas[replica])
+    )
+
+
+def operations(order: str) -> tuple[Operation, ...]:
+    """An order's computations, with the micro-batches counted."""
+    done: Counter[Pass] = Counter()
+    found = []
+    for letter, chunk in parse_order(order):
+        found.append(Operation(_KINDS[letter], done[letter, chunk], chunk))
+        done[letter, chunk] += 1
+    return tuple(found)
+
+
+def order_of(programme: Programme) -> str:
+    """A programme's computations as a plan has them."""
+    letters = {kind: letter for letter, kind in _KINDS.items()}
+    return format_order(
+        (letters[operation.kind], operation.chunk)
+        for instruction in programme
+        for operation in instruction
+        if operation.kind in letters
+    )
 
 
 def check_schedules(plan: Plan) -> None:

@@ -80,6 +80,8 @@ def fill(groups: RankGroups) -> None:
     mpu.set_tensor_model_parallel_rank(groups.tensor.rank())
     mpu.set_pipeline_model_parallel_world_size(groups.pipeline.size())
     mpu.set_pipeline_model_parallel_rank(groups.pipeline.rank())
+    num_chunks = groups.chain.count(groups.pipeline.stage)
+    mpu.set_virtual_pipeline_model_parallel_world_size(num_chunks if num_chunks > 1 else None)
     mpu.set_expert_model_parallel_world_size(1)
     mpu.set_expert_model_parallel_rank(0)
     mpu.set_expert_tensor_parallel_world_size(groups.tensor.size())

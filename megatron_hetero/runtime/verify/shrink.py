@@ -13,7 +13,8 @@ from math import lcm
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import ModelSpec, Workload
-from megatron_hetero.plan.plan import Layout, Plan, Replica, StageShape
+from megatron_hetero.plan.chunks import chain, stage_chunks
+from megatron_hetero.plan.plan import LayerRange, Layout, Plan, Replica
 
 MAX_LAYERS = 8
 _HEAD_SIZE = 8
@@ -148,23 +149,29 @@ def _multiple(least: int, unit: int) -> int:
 
 
 def _with_fewer_layers(plan: Plan, max_layers: int) -> Plan:
-    """Scale every replica's cuts to fewer layers; each stage keeps at least one."""
+    """Scale every replica's cuts to fewer layers; each stage, and each chunk, keeps at least one."""
     old = plan.layout.replicas[0].num_layers
-    deepest = max(len(r.stages) for r in plan.replicas)
+    deepest = max(len(chain(r)) for r in plan.replicas)
     new = min(old, max(max_layers, deepest))
     replicas = tuple(_scale(r, old, new) for r in plan.replicas)
     return replace(plan, replicas=replicas, workload=None, estimates=None)
 
 
 def _scale(replica: Replica, old: int, new: int) -> Replica:
-    num_stages = len(replica.stages)
-    stages, first, end = [], 0, 0
-    for i, stage in enumerate(replica.stages):
-        end += stage.shape.num_layers
-        cut = round(end * new / old)
-        # Leave a layer for this stage and for each one behind it.
-        cut = min(max(cut, first + 1), new - (num_stages - i - 1))
-        shape = StageShape(stage.shape.tensor_parallel, cut - first, stage.shape.shares)
-        stages.append(replace(stage, shape=shape, first_layer=first))
+    on_stage = chain(replica)
+    ends = sorted(c.first_layer + c.num_layers for s in replica.stages for c in stage_chunks(s))
+    chunks: list[list[LayerRange]] = [[] for _ in replica.stages]
+    first = 0
+    for i, (end, s) in enumerate(zip(ends, on_stage, strict=True)):
+        # Leave a layer for this chunk and for each one behind it.
+        cut = min(max(round(end * new / old), first + 1), new - (len(ends) - i - 1))
+        chunks[s].append(LayerRange(first, cut - first))
         first = cut
+    stages = []
+    for stage, own in zip(replica.stages, chunks, strict=True):
+        shape = replace(stage.shape, num_layers=sum(chunk.num_layers for chunk in own))
+        own_chunks = tuple(own) if stage.chunks else ()
+        stages.append(
+            replace(stage, shape=shape, first_layer=own[0].first_layer, chunks=own_chunks)
+        )
     return replace(replica, stages=tuple(stages))
