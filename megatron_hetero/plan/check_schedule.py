@@ -197,10 +197,11 @@ def _chunk_faults(passes: Sequence[Pass], chunk: int, num_micro_batches: int) ->
         if done["W"] > split:
             yield f"has W {done['W'] - 1}{of} before its I."
             return
-    for letter in "FIW" if split else "FB":
-        if done[letter] != num_micro_batches:
+    for wanted in "FIW" if split else "FB":
+        if done[wanted] != num_micro_batches:
             yield (
-                f"has {done[letter]} {letter}{of}; the replica has {num_micro_batches} micro-batches."
+                f"has {done[wanted]} {wanted}{of}; the replica has {num_micro_batches} "
+                "micro-batches."
             )
 
 

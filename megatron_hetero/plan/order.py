@@ -35,8 +35,8 @@ def parse_order(text: str) -> tuple[Pass, ...]:
         token = _TOKEN.match(compact, position)
         if token is None:
             raise PlanFormatError(
-                f"{compact[position]!r} at character {position + 1}; expected is F, B, I or W, with "
-                "the number of the model chunk behind it if it is not 0"
+                f"{compact[position]!r} at character {position + 1}; expected is F, B, I or W, "
+                "with the number of the model chunk behind it if it is not 0"
             )
         letter: Letter = token[1]  # type: ignore[assignment]
         passes.append((letter, int(token[2] or 0)))

@@ -1,8 +1,8 @@
 """Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
 
 One function states one invariant; they live in `check_structure` (the plan by itself),
-`check_schedule`, `check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every way into a Plan
-ends here.
+`check_schedule`, `check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every
+way into a Plan ends here.
 """
 
 from __future__ import annotations

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.errors import CheckFailedError, PlanFormatError
+from megatron_hetero.schedule.list_schedule import Pipeline, Policy, list_schedule
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
+from megatron_hetero.schedule.simulator_engine import ChunkTimes
 
 
 def interleaved(
@@ -20,7 +23,10 @@ def interleaved(
     Forwards go by (group, chunk, micro-batch), backwards by (group, chunk from the last,
     micro-batch).  A stage launches as many forwards ahead of its first backward as there are before
     the first gradient can be back: those that its last chunk waits for, and two for each stage
-    behind it.  With equal numbers of chunks that is Megatron's order.
+    behind it.  Where the stages take turns along the chain that is Megatron's order.  With unlike
+    numbers of chunks it would wait for itself; there the order is the one in which the stages come
+    to their passes on a clock, each pass taking a unit of time (`schedule.list_schedule`), with the
+    same numbers under way.
 
     Args:
         chain: [virtual stage] -> stage; the first is stage 0, the last the last stage.
@@ -39,14 +45,40 @@ def interleaved(
             f"number of stages to that of micro-batches), and a last group of at least {num_stages}"
             f"; found groups of {size} for {num_micro_batches} micro-batches"
         )
+    counts = [list(chain).count(stage) for stage in range(num_stages)]
+    if list(chain) != list(range(num_stages)) * counts[0]:
+        return _unlike(tuple(chain), num_micro_batches, size, counts)
     orders = []
-    for stage in range(num_stages):
-        num_chunks = list(chain).count(stage)
+    for stage, num_chunks in enumerate(counts):
         forwards = _turns(num_micro_batches, range(num_chunks), size)
         backwards = _turns(num_micro_batches, range(num_chunks - 1, -1, -1), size)
-        num_ahead = 2 * (num_stages - stage - 1) + (num_chunks - 1) * size
+        num_ahead = _num_ahead(num_stages, stage, num_chunks, size)
         orders.append(_one_in_turn(forwards, backwards, min(num_ahead, len(forwards))))
     return build_schedule(orders, num_micro_batches, chain)
+
+
+def _num_ahead(num_stages: int, stage: int, num_chunks: int, size: int) -> int:
+    return 2 * (num_stages - stage - 1) + (num_chunks - 1) * size
+
+
+def _unlike(
+    chain: tuple[int, ...], num_micro_batches: int, size: int, counts: Sequence[int]
+) -> Schedule:
+    unit, no_hop = ChunkTimes(1.0, 1.0, 1.0), BoundaryTime(0.0, 0.0)
+    pipeline = Pipeline(
+        chain,
+        num_micro_batches,
+        tuple((unit,) * count for count in counts),
+        (no_hop,) * (len(chain) - 1),
+        (no_hop,) * (len(chain) - 1),
+    )
+    limits = [_num_ahead(len(counts), s, count, size) + 1 for s, count in enumerate(counts)]
+    while True:
+        try:
+            return list_schedule(pipeline, limits, Policy(group_size=size)).schedule
+        except CheckFailedError:
+            # Ends at the latest where a stage may have all its passes under way.
+            limits = [limit + 1 for limit in limits]
 
 
 def _turns(num_micro_batches: int, chunks: Sequence[int], size: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.plan.check_schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.order import Letter, Pass, format_order, parse_order
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, ScheduleName
 from megatron_hetero.schedule.check import check_schedule
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.programme import (
@@ -60,6 +60,17 @@ def order_of(programme: Programme) -> str:
         for operation in instruction
         if operation.kind in letters
     )
+
+
+def with_schedule(plan: Plan, replica: int, schedule: Schedule, name: ScheduleName) -> Plan:
+    """The plan with the orders of `schedule`, made for the replica's chain, on its stages."""
+    stages = tuple(
+        replace(stage, order=order_of(programme), num_launched_forwards=None)
+        for stage, programme in zip(plan.replicas[replica].stages, schedule.programmes, strict=True)
+    )
+    replicas = list(plan.replicas)
+    replicas[replica] = replace(replicas[replica], stages=stages)
+    return replace(plan, replicas=tuple(replicas), schedule=name)
 
 
 def check_schedules(plan: Plan) -> None:

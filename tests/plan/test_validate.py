@@ -15,6 +15,7 @@ from megatron_hetero.plan import (
     check_cluster,
     check_devices,
     check_estimates,
+    check_schedule,
     check_structure,
     check_workload,
 )
@@ -22,6 +23,7 @@ from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import (
     DeviceEstimate,
     Host,
+    LayerRange,
     Plan,
     Replica,
     ReplicaShape,
@@ -54,6 +56,16 @@ from tests.plan.strategies import (
 def test_the_sound_plan_passes() -> None:
     validate_plan(PLAN)
     validate_plan(PLAN, CLUSTER)
+
+
+def with_chunks(plan: Plan, *chunks: tuple[int, int]) -> Plan:
+    """The plan with chunks (first layer, layers) on stage 0 of replica 0."""
+    return with_stage(plan, 0, 0, chunks=tuple(LayerRange(*chunk) for chunk in chunks))
+
+
+def with_orders(order: str) -> Plan:
+    """The plan with one order on both stages of replica 0."""
+    return with_stage(with_stage(PLAN, 0, 0, order=order), 0, 1, order=order)
 
 
 BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
@@ -103,7 +115,41 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             "replica 0 covers layers 0-6 of 8; layer 7 is on no stage. .* of replica 1",
         ),
     ],
-    check_structure.launch_counts_feed_the_pipeline: [
+    check_schedule.chunks_are_the_stages_layers: [
+        (with_chunks(PLAN, (0, 2), (5, 2)), "its chunks have 4 layers, its shape 5"),
+        (with_chunks(PLAN, (0, 5), (5, 0)), "a model chunk has 0 layers"),
+        (with_chunks(PLAN, (5, 2), (0, 3)), "begin at layers 5, 0; they must ascend from .* 0"),
+    ],
+    check_schedule.chunks_follow_each_other: [
+        (
+            with_chunks(PLAN, (0, 2), (6, 3)),
+            "stage 1: .* begins at layer 5, but layer 2 is due",
+        ),
+        (with_chunks(PLAN, (0, 2), (2, 3)), "replica 0, stage 0: two of its model chunks follow"),
+        (
+            with_stage(with_chunks(PLAN, (0, 2), (5, 3)), 0, 1, first_layer=2),
+            "the last on stage 0; .* the loss on stage 1",
+        ),
+    ],
+    check_schedule.orders_are_complete: [
+        (
+            with_stage(PLAN, 0, 0, order="F" * 12 + "B" * 12),
+            "stage 1 has no order, but other",
+        ),
+        (with_orders("F" * 11 + "B" * 12), r"stage 0: order: has backward pass 11 before its for"),
+        (with_orders("F" * 11 + "B" * 11), "has 11 F; the replica has 12 micro-batches"),
+        (with_orders("F" * 12 + "B" * 6 + "X"), "'X' at character 19; expected is F, B, I or W"),
+        (with_orders("F1" * 12), "names model chunk 1; the stage has 1"),
+        (with_orders("F" * 12 + "I" * 6 + "B" * 6), "has B and I; a chunk's backward passes"),
+        (with_orders("F" * 12 + "WI"), "has W 0 before its I"),
+        (with_orders("F" * 12 + "I" * 12 + "W" * 11), "has 11 W; the replica has 12"),
+        (replace(PLAN, schedule="zero-bubble"), "schedule is 'zero-bubble', but no stage has an"),
+    ],
+    check_schedule.launch_counts_feed_the_pipeline: [
+        (
+            with_stage(with_orders("F" * 12 + "B" * 12), 0, 0, num_launched_forwards=12),
+            "has num_launched_forwards and an order, which says it already",
+        ),
         (
             with_stage(PLAN, 1, 0, num_launched_forwards=5),
             "replica 1, stage 0: num_launched_forwards is 5; allowed is 1 to .* 4 micro-batches",

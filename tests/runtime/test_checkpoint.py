@@ -10,26 +10,36 @@ from pathlib import Path
 import numpy
 import pytest
 
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
 from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
 from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"
 SECOND = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 SAVED_AT, LAST = 2, 4
+INTERLEAVED = with_interleaving(plan("tp2:2,tp1:2 @4 | tp1:4 @2"), 0, [(0, 1), (1, 1)] * 2)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "changes"),
-    [(FIRST, SECOND, {}), (FIRST, UNEVEN, LLAMA_LIKE), (UNEVEN, SECOND, LLAMA_LIKE)],
-    ids=["tied", "to uneven shares", "from uneven shares"],
+    [
+        (FIRST, SECOND, {}),
+        (FIRST, UNEVEN, LLAMA_LIKE),
+        (UNEVEN, SECOND, LLAMA_LIKE),
+        (INTERLEAVED, SECOND, {}),
+        (FIRST, INTERLEAVED, {}),
+    ],
+    ids=["tied", "to uneven shares", "from uneven shares", "from chunks", "to chunks"],
 )
 def test_a_run_goes_on_under_another_plan(
-    first: str, second: str, changes: dict[str, object], tmp_path: Path
+    first: str | Plan, second: str | Plan, changes: dict[str, object], tmp_path: Path
 ) -> None:
     """Weights and Adam's moments survive first plan -> second plan -> stock Megatron."""
     # One model that all three divide, and one padded vocabulary.
@@ -40,12 +50,12 @@ def test_a_run_goes_on_under_another_plan(
     base = [a for a in from_seed if not a.startswith(("--load", "--finetune", "--no-load-optim"))]
     folder = tmp_path / "checkpoints"
 
-    def vocabulary(layout: str) -> str:
-        widths = plan(layout).layout.tensor_parallel_widths
+    def vocabulary(asked: str | Plan) -> str:
+        widths = _plan(asked).layout.tensor_parallel_widths
         return f"--make-vocab-size-divisible-by={common.vocab_multiple // lcm(*widths)}"
 
-    def saving_every_two(layout: str) -> list[str]:
-        return [vocabulary(layout), f"--save={folder}", "--save-interval=2"]
+    def saving_every_two(asked: str | Plan) -> list[str]:
+        return [vocabulary(asked), f"--save={folder}", "--save-interval=2"]
 
     whole = _train(
         tmp_path / "whole", first, [*from_seed, vocabulary(first), f"--train-iters={LAST + 1}"]
@@ -83,19 +93,29 @@ def test_uneven_shares_cannot_read_stacked_layers(tmp_path: Path) -> None:
         _train(tmp_path / "uneven", UNEVEN, jobs.training_arguments("sgd"))
 
 
-def _train(folder: Path, layout: str | None, argv: Sequence[str]) -> list[RankRecord]:
-    """Train `layout` with our entry, or one process of stock Megatron if there is none."""
-    num_ranks = 1 if layout is None else plan(layout).layout.num_devices
+def _plan(asked: str | Plan) -> Plan:
+    return asked if isinstance(asked, Plan) else plan(asked)
+
+
+def _train(folder: Path, asked: str | Plan | None, argv: Sequence[str]) -> list[RankRecord]:
+    """Train a plan with our entry, or one process of stock Megatron if there is none."""
+    num_ranks = 1 if asked is None else _plan(asked).layout.num_devices
     common = [*argv, f"--data-cache-path={folder / 'cache'}", "--override-opt-param-scheduler"]
+
+    plan_flag = f"--hetero-layout={asked}"
+    if isinstance(asked, Plan):
+        folder.mkdir(parents=True)
+        save_plan(asked, folder / "plan.json")
+        plan_flag = f"--hetero-plan={folder / 'plan.json'}"
 
     def train(rank: int) -> None:
         save_without_a_server()
         recorder = Recorder()
-        if layout is None:
+        if asked is None:
             backend.activate_cpu_backend()
             entry.train_stock(common, entry.World.from_environment(), recorder)
         else:
-            entry.main([*common, f"--hetero-layout={layout}"], recorder)
+            entry.main([*common, plan_flag], recorder)
         recorder.save(folder / f"record-{rank}")
 
     run_jobs([Job(folder.name, num_ranks, train, folder)], 120)

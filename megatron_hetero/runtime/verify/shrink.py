@@ -149,7 +149,7 @@ def _multiple(least: int, unit: int) -> int:
 
 
 def _with_fewer_layers(plan: Plan, max_layers: int) -> Plan:
-    """Scale every replica's cuts to fewer layers; each stage, and each chunk, keeps at least one."""
+    """Scale every replica's cuts to fewer layers; each stage and chunk keeps at least one."""
     old = plan.layout.replicas[0].num_layers
     deepest = max(len(chain(r)) for r in plan.replicas)
     new = min(old, max(max_layers, deepest))

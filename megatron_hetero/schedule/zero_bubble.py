@@ -1,0 +1,33 @@
+"""Zero bubble: weight gradients fill the time in which a stage would wait.
+
+Qi et al. 2024 (arXiv 2401.10241): with the backward pass in two parts only its part for inputs is
+on the way to the stage before; weight gradients can wait.  At 1F1B's own memory the bubble of equal
+stages falls to (P - 1)(F + B - 2W) (ZB-H1, B the whole backward pass), with more memory further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.schedule.list_schedule import Listed, Pipeline, Policy, list_schedule
+
+POLICIES = tuple(
+    Policy(split=True, alternate=alternate, patience=patience)
+    for alternate in (True, False)
+    for patience in (0.0, 0.5, 1.0)
+)
+
+
+def zero_bubble(pipeline: Pipeline, limits: Sequence[int] | None = None) -> Listed:
+    """The quickest of the greedy zero-bubble schedules.
+
+    Args:
+        limits: micro-batches whose activations each stage may hold (activations are held until the
+            weight gradients are done), shape [stage]; by default what 1F1B holds.
+    Raises:
+        CheckFailedError: with these limits all stages wait for each other.
+    """
+    if limits is None:
+        limits = range(pipeline.num_stages, 0, -1)
+    listed = [list_schedule(pipeline, limits, policy) for policy in POLICIES]
+    return min(listed, key=lambda one: one.makespan_s)

@@ -1,0 +1,39 @@
+"""Plans with schedules of their own, for tests of the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.plan import LayerRange, Plan
+from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.schedule.of_plan import with_schedule
+
+
+def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:
+    """The plan with a replica's layers dealt out along a chain of (stage, layers)."""
+    ranges: dict[int, list[LayerRange]] = {}
+    first = 0
+    for stage, num_layers in layers:
+        ranges.setdefault(stage, []).append(LayerRange(first, num_layers))
+        first += num_layers
+    stages = tuple(
+        replace(
+            stage,
+            first_layer=ranges[s][0].first_layer,
+            shape=replace(stage.shape, num_layers=sum(r.num_layers for r in ranges[s])),
+            chunks=tuple(ranges[s]) if len(ranges[s]) > 1 else (),
+        )
+        for s, stage in enumerate(plan.replicas[replica].stages)
+    )
+    replicas = list(plan.replicas)
+    replicas[replica] = replace(replicas[replica], stages=stages)
+    return replace(plan, replicas=tuple(replicas))
+
+
+def with_interleaving(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:
+    """The same, run as interleaved 1F1B."""
+    chunked = with_chunks(plan, replica, layers)
+    shape = chunked.replicas[replica]
+    schedule = interleaved(chain(shape), shape.num_micro_batches)
+    return with_schedule(chunked, replica, schedule, "interleaved")
