@@ -1,8 +1,9 @@
 """Zero bubble: weight gradients fill the time in which a stage would wait.
 
 Qi et al. 2024 (arXiv 2401.10241): with the backward pass in two parts only its part for inputs is
-on the way to the stage before; weight gradients can wait.  At 1F1B's own memory the bubble of equal
-stages falls to (P - 1)(F + B - 2W) (ZB-H1, B the whole backward pass), with more memory further.
+on the way to the stage before; weight gradients can wait.  Where every stage may hold as much as
+1F1B holds on its first, the bubble of equal stages falls from (P - 1)(F + B) to
+(P - 1)(F + B - 2W) (ZB-H1, B the whole backward pass).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ def zero_bubble(pipeline: Pipeline, limits: Sequence[int] | None = None) -> List
 
     Args:
         limits: micro-batches whose activations each stage may hold (activations are held until the
-            weight gradients are done), shape [stage]; by default what 1F1B holds.
+            weight gradients are done), shape [stage]; by default what 1F1B holds on the first.
     Raises:
         CheckFailedError: with these limits all stages wait for each other.
     """
     if limits is None:
-        limits = range(pipeline.num_stages, 0, -1)
+        limits = [pipeline.num_stages] * pipeline.num_stages
     listed = [list_schedule(pipeline, limits, policy) for policy in POLICIES]
     return min(listed, key=lambda one: one.makespan_s)
