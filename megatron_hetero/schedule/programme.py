@@ -12,11 +12,11 @@ chunks on any stage).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from megatron_hetero.errors import PlanFormatError
 
@@ -35,6 +35,13 @@ OperationKind = Literal[
 COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
 SENDS = ("send_forward", "send_backward")
 RECEIVES = ("recv_forward", "recv_backward")
+_MESSAGES: Mapping[OperationKind, tuple[bool, bool]] = {
+    "send_forward": (True, True),
+    "recv_forward": (True, False),
+    "send_backward": (False, False),
+    "recv_backward": (False, True),
+}
+"""Whether a message goes forward, and whether its boundary is the one behind the stage's chunk."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,7 @@ Instruction = tuple[Operation, ...]
 Programme = tuple[Instruction, ...]
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """What a send and its receive have in common.  (boundary, is_forward) is a channel, on which
     messages arrive in the order in which they were sent."""
 
@@ -106,10 +112,9 @@ class Schedule:
 
     def message(self, stage: int, operation: Operation) -> Message:
         """What a send or a receive of `stage` carries; equal on both sides."""
-        here = self.virtual_stage(stage, operation.chunk)
-        is_forward = operation.kind.endswith("forward")
-        after_here = (operation.kind in SENDS) == is_forward
-        return Message(here if after_here else here - 1, is_forward, operation.micro_batch)
+        is_forward, is_after = _MESSAGES[operation.kind]
+        here = self._virtual_stages[stage][operation.chunk]
+        return Message(here if is_after else here - 1, is_forward, operation.micro_batch)
 
     @cached_property
     def _virtual_stages(self) -> tuple[tuple[int, ...], ...]:
