@@ -29,6 +29,7 @@ VERBS = {
     "launch": "write the files that start a plan: torchrun, ssh, Slurm, Kubernetes, SkyPilot",
     "simulate": "show what every GPU and link does in one step of a plan",
     "doctor": "find what would hang or train wrongly, before the job starts",
+    "convert": "read configurations of HexiScale and FlagScale, or write them",
     "patch": "put the hook into a Megatron-LM source tree, or take it out",
     "verify": "train the plan on this machine's CPU and compare it with one process",
 }

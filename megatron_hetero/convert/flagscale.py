@@ -1,0 +1,159 @@
+"""FlagScale: `--hetero-process-meshes`, `--hetero-pipeline-layer-split` and the typed host file.
+
+A mesh is five numbers, `tp cp ep dp pp`; meshes follow each other along the pipeline.  Every
+replica has the same stages, and where the data-parallel sizes of meshes differ, micro-batches are
+cut and joined between them, which no plan of ours does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.convert.given import Conversion, GivenFlags
+from megatron_hetero.errors import FileFormatError, UnsupportedError, UsageError
+from megatron_hetero.files import read_text
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
+
+_MESHES = "--hetero-process-meshes"
+_SPLIT = "--hetero-pipeline-layer-split"
+_HOST_LINE = re.compile(r"^(?P<host>\S+)\s+(?P<settings>.*)$")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One mesh: `pp` stages of width `tp` in each of `dp` replicas."""
+
+    tp: int
+    cp: int
+    ep: int
+    dp: int
+    pp: int
+
+
+def from_flagscale(flags: GivenFlags) -> Conversion:
+    """The layout that FlagScale's flags describe.
+
+    Raises:
+        UsageError: the numbers do not agree.
+        UnsupportedError: context or expert parallelism, or data-parallel sizes that differ.
+    """
+    meshes = _meshes(flags)
+    widths = [mesh.tp for mesh in meshes for _ in range(mesh.pp)]
+    layers = _layers(flags, len(widths))
+    num_replicas = meshes[0].dp
+    size = flags.integer("--micro-batch-size")
+    batch = flags.integer("--global-batch-size")
+    if batch % (size * num_replicas):
+        raise UsageError(
+            f"--global-batch-size {batch} is no multiple of --micro-batch-size {size} times "
+            f"{num_replicas} replicas"
+        )
+    stages = tuple(StageShape(w, n) for w, n in zip(widths, layers, strict=True))
+    replica = ReplicaShape(stages, batch // (size * num_replicas))
+    notes = [f"{name} is not converted" for name in flags.never_asked_for(("--hetero",))]
+    notes += [
+        f"{name} is not converted: put `recompute` into the stages of plan.json"
+        for name in flags.never_asked_for(("--recompute",))
+        if "per-stage" in name
+    ]
+    return Conversion(format_layout(Layout((replica,) * num_replicas)), tuple(notes))
+
+
+def to_flagscale(layout: Layout) -> str:
+    """FlagScale's flags for a layout.
+
+    Raises:
+        UnsupportedError: replicas that differ, or uneven shares: FlagScale has neither.
+    """
+    first, *others = layout.replicas
+    if any(replica != first for replica in others):
+        raise UnsupportedError(
+            "FlagScale gives every replica the same stages and micro-batches; this plan's differ"
+        )
+    if any(stage.shares for stage in first.stages):
+        raise UnsupportedError("FlagScale divides tensors evenly; this plan has uneven shares")
+    widths = [stage.tensor_parallel for stage in first.stages]
+    runs = [(width, len(list(stages))) for width, stages in groupby(widths)]
+    numbers = [f"{width} 1 1 {len(layout.replicas)} {pp}" for width, pp in runs]
+    return " ".join(
+        (
+            "--enable-hetero",
+            f"{_MESHES} {' '.join(numbers)}",
+            f"{_SPLIT} {' '.join(str(stage.num_layers) for stage in first.stages)}",
+        )
+    )
+
+
+def cluster_text(hostfile: Path) -> str:
+    """A first cluster.yaml from a typed host file (`HOST slots=8 type=A800`).
+
+    A host file knows no links; the text says which are missing, and is refused until they are in.
+
+    Raises:
+        FileFormatError: a line that is none, with its number.
+        ClusterError: a type of GPU that the catalogue does not know.
+    """
+    nodes: list[str] = []
+    for number, line in enumerate(read_text(hostfile).splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        found = _HOST_LINE.match(content)
+        settings = dict(re.findall(r"(\w+)=(\S+)", found["settings"])) if found else {}
+        if found is None or not settings.get("slots", "").isdecimal() or "type" not in settings:
+            raise FileFormatError(
+                f"{hostfile}:{number}: {content!r}; a line is HOST slots=NUMBER type=GPU"
+            )
+        gpu = gpu_type(settings["type"]).name
+        nodes.append(
+            f"  - {{name: node-{len(nodes)}, gpu: {gpu}, count: {int(settings['slots'])}, "
+            f'host: "{found["host"]}"}}\n'
+        )
+    return (
+        f"# From the host file {hostfile.name}, which knows no links: they are missing.\n"
+        "version: 1\n\nnodes:\n" + "".join(nodes) + "\nlinks:\n"
+        "  # Fill in, then `megatron-hetero plan`:\n"
+        "  # inside_node:\n"
+        "  #   GPU-TYPE: {bandwidth: 20 GB/s, latency: 12 us}\n"
+        "  # between_nodes: {bandwidth: 100 Gb/s, latency: 5 us}\n"
+    )
+
+
+def _meshes(flags: GivenFlags) -> list[Mesh]:
+    numbers = flags.integers(_MESHES)
+    if len(numbers) % 5:
+        raise UsageError(
+            f"{flags.where(_MESHES)}: {_MESHES} has {len(numbers)} numbers; five for each mesh are "
+            "wanted, in the order tp cp ep dp pp"
+        )
+    meshes = [Mesh(*numbers[i : i + 5]) for i in range(0, len(numbers), 5)]
+    for name, value in (("context", "cp"), ("expert", "ep")):
+        if any(getattr(mesh, value) > 1 for mesh in meshes):
+            raise UnsupportedError(
+                f"{_MESHES}: {name} parallelism is not part of a plan yet; use 1"
+            )
+    if len({mesh.dp for mesh in meshes}) > 1:
+        raise UnsupportedError(
+            f"{_MESHES}: data-parallel sizes {[mesh.dp for mesh in meshes]} differ. A replica of a "
+            "plan holds whole stages; plan the cluster anew, which may give each replica its own."
+        )
+    return meshes
+
+
+def _layers(flags: GivenFlags, num_stages: int) -> tuple[int, ...]:
+    if flags.has(_SPLIT):
+        layers = flags.integers(_SPLIT)
+        if len(layers) != num_stages:
+            raise UsageError(
+                f"{flags.where(_SPLIT)}: {_SPLIT} has {len(layers)} numbers for {num_stages} stages"
+            )
+        return layers
+    total = flags.integer("--num-layers")
+    if total % num_stages:
+        raise UsageError(f"--num-layers {total} does not divide into {num_stages} stages evenly")
+    return (total // num_stages,) * num_stages
