@@ -71,7 +71,6 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
     counted = "a fixed number of micro-batches for each replica"
     yield Decision("--rampup-batch-size", None, counted)
     yield Decision("--step-batch-size-schedule", None, counted)
-    yield Decision("--dataloader-type", ("single",), "samples in the order of the dataset")
     # Replicas with sizes of their own leave the job's flag alone, but Megatron always wants one.
     size = job_micro_batch_size or plan.replicas[0].micro_batch_size
     if plan.workload is not None:

@@ -18,7 +18,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
@@ -161,12 +161,31 @@ def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
     return size
 
 
+def shuffles_data(megatron: Sequence[str]) -> bool:
+    """Whether the user asks for `--dataloader-type cyclic`; what Megatron is told is ours.
+
+    Raises:
+        UnsupportedError: data loaders of a script of the user's own.
+    """
+    kind = _given_word(megatron, "--dataloader-type")
+    if kind == "external":
+        raise UnsupportedError(
+            "--dataloader-type external: a plan deals each step's samples out to its replicas, so "
+            "the loaders are its own. Use single or cyclic."
+        )
+    return kind == "cyclic"
+
+
 def _given(megatron: Sequence[str], flag: str) -> int | None:
     """A number among the user's flags; the last one counts, as for Megatron's parser."""
+    word = _given_word(megatron, flag)
+    return None if word is None else int(word)
+
+
+def _given_word(megatron: Sequence[str], flag: str) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(flag, type=int, dest="value")
-    found, _ = parser.parse_known_args(list(megatron))
-    return None if found.value is None else int(found.value)
+    parser.add_argument(flag, dest="value")
+    return parser.parse_known_args(list(megatron))[0].value
 
 
 def pipeline_layout(plan: Plan, position: Position) -> str:

@@ -35,6 +35,7 @@ from megatron_hetero.runtime.arguments import (
     job_micro_batch_size,
     rank_arguments,
     requested_plan,
+    shuffles_data,
     split_arguments,
     virtual_world,
     vocab_divisor,
@@ -211,7 +212,7 @@ class AsymmetricJob:
         # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
         args.make_vocab_size_divisible_by = vocab_divisor(megatron)
         support.check_entry(args)
-        support.check_arguments(args)
+        support.check_arguments(args, plan)
         check_checkpoint(args)
         # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
@@ -308,7 +309,12 @@ class AsymmetricJob:
         ]
         return pretrain(
             config,
-            data.iterators_provider(self._in_own_sizes(datasets_provider), plan, groups),
+            data.iterators_provider(
+                self._in_own_sizes(datasets_provider),
+                plan,
+                groups,
+                self._job_size if shuffles_data(self._arguments.megatron) else None,
+            ),
             model_type,
             self._in_own_sizes(forward_step),
             p2p_communicator=PipelineCommunicator(groups, config.model.transformer),

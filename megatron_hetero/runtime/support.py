@@ -11,6 +11,7 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.data import global_batch_size
 
 # (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
@@ -60,8 +61,11 @@ _REFUSED: tuple[_Rule, ...] = (
         lambda a: a.step_batch_size_schedule is not None,
         "leave it out; the plan fixes each replica's micro-batches",
     ),
-    ("--full-validation", lambda a: a.full_validation, "leave it out"),
-    ("--multiple-validation-sets", lambda a: a.multiple_validation_sets, "leave it out"),
+    (
+        "--multiple-validation-sets",
+        lambda a: a.multiple_validation_sets and not a.full_validation,
+        "add --full-validation",
+    ),
     (
         "--phase-transition-iterations",
         lambda a: bool(a.phase_transition_iterations),
@@ -84,8 +88,6 @@ _REFUSED: tuple[_Rule, ...] = (
         "leave it out",
     ),
     ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
-    ("--log-params-norm", lambda a: a.log_params_norm, "leave it out"),
-    ("--log-num-zeros-in-grad", lambda a: a.log_num_zeros_in_grad, "leave it out"),
     ("--save-wgrads-interval", lambda a: a.save_wgrads_interval is not None, "leave it out"),
     (
         "--cuda-graph-impl",
@@ -181,6 +183,31 @@ _NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
         lambda a: a.eval_interval is None,
         "Megatron divides by it even with --eval-iters 0; give for example 1000",
     ),
+    (
+        "--full-validation without --multiple-validation-sets",
+        lambda a: a.full_validation and not a.multiple_validation_sets,
+        "give both; Megatron 0.19 fails at the first validation otherwise",
+    ),
+    (
+        "--multiple-validation-sets with fewer than two --valid-data-path",
+        lambda a: a.multiple_validation_sets and len(a.valid_data_path or ()) < 2,
+        "name two or more",
+    ),
+    (
+        "--multiple-validation-sets with --test-data-path",
+        lambda a: a.multiple_validation_sets and a.test_data_path is not None,
+        "leave the test set out; Megatron 0.19 fails at it",
+    ),
+    (
+        "--optimizer sgd with --load",
+        lambda a: (
+            a.optimizer == "sgd"
+            and bool(a.load)
+            and not (a.finetune or a.no_load_optim)
+            and _has_checkpoint(a.load)
+        ),
+        "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
+    ),
     ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
     ("--sft", lambda a: a.sft, "pre-train"),
@@ -200,6 +227,12 @@ _NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
     ),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
 )
+
+
+def _has_checkpoint(folder: str) -> bool:
+    from megatron.training.checkpointing import checkpoint_exists
+
+    return bool(checkpoint_exists(folder))
 
 
 def check_plan(plan: Plan) -> None:
@@ -228,12 +261,18 @@ def check_plan(plan: Plan) -> None:
         )
 
 
-def check_arguments(args: Any) -> None:
+def check_arguments(args: Any, plan: Plan) -> None:
     """Refuse Megatron flags that an asymmetric plan cannot honour yet.
 
     Raises:
         UnsupportedError: names every such flag and what to do instead.
     """
+    if args.full_validation and rank_table(plan)[0].tensor_rank != 0:
+        raise UnsupportedError(
+            "--full-validation: Megatron asks rank 0 how long the sets are, and expects the first "
+            "place of a tensor-parallel group there; the plan's rank 0 is another. List the "
+            "devices of its stage with that node's first GPU first, or leave the flag out."
+        )
     _refuse(_REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
 
 

@@ -113,7 +113,6 @@ def test_a_model_that_fits_nowhere_exits_with_3(capsys) -> None:
         (["--foo"], "--foo is not a flag of Megatron"),
         (["--hetero-layout", "tp1:32 @32"], "--hetero-layout is decided by the plan"),
         (["--spec", "my.module", "f"], "may not carry it"),
-        (["--dataloader-type", "cyclic"], "--dataloader-type cyclic contradicts the plan"),
     ],
 )
 def test_flags_that_no_run_would_take_are_found_when_planning(

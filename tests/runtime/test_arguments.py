@@ -41,7 +41,6 @@ def test_a_plan_and_a_layout_are_one_too_many() -> None:
         "--pipeline-model-parallel-layout=Et|tL",
         "--num-virtual-stages-per-pipeline-rank=2",
         "--global-batch-size=7",
-        "--dataloader-type=cyclic",
     ],
 )
 def test_a_flag_that_contradicts_the_plan_is_refused_by_name(flag: str) -> None:

@@ -14,6 +14,7 @@ from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime.verify.text import write_text_dataset
 from tests.runtime.workloads import plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -46,13 +47,26 @@ def number(lines: Sequence[str], pattern: str) -> list[float]:
     return [float(m[1].replace(",", "")) for line in lines for m in re.finditer(pattern, line)]
 
 
-def test_the_log_and_the_validation_are_the_whole_jobs(jobs: VerifyJobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "num_losses"),
+    [([], 4), (["--dataloader-type=cyclic"], 4), (["--full-validation"], 6)],
+    ids=["in order", "shuffled", "whole validation sets"],
+)
+def test_the_log_and_the_validation_are_the_whole_jobs(
+    data: list[str], num_losses: int, jobs: VerifyJobs, tmp_path: Path
+) -> None:
     training = [
         a
         for a in jobs.training_arguments("adam")
         if not a.startswith(("--eval-", "--split", "--train-iters"))
     ]
     argv = [*training, "--split=8,1,1", "--eval-iters=2", "--eval-interval=2", "--train-iters=4"]
+    argv += [*data, "--log-params-norm"]
+    if "--full-validation" in data:
+        text = next(a for a in argv if a.startswith("--data-path=")).partition("=")[2]
+        argv = [a for a in argv if not a.startswith(("--data-path", "--split"))]
+        argv += [f"--train-data-path={text}"]
+        argv += ["--multiple-validation-sets", "--valid-data-path", text, _short_text(tmp_path)]
     multiple = f"--make-vocab-size-divisible-by={jobs.shrunk.vocab_multiple}"
     one = run(tmp_path / "one", 1, [*argv, multiple], stock=True)
     ours = run(tmp_path / "ours", 4, [*argv, f"--hetero-layout={LAYOUT}"])
@@ -62,13 +76,38 @@ def test_the_log_and_the_validation_are_the_whole_jobs(jobs: VerifyJobs, tmp_pat
         (r"consumed samples: +(\d+)", 4),
         (r"global batch size: +(\d+)", 4),
         (r"learning rate: (\S+) ", 4),
-        (r"lm loss value: (\S+) ", 4),
+        (r"lm loss value: (\S+) ", num_losses),
+        (r"params norm: (\S+) ", 4),
     ):
         assert len(number(ours, pattern)) == count, pattern
         assert number(ours, pattern) == pytest.approx(number(one, pattern), rel=2e-6), pattern
     assert number(ours, r"consumed samples: +(\d+)") == [6, 12, 18, 24]
     assert all(rate > 0 for rate in number(ours, r"tokens per second: ([\d,.]+)"))
     assert len(number(ours, r"tokens per second: ([\d,.]+)")) == 4
+
+
+def _short_text(folder: Path) -> str:
+    """A second validation set, of no whole number of global batches."""
+    write_text_dataset(folder / "short", 11 * 49)
+    return str(folder / "short")
+
+
+def test_zeros_in_the_gradient_are_counted_once(tmp_path: Path) -> None:
+    """Rows of the vocabulary that no sample has, on two replicas and on shards of unlike width.
+
+    Without biases no gradient is zero but for rounding.
+    """
+    shrunk = shrink(
+        plan(LAYOUT), workload(per_token_loss=True, tied_embeddings=False, add_bias_linear=False)
+    )
+    made = VerifyJobs(shrunk, Options(steps=2), tmp_path)
+    run_jobs([made.seed_job()], 120)
+    argv = [*made.training_arguments("sgd"), "--log-num-zeros-in-grad"]
+    multiple = f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}"
+    one = number(run(tmp_path / "one", 1, [*argv, multiple], stock=True), r"num zeros: (\S+) ")
+    ours = run(tmp_path / "ours", 4, [*argv, f"--hetero-layout={LAYOUT}"])
+    assert one == number(ours, r"num zeros: (\S+) ")
+    assert all(count > 1000 for count in one)
 
 
 def test_initial_weights_do_not_depend_on_the_layout(jobs: VerifyJobs, tmp_path: Path) -> None:

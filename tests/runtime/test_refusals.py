@@ -83,7 +83,6 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
             ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
             "--overlap-param-gather",
         ),
-        (["--log-params-norm"], "--log-params-norm"),
         (["--sft"], "--sft"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
     ],

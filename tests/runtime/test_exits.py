@@ -1,0 +1,66 @@
+"""How Megatron ends a run before its last step: at an interval, after a time, on a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_hetero.runtime import entry
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.megatron import training_log
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.workloads import plan, workload
+
+LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "last"),
+    [
+        (["--exit-interval=2"], 2),
+        (["--exit-duration-in-mins=9"], 3),
+        (["--exit-signal-handler"], 3),
+    ],
+    ids=["interval", "duration", "signal"],
+)
+def test_a_run_saves_and_ends_well(flags: Sequence[str], last: int, tmp_path: Path) -> None:
+    """All ranks together, with status 0, whatever replica the reason came from."""
+    shrunk = shrink(plan(LAYOUT), workload())
+    jobs = VerifyJobs(shrunk, Options(steps=5), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    folder = tmp_path / "checkpoints"
+    argv = [
+        *jobs.training_arguments("sgd"),
+        *flags,
+        f"--save={folder}",
+        "--save-interval=100",
+        f"--hetero-layout={LAYOUT}",
+        f"--data-cache-path={tmp_path / 'cache'}",
+    ]
+
+    def train(rank: int) -> None:
+        from megatron.training import training
+
+        save_without_a_server()
+
+        def observe(iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+            if iteration != 3 or rank != 3:
+                return
+            if "--exit-signal-handler" in flags:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                training._TRAIN_START_TIME -= 600
+
+        training_log.add_observer(observe)
+        entry.main(argv)
+
+    run_jobs([Job("run", 4, train, tmp_path / "run")], 120)
+    assert (folder / "latest_checkpointed_iteration.txt").read_text() == str(last)
+    log = (tmp_path / "run" / "rank-3.log").read_text()
+    assert f"iteration {last:8d}/" in log and f"iteration {last + 1:8d}/" not in log
