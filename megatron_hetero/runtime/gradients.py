@@ -147,6 +147,11 @@ class GradientSync:
                 gradient.mul_(factor)
 
     @property
+    def num_started(self) -> int:
+        """Buckets started in this step; all of them are done after `finalize`, and it is 0."""
+        return self._launched
+
+    @property
     def divided(self) -> list[DividedReduction]:
         """The buckets whose optimizer state is divided among their holders."""
         return [r for r in self._reductions if isinstance(r, DividedReduction)]
