@@ -12,8 +12,12 @@ import functools
 import sys
 from typing import Any
 
-from megatron_hetero.errors import HeteroError
-from megatron_hetero.runtime.job import Step, job_of
+from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.flags.table import flag_table
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.arguments import split_arguments
+from megatron_hetero.runtime.job import Step, job_of, job_on_plan
 
 PLAN_FLAGS = ("--hetero-plan", "--hetero-layout")
 
@@ -44,6 +48,27 @@ def hooked(
 def _stand_in(step: Step, original: Step) -> Step:
     """`step`, given `original` first; `__wrapped__` is the original, as usual."""
     return functools.wraps(original)(_or_exit(functools.partial(step, original)))
+
+
+def on_plan(
+    plan: Plan, parse_and_validate_args: Step, gpt_config_from_args: Step, pretrain: Step
+) -> tuple[Step, Step, Step]:
+    """`hooked` for a plan that is given here and not on the command line.
+
+    Raises:
+        HeteroError: as an exception, which the caller knows.
+    """
+    arguments = split_arguments(sys.argv[1:])
+    if arguments.plan is not None or arguments.layout is not None:
+        raise UsageError("the plan is given by the program; leave --hetero-plan and -layout out")
+    judged = flag_table().known_part(arguments.megatron)
+    plan_arguments(plan, judged)
+    job = job_on_plan(plan, arguments, judged)
+    return (
+        functools.partial(job.parse, parse_and_validate_args),
+        functools.partial(job.configure, gpt_config_from_args),
+        functools.partial(job.pretrain, pretrain),
+    )
 
 
 def _or_exit(step: Step) -> Step:

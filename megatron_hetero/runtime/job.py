@@ -101,7 +101,17 @@ def job_of(argv: Sequence[str], of_a_script: bool = False) -> Job:
     judged = arguments
     if of_a_script:
         judged = replace(arguments, megatron=flag_table().known_part(arguments.megatron))
-    plan = requested_plan(judged)
+    return job_on_plan(requested_plan(judged), arguments, judged.megatron)
+
+
+def job_on_plan(plan: Plan | None, arguments: HeteroArguments, judged: Sequence[str]) -> Job:
+    """`job_of` for a plan that is read already.
+
+    Args:
+        judged: the flags that Megatron knows, which the plan must not contradict.
+    Raises:
+        HeteroError: the number of processes or the flags are not as they must be.
+    """
     world = World.from_environment()
     if plan is not None:
         check_world(plan, world)
@@ -111,7 +121,7 @@ def job_of(argv: Sequence[str], of_a_script: bool = False) -> Job:
     if plan is None:
         return StockJob(arguments.megatron, world)
     if is_stock(plan):
-        decided = plan_arguments(plan, judged.megatron)
+        decided = plan_arguments(plan, judged)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
         return StockJob((*arguments.megatron, *decided), world, arguments.init)

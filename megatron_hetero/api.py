@@ -1,0 +1,103 @@
+"""The Python interface: plan, simulate and apply, in few names that stay.
+
+    from megatron_hetero.api import load_cluster, plan, simulate
+
+    best = plan(load_cluster("cluster.yaml"), "pretrain.sh")
+    print(best.layout, simulate(best, load_cluster("cluster.yaml")).step_time_s)
+
+These names and their parameters are kept by a test; what lies deeper in the package may change.
+Only `apply` needs torch and Megatron.  (The names are here and not in `megatron_hetero` itself,
+whose `plan` is the folder of that name.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.errors import HeteroError
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.file import load_plan, save_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.search import plan_cluster
+from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+
+__all__ = [
+    "Cluster",
+    "HeteroError",
+    "Plan",
+    "StepSimulation",
+    "apply",
+    "load_cluster",
+    "load_plan",
+    "plan",
+    "save_plan",
+    "simulate",
+]
+
+
+def plan(
+    cluster: Cluster,
+    model: Path | str,
+    megatron_args: Sequence[str] = (),
+    *,
+    profile: Path | str | None = None,
+) -> Plan:
+    """The best plan found for training a model on a cluster; it fits and is validated.
+
+    Args:
+        cluster: of `load_cluster`.
+        model: a Megatron script, a file of flags or a Hugging Face `config.json`.
+        megatron_args: Megatron flags beside it, which win.
+        profile: a `profile.json` of measured times.
+    Raises:
+        HeteroError: a file is not valid, or no plan fits (`exit_code` 3); the message says why.
+    """
+    workload = load_workload(model, megatron_args)
+    return plan_cluster(cluster, workload, profile=load_profile(profile) if profile else None)
+
+
+def simulate(plan: Plan, cluster: Cluster, *, profile: Path | str | None = None) -> StepSimulation:
+    """One step of a plan, event by event: times of each stage, link and device, memory over time.
+
+    Args:
+        plan: with devices of `cluster` and a workload, as `plan` makes it.
+        profile: a `profile.json` of measured times.
+    Raises:
+        HeteroError: the plan names no devices of this cluster, or no model.
+    """
+    return simulate_plan(
+        plan,
+        cluster,
+        profile=load_profile(profile) if profile else None,
+        is_stock=is_stock(plan),
+    )
+
+
+def apply(
+    plan: Plan,
+    parse_and_validate_args: Callable[..., Any],
+    gpt_config_from_args: Callable[..., Any],
+    pretrain: Callable[..., Any],
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The three functions that a pre-training script takes from Megatron, on a plan.
+
+    Call what comes back in the place of Megatron's own; the command line (`sys.argv`) holds the
+    other flags.  Needs torch and Megatron, and the processes that the plan asks for.
+
+    Args:
+        plan: what to train on.
+        parse_and_validate_args: of `megatron.training.arguments`.
+        gpt_config_from_args: of `megatron.training.argument_utils`.
+        pretrain: of `megatron.training`.
+    Raises:
+        HeteroError: the flags contradict the plan, or the processes are not those it asks for.
+    """
+    from megatron_hetero.runtime.hook import on_plan
+
+    return on_plan(plan, parse_and_validate_args, gpt_config_from_args, pretrain)

@@ -1,0 +1,112 @@
+"""The Python interface: its names and parameters stay, and it does what the verbs do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero import api
+from megatron_hetero.cli.main import main
+from megatron_hetero.errors import FileFormatError
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
+from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.workloads import plan as plan_of
+from tests.runtime.workloads import workload
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "a100-rtx4090"
+
+FROZEN = {
+    "apply": "(plan: 'Plan', parse_and_validate_args: 'Callable[..., Any]', "
+    "gpt_config_from_args: 'Callable[..., Any]', pretrain: 'Callable[..., Any]') -> "
+    "'tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]'",
+    "load_cluster": "(path: 'Path | str') -> 'Cluster'",
+    "load_plan": "(path: 'Path | str') -> 'Plan'",
+    "plan": "(cluster: 'Cluster', model: 'Path | str', megatron_args: 'Sequence[str]' = (), *, "
+    "profile: 'Path | str | None' = None) -> 'Plan'",
+    "save_plan": "(plan: 'Plan', path: 'Path | str') -> 'None'",
+    "simulate": "(plan: 'Plan', cluster: 'Cluster', *, profile: 'Path | str | None' = None) -> "
+    "'StepSimulation'",
+}
+
+
+def test_the_names_and_their_parameters_stay() -> None:
+    found = {
+        name: str(inspect.signature(getattr(api, name)))
+        for name in api.__all__
+        if inspect.isfunction(getattr(api, name))
+    }
+    assert found == FROZEN
+    assert sorted(set(api.__all__) - set(found)) == [
+        *("Cluster", "HeteroError", "Plan", "StepSimulation")
+    ]
+    assert all(getattr(api, name).__doc__ for name in api.__all__)
+
+
+def test_planning_through_it_loads_no_torch() -> None:
+    code = "import sys, megatron_hetero.api; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_it_plans_and_simulates_as_the_verbs_do(tmp_path: Path, capsys) -> None:
+    cluster, script = EXAMPLE / "cluster.yaml", EXAMPLE / "gpt-7b.sh"
+    best = api.plan(api.load_cluster(cluster), script)
+    path = tmp_path / "plan.json"
+    argv = ["plan", "--cluster", str(cluster), "--model", str(script), "-o", str(path)]
+    assert main(argv) == 0
+    assert api.load_plan(path) == best
+    capsys.readouterr()
+    assert main(["simulate", str(path), "--cluster", str(cluster), "--json"]) == 0
+    simulation = api.simulate(best, api.load_cluster(cluster))
+    shown = json.loads(capsys.readouterr().out)
+    assert simulation.step_time_s == pytest.approx(shown["step_time_s"], rel=1e-9)
+
+
+def test_its_errors_are_one_tree(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(api.HeteroError) as caught:
+        api.load_plan(tmp_path / "plan.json")
+    assert isinstance(caught.value, FileFormatError)
+
+
+def test_a_program_applies_a_plan_of_its_own_making(tmp_path: Path) -> None:
+    """The same losses as from the command line with the same layout."""
+    asked = plan_of("tp2:3,tp1:1 @6")
+    jobs = VerifyJobs(shrink(asked, workload()), Options(steps=1), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    argv = [*jobs.training_arguments("sgd"), f"--data-cache-path={tmp_path / 'cache'}"]
+
+    def by_program(rank: int) -> None:
+        from megatron.core.enums import ModelType
+        from megatron.training import argument_utils, arguments, pretrain
+
+        from megatron_hetero.runtime import gpt
+
+        sys.argv = ["program", *argv]
+        parse, configure, train = api.apply(
+            asked,
+            arguments.parse_and_validate_args,
+            argument_utils.gpt_config_from_args,
+            pretrain,
+        )
+        args = parse(args_defaults={"tokenizer_type": "GPT2BPETokenizer"})
+        config = argument_utils.pretrain_cfg_container_from_args(args, configure(args))
+        train(config, gpt.datasets_provider, ModelType.encoder_or_decoder, gpt.forward_step)
+
+    def by_entry(rank: int) -> None:
+        from megatron_hetero.runtime import entry
+
+        entry.main([*argv, "--hetero-layout=tp2:3,tp1:1 @6"])
+
+    logs = []
+    for name, function in (("program", by_program), ("entry", by_entry)):
+        run_jobs([Job(name, 3, function, tmp_path / name)], 120)
+        text = (tmp_path / name / "rank-2.log").read_text()
+        logs.append(text[text.index("lm loss") :].split("|")[0])
+    assert logs[0] == logs[1]
