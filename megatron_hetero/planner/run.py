@@ -26,6 +26,7 @@ STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "constructive": lambda: (Constructive(),),
     "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),
+    "symmetric-even": lambda: (Symmetric(even_layers=True),),
 }
 """What `plan --strategy NAME` runs: strategies one after the other on one board.
 

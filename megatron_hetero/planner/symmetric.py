@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, permutations
+from itertools import groupby, islice, permutations
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
@@ -24,7 +24,10 @@ class Symmetric:
     Most can be numbered as stock Megatron does, which the board finds out.
     """
 
-    name = "symmetric"
+    def __init__(self, even_layers: bool = False) -> None:
+        self.even_layers = even_layers
+        """Only the even split: Megatron without a pipeline layout."""
+        self.name = "symmetric-even" if even_layers else "symmetric"
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
@@ -33,7 +36,8 @@ class Symmetric:
             for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
                 units = [u for node in nodes for u in equal_units(problem, node, width)]
                 for chains in _grids(problem, units):
-                    for layers in _shared_layers(problem, chains):
+                    splits = _shared_layers(problem, chains)
+                    for layers in islice(splits, 1) if self.even_layers else splits:
                         share = problem.num_micro_batches // len(chains)
                         board.score(
                             Placement(tuple(placed_replica(c, layers, share) for c in chains)),

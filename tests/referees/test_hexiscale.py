@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tools.referees.hexiscale import (
     DEVICE_TYPES,
     MODELS,
+    NOT_EXPRESSIBLE_S,
     Gpu,
     Hexiscale,
     Pipeline,
@@ -78,6 +79,12 @@ def test_a_narrow_group_repeats_its_gpus_opposite_a_wide_one() -> None:
     plan = [pipeline(1, (wide, 32)), pipeline(1, (narrow, 32))]
     layer_bytes = 12 * 4096**2 * 2
     assert referee.sync_s(plan) == pytest.approx(32 * 2 * 2 * layer_bytes / (2 * 2 * 1e9))
+
+
+def test_widths_that_the_released_code_cannot_match_are_not_expressible() -> None:
+    groups = [tuple(machine(str(width), "A100", width)) for width in (1, 2, 5)]
+    assert Hexiscale(MODELS["13B"], 1e9).layer_sync_s(groups) == NOT_EXPRESSIBLE_S
+    assert Hexiscale(MODELS["13B"], 1e9).layer_sync_s(groups[::2]) < NOT_EXPRESSIBLE_S
 
 
 @settings(max_examples=200, deadline=None)

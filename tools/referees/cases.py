@@ -169,7 +169,13 @@ def _hexiscale(case: CaseModel, micro_batch_size: int) -> Question:
 
     def score(placement: Placement) -> Score:
         pipelines = make_costs(cluster, workload).pipelines(placement)
-        return Score(referee.step_s(pipelines), referee.missing_bytes(pipelines))
+        step_s = referee.step_s(pipelines)
+        if step_s >= hexiscale.NOT_EXPRESSIBLE_S:
+            raise UnsupportedError(
+                "replicas hold a layer at widths that the referee cannot match (1, 2 and 5 are "
+                "such); the plan cannot be scored"
+            )
+        return Score(step_s, referee.missing_bytes(pipelines))
 
     return Question(cluster, workload, make_costs, score)
 

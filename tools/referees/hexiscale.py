@@ -18,6 +18,7 @@ SEQ_LENGTH = 4096
 VOCAB_SIZE = 32000
 RECOMPUTE = True
 """The released default; without it layers cost 72 instead of 96 and TP 8 instead of 12."""
+NOT_EXPRESSIBLE_S = 1e6
 PIPELINE_FACTOR = 1.8
 SYNC_FACTOR = 1.1
 
@@ -172,10 +173,16 @@ class Hexiscale:
         )
 
     def layer_sync_s(self, groups: Sequence[Group]) -> float:
-        """Exchange of one layer among its holders, one group of each pipeline."""
+        """Exchange of one layer among its holders, one group of each pipeline.
+
+        `NOT_EXPRESSIBLE_S` for widths, as 1, 2 and 5, whose repetition leaves some rank without a
+        partner: the released code fails there.
+        """
         widths = [len(group) for group in groups]
         narrowest, widest = min(widths), max(widths)
         total_s = 0.0
+        if any(widest // narrowest > widest // width * width for width in widths):
+            return NOT_EXPRESSIBLE_S
         for rank in range(widest // narrowest):
             # A narrow group stands for a wide one by repeating each of its GPUs.
             matched = [group[rank // (widest // len(group))] for group in groups]

@@ -1,0 +1,121 @@
+"""Compare our plans with HexiScale's algorithm and with the best symmetric plan, by simulation.
+
+    python tools/compare_strategies.py [--settings FOLDER ...] [--json]
+
+A setting is a folder with cluster.yaml and model.flags (benchmarks/settings/*).  Each strategy
+plans it with our cost model; the event simulator runs one step of each plan; ratios are of
+simulated step times.  "symmetric" has one width, one micro-batch count and one division of layers
+for all replicas, with the layers of its stages balanced; "even layers" is Megatron without a
+pipeline layout.  `paper` is what HexiScale's paper states of itself against other systems, on
+machines: 1.5 to 2.4 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.errors import HeteroError, InfeasiblePlanError
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.schedule.step import simulate_plan
+
+SETTINGS = Path(__file__).resolve().parent.parent / "benchmarks" / "settings"
+STRATEGIES = {
+    "ours": "auto",
+    "hexiscale": "hexiscale",
+    "symmetric": "symmetric",
+    "symmetric, even layers": "symmetric-even",
+}
+PAPER = (1.5, 2.4)
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """One setting: for each strategy simulated and predicted seconds, search time and layout; None
+    where it finds no plan that fits."""
+    cluster = load_cluster(folder / "cluster.yaml")
+    workload = load_workload(folder / "model.flags")
+    found: dict[str, dict[str, Any] | None] = {}
+    for name, strategy in STRATEGIES.items():
+        started = time.perf_counter()
+        try:
+            plan, _ = plan_and_explain(cluster, workload, strategy=strategy)
+        except InfeasiblePlanError:
+            found[name] = None
+            continue
+        search_s = time.perf_counter() - started
+        simulation = simulate_plan(plan, cluster, is_stock=is_stock(plan))
+        found[name] = {
+            "simulated_s": simulation.step_time_s,
+            "predicted_s": plan.estimates and plan.estimates.step_time_s,
+            "search_s": search_s,
+            "layout": format_layout(plan.layout),
+        }
+
+    def ratio(slower: str, faster: str) -> float | None:
+        one, other = found[slower], found[faster]
+        return one["simulated_s"] / other["simulated_s"] if one and other else None
+
+    return {
+        "setting": folder.name,
+        "strategies": found,
+        "ours_over_hexiscale": ratio("hexiscale", "ours"),
+        "ours_over_symmetric": ratio("symmetric", "ours"),
+        "ours_over_even": ratio("symmetric, even layers", "ours"),
+        "hexiscale_over_even": ratio("symmetric, even layers", "hexiscale"),
+        "paper": PAPER,
+    }
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """The comparison for people."""
+    text = [result["setting"]]
+    for name, plan in result["strategies"].items():
+        if plan is None:
+            text.append(f"  {name:<23} no plan fits")
+            continue
+        text.append(
+            f"  {name:<23} {plan['simulated_s']:9.3f} s simulated, {plan['predicted_s']:9.3f} s "
+            f"predicted, searched {plan['search_s']:.1f} s"
+        )
+        text.append(f"      {plan['layout']}")
+    for name, words in (
+        ("ours_over_hexiscale", "ours over HexiScale's algorithm"),
+        ("ours_over_symmetric", "ours over the best symmetric plan"),
+        ("ours_over_even", "ours over the best symmetric plan with even layers"),
+        ("hexiscale_over_even", "HexiScale's algorithm over the same"),
+    ):
+        value = result[name]
+        text.append(f"  {words}: " + ("-" if value is None else f"{value:.2f}x"))
+    text.append(f"  (the paper, on machines, against other systems: {PAPER[0]}x to {PAPER[1]}x)")
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--settings", nargs="+", type=Path, metavar="FOLDER", help="default: all")
+    parser.add_argument("--json", action="store_true", help="a list, for programs")
+    options = parser.parse_args(arguments)
+    results = []
+    for folder in options.settings or sorted(p for p in SETTINGS.iterdir() if p.is_dir()):
+        try:
+            results.append(compare(folder))
+        except HeteroError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
+        if not options.json:
+            print("\n".join(lines(results[-1])), flush=True)
+    if options.json:
+        print(json.dumps(results, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
