@@ -1,36 +1,50 @@
-"""Derive `megatron_hetero/cost/calibration.json` from the Sailor project's operator tables.
+"""Derive `megatron_hetero/cost/calibration.json` from published tables of operators and layers.
 
-    python tools/make_calibration.py TABLES_DIR OUTPUT
+    python tools/make_calibration.py FOLDER OUTPUT
 
-TABLES_DIR holds `GPU/profiled-data-{fp16,fp32}/*.csv` as published by eth-easl/sailor at commit
-cf2c8e3 (MIT licence).  Forward times of the four matrix products of a layer at TP 1 give
-`max_efficiency` (products of at least 300 us at peak) and `overhead_s` (those under 150 us);
-layer norm and GELU give the memory efficiency.  No end-to-end measurement takes part.
+FOLDER: see `calibration_tables.py`.  Forward times of the four matrix products of a layer at width
+1 give `max_efficiency` (products of at least 300 us at peak) and `overhead_s` (those under 150 us).
+Layer norm and GELU give the memory efficiency that stands for types without a table.  Whole layers
+at width 1 then give each type's own memory efficiency, and what unfused attention moves for each
+score in fp32.  No end-to-end measurement takes part.
 """
 
 from __future__ import annotations
 
-import csv
-import re
+import math
 import statistics
 import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from calibration_tables import (
+    CATALOGUE_NAMES,
+    OPERATOR_HEADS,
+    SAME_CHIP,
+    SEQ_LENGTH,
+    SHAPES,
+    LayerPoint,
+    OperatorPoint,
+    all_reduce_points,
+    layer_points,
+    operator_points,
+    table_workload,
+)
+from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cost.calibration import (
+    Calibration,
+    has_tf32,
+    product_flops_per_s,
+)
+from megatron_hetero.cost.compute import PassTimes, layer_times
+from megatron_hetero.cost.network import tensor_parallel_times
 from megatron_hetero.files import write_json
 
-HIDDEN_SIZES = {"OPT-350": 1024, "GPT-Neo-2.7": 2560, "OPT-30": 7168}
-SEQ_LENGTH = 2048
-CATALOGUE_NAMES = {
-    "A100-40": "A100-40GB",
-    "GH-96": "GH200-96GB",
-    "RTX-2080": "RTX-2080-Ti",
-    "RTX-3090": "RTX-3090",
-    "Titan-RTX": "Titan-RTX",
-    "V100-16": "V100-16GB",
-}
-TF32_GPUS = ("A100-40", "GH-96")
-"""Their fp32 tables were taken with TF32 products, which plain fp32 training does not use."""
 NUM_WEIGHTS_PER_H2 = {
     "enc-attention-qkv": 3,
     "enc-attention-dense": 1,
@@ -38,76 +52,203 @@ NUM_WEIGHTS_PER_H2 = {
     "enc-MLP-GEMM-2": 4,
 }
 STREAMING_OPERATORS = ("enc-1st-layernorm", "enc-MLP-gelu")
-NOT_RUN_US = 1e7
+SCORE_OPERATORS = ("enc-attention-score", "enc-attention-softmax", "enc-attention-context")
+CHIPS = {
+    "V100-32GB": "V100-16GB",
+    "A100-80GB-PCIe": "A100-80GB",
+    "A800-80GB": "A100-80GB",
+    "H100-80GB": "GH200-96GB",
+    "H200": "GH200-96GB",
+}
+"""Types without a table of their own, and one that has the same chip."""
+_PRIOR_DEVIATION = 0.15
+"""How far (in logarithms) a type's memory efficiency may lie from the streaming operators'."""
 
 
-def read_points(folder: Path, pattern: str) -> list[tuple[str, int, dict[str, str]]]:
-    """(model, micro-batch size, row) of every operator that ran."""
-    points = []
-    for path in sorted(folder.glob(pattern)):
-        match = re.fullmatch(r"(.+)_mbs(\d+)_tp1_algo0\.csv", path.name)
-        if match is None:
+def fit(
+    folder: Path, without: Collection[str] = (), widths: Collection[int] = (1,)
+) -> dict[str, Any]:
+    """The content of `calibration.json`, without the tables of some GPU types.
+
+    Args:
+        widths: tensor-parallel widths of the layer tables that take part.
+    """
+    gpus = [gpu for gpu in sorted(CATALOGUE_NAMES) if gpu not in without]
+    gemm: dict[str, dict[str, dict[str, float]]] = {}
+    streaming: list[float] = []
+    for gpu in gpus:
+        if gpu in SAME_CHIP:
             continue
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if float(row["forward-compute"]) < NOT_RUN_US:
-                    points.append((match[1], int(match[2]), row))
-    return points
+        known = gpu_type(CATALOGUE_NAMES[gpu])
+        kinds = ("fp16",) if has_tf32(known) else ("fp16", "fp32")
+        curves = gemm.setdefault(known.name, {})
+        for kind in kinds:
+            points = operator_points(folder, gpu, kind)
+            curves[kind] = fit_gemm(points, product_flops_per_s(known, kind))
+            streaming += [
+                p.input_and_output_bytes / p.forward_s / known.memory_bytes_per_s
+                for p in points
+                if p.operator in STREAMING_OPERATORS and p.micro_batch_size >= 4
+            ]
+    gemm["default"] = {
+        kind: {
+            key: round(statistics.median(c[kind][key] for c in gemm.values() if kind in c), 7)
+            for key in ("max_efficiency", "overhead_s")
+        }
+        for kind in ("fp16", "fp32")
+    }
+    data: dict[str, Any] = {
+        "gemm": gemm,
+        "memory_efficiency": {"default": round(min(1.0, statistics.median(streaming)), 3)},
+        "dropout_slowdown": 1.0,
+        "score_traffic": {kind: {"forward": 8.0, "backward": 16.0} for kind in ("fp16", "fp32")},
+        "same_chip": dict(CHIPS),
+    }
+    for other, chip in SAME_CHIP.items():
+        if other in gpus and chip in gpus:
+            gemm[CATALOGUE_NAMES[other]] = gemm[CATALOGUE_NAMES[chip]]
+    fit_half_scores(folder, gpus, data)
+    links = {(g, w): fit_link(folder, g, w) for g in gpus for w in widths}
+    points = [p for p in layer_points(folder) if p.gpu in gpus and p.width in widths]
+    fit_layers(points, links, data)
+    return data
 
 
-def fit_gemm(points: list[tuple[str, int, dict[str, str]]], peak: float) -> dict[str, float]:
+def fit_gemm(points: Sequence[OperatorPoint], peak: float) -> dict[str, float]:
     """Large products fix the efficiency, small ones what each call costs besides."""
     ideal_and_measured = []
-    for model, micro_batch_size, row in points:
-        weights = NUM_WEIGHTS_PER_H2.get(row["op_name"])
+    for point in points:
+        weights = NUM_WEIGHTS_PER_H2.get(point.operator)
         if weights is not None:
-            flops = 2 * micro_batch_size * SEQ_LENGTH * weights * HIDDEN_SIZES[model] ** 2
-            ideal_and_measured.append((flops / peak, float(row["forward-compute"]) * 1e-6))
+            tokens = point.micro_batch_size * SEQ_LENGTH
+            flops = 2 * tokens * weights * SHAPES[point.model][0] ** 2
+            ideal_and_measured.append((flops / peak, point.forward_s))
     max_efficiency = statistics.median(i / m for i, m in ideal_and_measured if i > 300e-6)
     overheads = [m - i / max_efficiency for i, m in ideal_and_measured if i < 150e-6]
     overhead_s = max(0.0, statistics.median(overheads)) if overheads else 0.0
     return {"max_efficiency": round(max_efficiency, 3), "overhead_s": round(overhead_s, 7)}
 
 
+def fit_half_scores(folder: Path, gpus: Sequence[str], data: dict[str, Any]) -> None:
+    """Elements moved for each score in 16 bits (fused softmax), and how much longer dropout takes
+    than its traffic, from the operators."""
+    calibration = Calibration.from_data(data)
+    found: dict[str, list[float]] = {"forward": [], "backward": []}
+    slowdowns: list[float] = []
+    for gpu in gpus:
+        known = gpu_type(CATALOGUE_NAMES[gpu])
+        bytes_per_s = calibration.memory_bytes_per_s(known)
+        times: Counter[tuple[str, int, str]] = Counter()
+        for point in operator_points(folder, gpu, "fp16"):
+            if point.operator == "enc-attention-dropout":
+                # Reads and writes 2 bytes each, and a byte of mask, which is not among the sizes.
+                traffic_s = 1.25 * point.input_and_output_bytes / bytes_per_s
+                slowdowns.append(point.forward_s / traffic_s)
+            if point.operator in SCORE_OPERATORS:
+                times[point.model, point.micro_batch_size, "forward"] += point.forward_s
+                times[point.model, point.micro_batch_size, "backward"] += point.backward_s
+        curve = calibration.gemm_efficiency(known, "fp16")
+        rate = product_flops_per_s(known, "fp16") * curve.max_efficiency
+        for (model, size, name), time_s in times.items():
+            hidden, heads, *_ = SHAPES[model]
+            heads = OPERATOR_HEADS.get(model, heads)
+            scores = size * heads * SEQ_LENGTH**2
+            products_s = 4.0 * scores * (hidden // heads) / rate + 2 * curve.overhead_s
+            left_s = time_s - products_s * (2 if name == "backward" else 1)
+            found[name].append(left_s * bytes_per_s / (2 * scores))
+    data["dropout_slowdown"] = round(statistics.median(slowdowns), 2)
+    data["score_traffic"]["fp16"] = {k: round(statistics.median(v), 2) for k, v in found.items()}
+
+
+def fit_link(folder: Path, gpu: str, width: int) -> Link:
+    """Latency and bandwidth of a ring all-reduce, by least squares of relative errors; of half as
+    many GPUs where the width was not measured."""
+    if width == 1:
+        return Link(1e12, 0.0)
+    points = list(all_reduce_points(folder, gpu, width))
+    if not points:
+        return fit_link(folder, gpu, width // 2)
+    rounds, volume = 2 * (width - 1), 2 * (width - 1) / width
+
+    def errors(logs: Sequence[float]) -> list[float]:
+        latency_s, bytes_per_s = math.exp(logs[0]), math.exp(logs[1])
+        return [
+            math.log((rounds * latency_s + volume * size / bytes_per_s) / time_s)
+            for size, time_s in points
+        ]
+
+    best = least_squares(errors, [math.log(1e-5), math.log(1e10)], loss="soft_l1", f_scale=0.1).x
+    return Link(math.exp(best[1]), math.exp(best[0]))
+
+
+def predict(point: LayerPoint, link: Link, calibration: Calibration) -> PassTimes:
+    """What the cost model says of a layer of the tables, communication included."""
+    workload = table_workload(point.model, point.micro_batch_size, "fp32")
+    times = layer_times(workload, gpu_type(CATALOGUE_NAMES[point.gpu]), point.width, calibration)
+    tokens = point.micro_batch_size * SEQ_LENGTH
+    num_bytes = 4.0 * tokens * workload.model.hidden_size
+    comm = tensor_parallel_times(num_bytes, point.width, link, False, tokens)
+    return times + PassTimes(comm.layer_forward_s, comm.layer_backward_s)
+
+
+def fit_layers(
+    points: Sequence[LayerPoint], links: Mapping[tuple[str, int], Link], data: dict[str, Any]
+) -> None:
+    """Score traffic in fp32 and each type's memory efficiency, from whole layers.
+
+    Every pair of model and type weighs alike; the sum of both passes weighs twice each of them.
+    """
+    gpus = sorted({point.gpu for point in points})
+    num_of = Counter((point.model, point.gpu) for point in points)
+    streaming = data["memory_efficiency"]["default"]
+
+    def set_constants(logs: Sequence[float]) -> None:
+        forward, backward, *efficiencies = [round(math.exp(x), 3) for x in logs]
+        data["score_traffic"]["fp32"] = {"forward": forward, "backward": backward}
+        for gpu, efficiency in zip(gpus, efficiencies, strict=True):
+            data["memory_efficiency"][CATALOGUE_NAMES[gpu]] = efficiency
+
+    def errors(logs: Sequence[float]) -> list[float]:
+        found = [(x - math.log(streaming)) / _PRIOR_DEVIATION * 0.1 for x in logs[2:]]
+        calibration = Calibration.from_data(with_constants(data, gpus, logs))
+        for point in points:
+            times = predict(point, links[point.gpu, point.width], calibration)
+            weight = 1 / math.sqrt(num_of[point.model, point.gpu])
+            found += [
+                weight * 0.5 * math.log(times.forward_s / point.forward_s),
+                weight * 0.5 * math.log(times.backward_s / point.backward_s),
+                weight * math.log(times.total_s / point.total_s),
+            ]
+        return found
+
+    start = [math.log(8.0), math.log(16.0), *[math.log(streaming)] * len(gpus)]
+    set_constants(least_squares(errors, start, loss="soft_l1", f_scale=0.1).x)
+
+
+def with_constants(data: dict[str, Any], gpus: Sequence[str], logs: Sequence[float]) -> Any:
+    """`data` with the constants that `fit_layers` seeks, unrounded."""
+    forward, backward, *efficiencies = [math.exp(x) for x in logs]
+    own = {CATALOGUE_NAMES[g]: e for g, e in zip(gpus, efficiencies, strict=True)}
+    return data | {
+        "score_traffic": data["score_traffic"]
+        | {"fp32": {"forward": forward, "backward": backward}},
+        "memory_efficiency": data["memory_efficiency"] | own,
+    }
+
+
 def main() -> None:
-    tables, output = Path(sys.argv[1]), Path(sys.argv[2])
-    gemm: dict[str, dict[str, dict[str, float]]] = {}
-    memory_efficiencies = []
-    for folder in sorted(CATALOGUE_NAMES):
-        gpu = gpu_type(CATALOGUE_NAMES[folder])
-        curves = gemm.setdefault(gpu.name, {})
-        for precision in ("fp16", "fp32"):
-            points = read_points(tables / folder / f"profiled-data-{precision}", "*.csv")
-            peak = gpu.peak_flops[precision]
-            if peak and not (precision == "fp32" and folder in TF32_GPUS):
-                curves[precision] = fit_gemm(points, peak)
-            for _, micro_batch_size, row in points:
-                if row["op_name"] in STREAMING_OPERATORS and micro_batch_size >= 4:
-                    mebibytes = float(row["input_size"]) + float(row["output_size"])
-                    rate = mebibytes * 2**20 / (float(row["forward-compute"]) * 1e-6)
-                    memory_efficiencies.append(rate / gpu.memory_bytes_per_s)
-    gemm["default"] = {
-        precision: {
-            key: round(
-                statistics.median(c[precision][key] for c in gemm.values() if precision in c), 7
-            )
-            for key in ("max_efficiency", "overhead_s")
-        }
-        for precision in ("fp16", "fp32")
+    """Fit to all tables and write the result with its provenance."""
+    folder, output = Path(sys.argv[1]), Path(sys.argv[2])
+    provenance = {
+        "derived_from": "eth-easl/sailor@cf2c8e3cc53ce178fe58a4003f46b4b6b848fc33: operator tables "
+        "(sailor/Planner/baselines/Aceso/profiler) and layer times "
+        "(sailor/Planner/simulations/profiles_tmp.json)",
+        "licence": "MIT, Copyright (c) 2023 - present, ETH Zurich; see calibration.LICENSE",
+        "tool": "tools/make_calibration.py",
+        "note": "Relative to the peaks of cluster/catalogue. On GPUs with TF32 fp32 products run "
+        "at half of the 16-bit peak, and share that curve.",
     }
-    data = {
-        "gemm": gemm,
-        "memory_efficiency": round(min(1.0, statistics.median(memory_efficiencies)), 3),
-        "provenance": {
-            "derived_from": "eth-easl/sailor@cf2c8e3cc53ce178fe58a4003f46b4b6b848fc33, "
-            "sailor/Planner/baselines/Aceso/profiler (operator tables)",
-            "licence": "MIT, Copyright (c) 2023 - present, ETH Zurich; see calibration.LICENSE",
-            "tool": "tools/make_calibration.py",
-            "note": "Medians over operators; relative to the peaks of cluster/catalogue. fp32 "
-            "tables of A100 and GH200 used TF32 and are left out.",
-        },
-    }
-    write_json(output, data)
+    write_json(output, fit(folder) | {"provenance": provenance})
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 A roofline with two terms.  Matrix products take `flops / (peak * max_efficiency) + overhead` each:
 the overhead makes small products inefficient, which is what the operator tables show.  Everything
 else is bound by memory and takes `bytes / (bandwidth * memory_efficiency)`.  The formula is the
-same for every GPU; its constants are medians over six GPU types (`calibration.json`, made by
-`tools/make_calibration.py`), replaced by a type's own where that type was measured.
+same for every GPU; its constants are in `cost.calibration`.
 
 Backward is twice the forward products (input and weight gradients) plus the accumulation of the
 weight gradient into the main gradient.  Times are for one micro-batch, without communication.
@@ -14,15 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.calibration import (
+    Calibration,
+    GemmEfficiency,
+    ScoreTraffic,
+    product_flops_per_s,
+    shipped_calibration,
+)
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare, even_share
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.files import read_json
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MAIN_GRADIENT_BYTES = 4
@@ -51,40 +54,54 @@ class PassTimes:
 
 
 @dataclass(frozen=True)
-class GemmEfficiency:
-    """Fraction of the peak that a large matrix product reaches, and the fixed cost of each one."""
+class _Speed:
+    """What one GPU reaches in the job's precision."""
 
-    max_efficiency: float
-    overhead_s: float
+    products_flops_per_s: float
+    product_overhead_s: float
+    memory_bytes_per_s: float
+    scores: ScoreTraffic
+    dropout_slowdown: float
+
+    def products_s(self, flops: Sequence[float]) -> float:
+        """Matrix products of these sizes, one after the other."""
+        return sum(flops) / self.products_flops_per_s + len(flops) * self.product_overhead_s
+
+    def memory_s(self, num_bytes: float) -> float:
+        """Reading and writing so many bytes."""
+        return num_bytes / self.memory_bytes_per_s
+
+
+def _speed(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None) -> _Speed:
+    calibration = calibration or shipped_calibration()
+    curve = calibration.gemm_efficiency(gpu, training.precision)
+    return _Speed(
+        product_flops_per_s(gpu, training.precision) * curve.max_efficiency,
+        curve.overhead_s,
+        calibration.memory_bytes_per_s(gpu),
+        calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
+        calibration.dropout_slowdown,
+    )
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What one micro-batch asks of one GPU in the forward pass of a part of a layer."""
+    """What one micro-batch asks of one GPU in the forward pass of a part of a layer.
+
+    `score_bytes`: one element for each attention score, and what dropout of them moves in a pass.
+    """
 
     gemm_flops: tuple[float, ...]
     memory_bytes: float
     num_params: int
-    attention_flops: float = 0.0
-    attention_memory_bytes: float = 0.0
+    attention_flops: tuple[float, ...] = ()
+    score_bytes: float = 0.0
+    score_dropout_bytes: float = 0.0
 
 
-@cache
-def _calibration() -> tuple[dict[tuple[str, str], GemmEfficiency], float]:
-    data = read_json(Path(__file__).with_name("calibration.json")).data
-    curves = {
-        (gpu, precision): GemmEfficiency(curve["max_efficiency"], curve["overhead_s"])
-        for gpu, by_precision in data["gemm"].items()
-        for precision, curve in by_precision.items()
-    }
-    return curves, data["memory_efficiency"]
-
-
-def gemm_efficiency(gpu: GpuType, precision: str) -> GemmEfficiency:
+def gemm_efficiency(gpu: GpuType, precision: Precision) -> GemmEfficiency:
     """The calibrated curve of a GPU type, or the median curve where the type was not measured."""
-    curves, _ = _calibration()
-    kind = "fp32" if precision == "fp32" else "fp16"
-    return curves.get((gpu.name, kind), curves["default", kind])
+    return shipped_calibration().gemm_efficiency(gpu, precision)
 
 
 def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
@@ -103,22 +120,29 @@ def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
     return capability is None or float(capability.split(".")[0]) >= 8
 
 
-def layer_times(workload: Workload, gpu: GpuType, width: int) -> PassTimes:
+def layer_times(
+    workload: Workload, gpu: GpuType, width: int, calibration: Calibration | None = None
+) -> PassTimes:
     """One decoder layer at tensor-parallel width `width`, recomputation included."""
-    return group_layer_times(workload, ((gpu, even_share(workload.model, width)),))
+    member = (gpu, even_share(workload.model, width))
+    return group_layer_times(workload, (member,), calibration)
 
 
 def group_layer_times(
-    workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
+    workload: Workload,
+    members: Sequence[tuple[GpuType, TensorShare]],
+    calibration: Calibration | None = None,
 ) -> PassTimes:
     """One decoder layer on a group whose members may differ in GPU and share.
 
     The group meets after attention and after the MLP, so each part takes as long as on its slowest
-    member.
+    member.  `calibration`: None is the shipped one.
     """
-    attention = [_part_times(workload, gpu, share, _attention_work) for gpu, share in members]
-    mlp = [_part_times(workload, gpu, share, _mlp_work) for gpu, share in members]
-    return slowest(attention) + slowest(mlp)
+    parts = [
+        [_part_times(workload, gpu, share, work, calibration) for gpu, share in members]
+        for work in (_attention_work, _mlp_work)
+    ]
+    return slowest(parts[0]) + slowest(parts[1])
 
 
 def slowest(times: Sequence[PassTimes]) -> PassTimes:
@@ -127,21 +151,32 @@ def slowest(times: Sequence[PassTimes]) -> PassTimes:
 
 
 def _part_times(
-    workload: Workload, gpu: GpuType, share: TensorShare, work_of: _WorkOf
+    workload: Workload,
+    gpu: GpuType,
+    share: TensorShare,
+    work_of: _WorkOf,
+    calibration: Calibration | None,
 ) -> PassTimes:
     training = workload.training
     flash = uses_flash_attention(training, gpu)
+    speed = _speed(training, gpu, calibration)
     work = work_of(workload.model, training, share, flash)
-    attention_s = _attention_s(work, training, gpu)
-    products_s = _gemms_s(work.gemm_flops, training, gpu)
-    elementwise_s = _memory_s(work.memory_bytes, gpu)
-    forward_s = products_s + elementwise_s + attention_s
+    products_s = speed.products_s(work.gemm_flops)
+    elementwise_s = speed.memory_s(work.memory_bytes)
+    attention_s = speed.products_s(work.attention_flops)
     # Flash attention's backward rebuilds the scores: 2.5 forwards instead of 2.
+    attention_backward_s = (2.5 if flash else 2.0) * attention_s
+    dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
+    attention_s += speed.memory_s(speed.scores.forward * work.score_bytes + dropout_bytes)
+    attention_backward_s += speed.memory_s(
+        speed.scores.backward * work.score_bytes + work.score_dropout_bytes
+    )
+    forward_s = products_s + elementwise_s + attention_s
     backward_s = (
         2 * products_s
         + _BACKWARD_MEMORY_RATIO * elementwise_s
-        + (2.5 if flash else 2.0) * attention_s
-        + _gradient_accumulation_s(work.num_params, training, gpu)
+        + attention_backward_s
+        + _gradient_accumulation_s(work.num_params, speed)
     )
     if training.recompute == "full":
         backward_s += forward_s
@@ -150,7 +185,13 @@ def _part_times(
     return PassTimes(forward_s, backward_s)
 
 
-def embedding_times(workload: Workload, gpu: GpuType, width: int, vocab_rows: int) -> PassTimes:
+def embedding_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    vocab_rows: int,
+    calibration: Calibration | None = None,
+) -> PassTimes:
     """The embedding: a gather forward, a scatter into a dense gradient backward.
 
     `vocab_rows`: rows of the padded vocabulary (all of them, not one shard's).
@@ -158,31 +199,40 @@ def embedding_times(workload: Workload, gpu: GpuType, width: int, vocab_rows: in
     model, training = workload.model, workload.training
     element = ELEMENT_BYTES[training.precision]
     tokens = training.micro_batch_size * model.seq_length
-    forward_s = _memory_s(3.0 * tokens * model.hidden_size * element, gpu)
+    speed = _speed(training, gpu, calibration)
+    forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
     rows = vocab_rows * model.hidden_size // width
-    return PassTimes(forward_s, 2 * forward_s + _gradient_accumulation_s(rows, training, gpu))
+    return PassTimes(forward_s, 2 * forward_s + _gradient_accumulation_s(rows, speed))
 
 
-def head_times(workload: Workload, gpu: GpuType, width: int, vocab_rows: int) -> PassTimes:
+def head_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    vocab_rows: int,
+    calibration: Calibration | None = None,
+) -> PassTimes:
     """Final norm, output layer and vocabulary-parallel cross entropy."""
     model, training = workload.model, workload.training
     element = ELEMENT_BYTES[training.precision]
     tokens = training.micro_batch_size * model.seq_length
     logits = tokens * vocab_rows / width
-    products_s = _gemms_s((2.0 * logits * model.hidden_size,), training, gpu)
+    speed = _speed(training, gpu, calibration)
+    products_s = speed.products_s((2.0 * logits * model.hidden_size,))
     # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
-    loss_s = _memory_s(logits * (element + 4 * 4) + 2.0 * tokens * model.hidden_size * element, gpu)
-    gradient_s = _memory_s(logits * (2 * 4 + element), gpu)
+    norm_bytes = 2.0 * tokens * model.hidden_size * element
+    loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
+    gradient_s = speed.memory_s(logits * (2 * 4 + element))
     rows = vocab_rows * model.hidden_size // width
     return PassTimes(
         products_s + loss_s,
-        2 * products_s + gradient_s + _gradient_accumulation_s(rows, training, gpu),
+        2 * products_s + gradient_s + _gradient_accumulation_s(rows, speed),
     )
 
 
 def update_time_s(state_bytes: float, gpu: GpuType) -> float:
     """The optimizer step on one device: each of `state_bytes` is read once and written once."""
-    return _memory_s(2.0 * state_bytes, gpu)
+    return 2.0 * state_bytes / shipped_calibration().memory_bytes_per_s(gpu)
 
 
 _WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], _Work]
@@ -201,10 +251,13 @@ def _attention_work(
         _norm_bytes(model, training, share),
         sum(weights),
         # Causal kernels skip half of the square; unfused products do not.
-        attention_flops=4.0 * scores * model.kv_channels * (0.5 if flash else 1.0),
-        # Softmax and dropout, each a read and a write, plus the mask; fused kernels keep them on
-        # chip.
-        attention_memory_bytes=0.0 if flash else scores * (6 * element + 1),
+        attention_flops=(2.0 * scores * model.kv_channels * (0.5 if flash else 1.0),) * 2,
+        # Fused kernels keep the scores on chip.
+        score_bytes=0.0 if flash else float(scores * element),
+        # Dropout reads and writes each, and a byte of its mask.
+        score_dropout_bytes=0.0
+        if flash or not training.attention_dropout
+        else scores * (2.0 * element + 1),
     )
 
 
@@ -234,26 +287,5 @@ def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) ->
     return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)
 
 
-def _gemms_s(gemm_flops: tuple[float, ...], training: TrainingSpec, gpu: GpuType) -> float:
-    peak = peak_flops_per_s(gpu, training.precision)
-    if peak is None:
-        raise UnsupportedError(f"{gpu.name} cannot train in {training.precision}")
-    curve = gemm_efficiency(gpu, training.precision)
-    return sum(flops / (peak * curve.max_efficiency) + curve.overhead_s for flops in gemm_flops)
-
-
-def _attention_s(work: _Work, training: TrainingSpec, gpu: GpuType) -> float:
-    if not work.attention_flops:
-        return 0.0
-    return _gemms_s((work.attention_flops / 2,) * 2, training, gpu) + _memory_s(
-        work.attention_memory_bytes, gpu
-    )
-
-
-def _memory_s(num_bytes: float, gpu: GpuType) -> float:
-    _, memory_efficiency = _calibration()
-    return num_bytes / (gpu.memory_bytes_per_s * memory_efficiency)
-
-
-def _gradient_accumulation_s(num_params: int, training: TrainingSpec, gpu: GpuType) -> float:
-    return _memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES, gpu)
+def _gradient_accumulation_s(num_params: int, speed: _Speed) -> float:
+    return speed.memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES)

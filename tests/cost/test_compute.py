@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cost.calibration import product_flops_per_s
 from megatron_hetero.cost.compute import (
     PassTimes,
     gemm_efficiency,
@@ -82,3 +84,59 @@ def test_what_the_gpu_or_the_model_of_cost_cannot_do_is_refused_by_name() -> Non
         layer_times(make_workload(), OLD, 1)
     with pytest.raises(UnsupportedError, match="num_experts=8"):
         layer_times(make_workload(num_experts=8), FAST, 1)
+
+
+def test_fp32_products_take_tensor_cores_where_there_are_any() -> None:
+    """TF32 from compute capability 8.0 on has half the rate of bf16, and its curve."""
+    assert product_flops_per_s(FAST, "fp32") == 150e12
+    assert gemm_efficiency(FAST, "fp32") == gemm_efficiency(FAST, "bf16")
+    assert product_flops_per_s(OLD, "fp32") == 15e12
+    assert gemm_efficiency(OLD, "fp32") != gemm_efficiency(OLD, "fp16")
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batch_size", "forward_ms", "backward_ms"),
+    [
+        ("A100-40GB", 4, 8.20, 22.71),
+        ("V100-16GB", 4, 28.84, 71.71),
+        ("RTX-3090", 4, 16.95, 47.45),
+        ("Titan-RTX", 8, 62.92, 159.24),
+        ("GH200-96GB", 4, 3.57, 10.34),
+    ],
+)
+def test_measured_types_come_near_the_layers_they_were_fitted_to(
+    name: str, micro_batch_size: int, forward_ms: float, backward_ms: float
+) -> None:
+    """A layer of OPT-350M in fp32 (Sailor's layer table, MIT licence)."""
+    workload = make_workload(
+        hidden_size=1024,
+        num_attention_heads=16,
+        num_query_groups=16,
+        kv_channels=64,
+        seq_length=2048,
+        precision="fp32",
+        attention_dropout=0.0,
+        micro_batch_size=micro_batch_size,
+    )
+    times = layer_times(workload, gpu_type(name), 1)
+    assert times.total_s == pytest.approx((forward_ms + backward_ms) * 1e-3, rel=0.07)
+    assert times.forward_s == pytest.approx(forward_ms * 1e-3, rel=0.1)
+
+
+def test_types_with_the_same_chip_share_their_constants() -> None:
+    assert gemm_efficiency(gpu_type("A100-80GB"), "bf16") == gemm_efficiency(
+        gpu_type("A100-40GB"), "bf16"
+    )
+    assert gemm_efficiency(gpu_type("V100-32GB"), "fp16") == gemm_efficiency(
+        gpu_type("V100-16GB"), "fp16"
+    )
+
+
+def test_dropout_of_scores_costs_time_where_they_are_stored() -> None:
+    on, off = (
+        layer_times(make_workload(attention_dropout=p, flash_attention=flash), FAST, 1)
+        for p, flash in ((0.1, False), (0.0, False))
+    )
+    fused = [layer_times(make_workload(attention_dropout=p), FAST, 1).forward_s for p in (0.1, 0.0)]
+    assert on.forward_s > off.forward_s and on.backward_s > off.backward_s
+    assert fused[0] == fused[1]

@@ -1,0 +1,113 @@
+"""What GPUs reach of their peaks: constants fitted to published tables of operators and layers.
+
+`calibration.json` is made by `tools/make_calibration.py`, and `tools/cost_holdout.py` says how well
+it predicts GPUs and widths that it was not fitted to.  A type that was measured has constants of
+its own, one with the same chip shares them, any other has the medians.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.files import read_json
+from megatron_hetero.model.spec import Precision
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class GemmEfficiency:
+    """Fraction of the peak that a large matrix product reaches, and the fixed cost of each one."""
+
+    max_efficiency: float
+    overhead_s: float
+
+
+@dataclass(frozen=True)
+class ScoreTraffic:
+    """Elements that unfused attention without dropout moves for each score, in either pass."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants by GPU type and kind of product ("fp16": tensor cores, "fp32": without them).
+
+    `dropout_slowdown`: how much longer dropout takes than its traffic (it draws random numbers);
+    `same_chip`: types that share the constants of another one.
+    """
+
+    gemm: Mapping[tuple[str, str], GemmEfficiency]
+    memory_efficiency: Mapping[str, float]
+    score_traffic: Mapping[str, ScoreTraffic]
+    dropout_slowdown: float
+    same_chip: Mapping[str, str]
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Calibration:
+        """Of the parsed content of `calibration.json`."""
+        return cls(
+            {
+                (gpu, kind): GemmEfficiency(curve["max_efficiency"], curve["overhead_s"])
+                for gpu, by_kind in data["gemm"].items()
+                for kind, curve in by_kind.items()
+            },
+            dict(data["memory_efficiency"]),
+            {
+                kind: ScoreTraffic(elements["forward"], elements["backward"])
+                for kind, elements in data["score_traffic"].items()
+            },
+            data["dropout_slowdown"],
+            dict(data["same_chip"]),
+        )
+
+    def gemm_efficiency(self, gpu: GpuType, precision: Precision) -> GemmEfficiency:
+        """The curve of a GPU type, or the median curve where the type was not measured."""
+        kind = "fp16" if precision != "fp32" or has_tf32(gpu) else "fp32"
+        name = self.same_chip.get(gpu.name, gpu.name)
+        return self.gemm.get((name, kind), self.gemm[DEFAULT, kind])
+
+    def memory_bytes_per_s(self, gpu: GpuType) -> float:
+        """What streaming operators reach of the memory bandwidth."""
+        name = self.same_chip.get(gpu.name, gpu.name)
+        efficiency = self.memory_efficiency.get(name, self.memory_efficiency[DEFAULT])
+        return gpu.memory_bytes_per_s * efficiency
+
+
+@cache
+def shipped_calibration() -> Calibration:
+    """The constants of `calibration.json`."""
+    return Calibration.from_data(read_json(Path(__file__).with_name("calibration.json")).data)
+
+
+def has_tf32(gpu: GpuType) -> bool:
+    """Whether fp32 products run on tensor cores: from compute capability 8.0 on.
+
+    torch leaves TF32 off by itself; NVIDIA's containers, in which Megatron is mostly run, switch it
+    on, and the tables show it on.
+    """
+    capability = gpu.compute_capability
+    return capability is not None and float(capability) >= 8.0 and bool(gpu.peak_flops.get("bf16"))
+
+
+def product_flops_per_s(gpu: GpuType, precision: Precision) -> float:
+    """Dense peak of matrix products in the job's precision.  TF32 has half of bf16's.
+
+    Raises:
+        UnsupportedError: the GPU cannot train in it.
+    """
+    peak = gpu.peak_flops.get(precision)
+    half = gpu.peak_flops.get("bf16")
+    if precision == "fp32" and has_tf32(gpu) and half:
+        return max(half / 2, peak or 0.0)
+    if peak is None:
+        raise UnsupportedError(f"{gpu.name} cannot train in {precision}")
+    return peak

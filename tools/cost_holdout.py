@@ -1,0 +1,144 @@
+"""How well the cost model predicts tables that it was not fitted to.
+
+    python tools/cost_holdout.py FOLDER
+
+FOLDER: see `calibration_tables.py`.  Each GPU type (chip) in turn is left out of all tables that
+the constants are fitted to, then each tensor-parallel width of the layer tables; what was left out
+is predicted.  Printed is the mean absolute relative error of the time of one decoder layer, forward
+and backward together, communication included, over all models and micro-batch sizes, as Markdown.
+Links have the latency and bandwidth of the collective table of that GPU and width, as a user would
+write them into cluster.yaml.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from calibration_tables import (
+    CATALOGUE_NAMES,
+    SAME_CHIP,
+    LayerPoint,
+    all_reduce_points,
+    layer_points,
+    operator_points,
+    table_workload,
+)
+from make_calibration import fit, fit_link, predict
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cost.calibration import Calibration
+from megatron_hetero.cost.compute import layer_times
+from megatron_hetero.cost.network import ring_all_reduce_s
+
+WIDTHS = (1, 2, 4, 8)
+LAYER_OPERATORS = "enc-"
+
+
+def chip(gpu: str) -> tuple[str, ...]:
+    """All types of the tables with the chip of `gpu`."""
+    name = SAME_CHIP.get(gpu, gpu)
+    return (name, *(other for other, same in SAME_CHIP.items() if same == name))
+
+
+def layer_errors(folder: Path) -> None:
+    """Both tables of layers: GPU types left out, widths left out."""
+    points = layer_points(folder)
+    links = {(p.gpu, p.width): fit_link(folder, p.gpu, p.width) for p in points}
+    every = Calibration.from_data(fit(folder))
+    without_gpu = {g: Calibration.from_data(fit(folder, chip(g))) for g in CATALOGUE_NAMES}
+    without_width = {
+        w: Calibration.from_data(fit(folder, (), [v for v in WIDTHS if v != w])) for w in WIDTHS
+    }
+    for title, choose in (
+        ("fp32, the GPU type left out", lambda p: without_gpu[p.gpu]),
+        ("fp32, the width left out", lambda p: without_width[p.width]),
+        ("fp32, nothing left out (layers of width 1 alone are fitted)", lambda p: every),
+    ):
+        error_table(title, points, lambda p, choose=choose: error(p, links, choose(p)))
+
+
+def error(point: LayerPoint, links: dict, calibration: Calibration) -> float:
+    """Relative error of forward plus backward."""
+    times = predict(point, links[point.gpu, point.width], calibration)
+    return times.total_s / point.total_s - 1
+
+
+def error_table(
+    title: str, points: Iterable[LayerPoint], error_of: Callable[[LayerPoint], float]
+) -> None:
+    """A row for each GPU, a column for each width, and all of it."""
+    cells: dict[tuple[str, int], list[float]] = {}
+    for point in points:
+        cells.setdefault((point.gpu, point.width), []).append(abs(error_of(point)))
+    print(f"\n{title}\n")
+    print("| GPU | " + " | ".join(f"TP {w}" for w in WIDTHS) + " | all |")
+    print("| --- |" + " --: |" * (len(WIDTHS) + 1))
+    for gpu in sorted({gpu for gpu, _ in cells}):
+        print_row(CATALOGUE_NAMES[gpu], [cells.get((gpu, w), []) for w in WIDTHS])
+    of_width = {w: [e for (_, v), es in cells.items() if v == w for e in es] for w in WIDTHS}
+    print_row("all", list(of_width.values()))
+
+
+def print_row(name: str, row: list[list[float]]) -> None:
+    """The mean of each cell, and of all of them together."""
+    every = [e for cell in row for e in cell]
+    print(f"| {name} | " + " | ".join(percent(cell) for cell in [*row, every]) + " |")
+
+
+def percent(errors: list[float]) -> str:
+    """Their mean."""
+    return f"{100 * statistics.mean(errors):.1f} %" if errors else ""
+
+
+def operator_errors(folder: Path) -> None:
+    """Forward time of a layer in fp16, as the sum of its operators."""
+    print("\nfp16, forward, sum of a layer's operators at width 1, the GPU type left out\n")
+    print("| GPU | layers | error |\n| --- | --: | --: |")
+    for gpu in CATALOGUE_NAMES:
+        if gpu in SAME_CHIP:
+            continue
+        calibration = Calibration.from_data(fit(folder, chip(gpu)))
+        sums: dict[tuple[str, int], list[float]] = {}
+        for point in operator_points(folder, gpu, "fp16"):
+            if point.operator.startswith(LAYER_OPERATORS):
+                sums.setdefault((point.model, point.micro_batch_size), []).append(point.forward_s)
+        errors = []
+        for (model, size), parts in sums.items():
+            if len(parts) == 13:  # all operators of a layer ran
+                workload = table_workload(model, size, "fp16", operators=True)
+                times = layer_times(workload, gpu_type(CATALOGUE_NAMES[gpu]), 1, calibration)
+                errors.append(abs(times.forward_s / sum(parts) - 1))
+        print(f"| {CATALOGUE_NAMES[gpu]} | {len(errors)} | {percent(errors)} |")
+
+
+def collective_errors(folder: Path) -> None:
+    """Rings of 4 and 8, from a link fitted to rings of 2."""
+    print("\nAll-reduce inside a node, from the link that fits a pair of GPUs\n")
+    print("| GPU | 2 | 4 | 8 |\n| --- | --: | --: | --: |")
+    for gpu in CATALOGUE_NAMES:
+        if gpu in SAME_CHIP:
+            continue
+        link, row = fit_link(folder, gpu, 2), []
+        for width in (2, 4, 8):
+            row.append(
+                [
+                    abs(ring_all_reduce_s(size, width, link) / time_s - 1)
+                    for size, time_s in all_reduce_points(folder, gpu, width)
+                ]
+            )
+        print(f"| {CATALOGUE_NAMES[gpu]} | " + " | ".join(map(percent, row)) + " |")
+
+
+def main() -> None:
+    """Print every table."""
+    folder = Path(sys.argv[1])
+    layer_errors(folder)
+    operator_errors(folder)
+    collective_errors(folder)
+
+
+if __name__ == "__main__":
+    main()
