@@ -47,7 +47,7 @@ setup(
     package_data={
         "megatron_hetero": ["py.typed"],
         "megatron_hetero.patches": ["*/*.patch"],
-        "": ["*.json", "*.LICENSE"],
+        "": ["*.css", "*.js", "*.json", "*.LICENSE"],
     },
     python_requires=">=3.12",
     # The planner: any operating system, no torch.

@@ -1,0 +1,87 @@
+"""`megatron-hetero report`: one HTML page about a plan, and its figures as SVG or PNG."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.report.page.content import gather
+from megatron_hetero.report.page.document import figures, page
+from megatron_hetero.report.page.lanes import rehearsed_lanes
+from megatron_hetero.report.page.picture import draw_png
+
+DESCRIPTION = """\
+Write one HTML page that explains a plan to someone who has not seen it: the
+cluster with the plan on it, a step of training from begin to end, memory, where
+the time goes, other plans beside it, what-if, and the commands to run it.  The
+page needs no network.
+
+  megatron-hetero report plan.json --cluster cluster.yaml -o plan.html"""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `report`."""
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument("--profile", type=Path, metavar="PROFILE.JSON")
+    parser.add_argument(
+        "--rehearsal",
+        type=Path,
+        metavar="FILE",
+        help="what `rehearse --json` printed: its timeline is drawn below the predicted one",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="PAGE.HTML")
+    parser.add_argument("--svg", type=Path, metavar="FOLDER", help="each figure as an SVG file")
+    parser.add_argument(
+        "--png",
+        type=Path,
+        metavar="FOLDER",
+        help="each figure as a PNG file (needs Chromium or Chrome on this machine)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Gather, draw, write."""
+    if not (arguments.output or arguments.svg or arguments.png):
+        raise UsageError("say what to write: -o PAGE.HTML, --svg FOLDER or --png FOLDER")
+    plan = load_plan(arguments.plan)
+    cluster = load_cluster(arguments.cluster)
+    profile = load_profile(arguments.profile) if arguments.profile else None
+    validate_plan(plan, cluster, str(arguments.plan))
+    others = [rehearsed_lanes(arguments.rehearsal, plan)] if arguments.rehearsal else []
+    with output.progress("comparing plans"):
+        content = gather(plan, cluster, profile, others, plan_name=str(arguments.plan))
+    written: list[Path] = []
+    if arguments.output:
+        arguments.output.write_text(page(content), encoding="utf-8")
+        written.append(arguments.output)
+    for folder, suffix in ((arguments.svg, "svg"), (arguments.png, "png")):
+        if folder is None:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in figures(content):
+            path = folder / f"{figure.name}.{suffix}"
+            if suffix == "svg":
+                path.write_text(figure.standalone(), encoding="utf-8")
+            else:
+                draw_png(figure, path)
+            written.append(path)
+    if arguments.json:
+        output.json(
+            {
+                "written": [str(path) for path in written],
+                "step_time_s": content.explanation.step_time_s,
+                "speedup_over_stock": content.speedup_over_stock,
+            }
+        )
+    else:
+        output.show(*(f"Written to {path}" for path in written))
+    return 0

@@ -1,0 +1,168 @@
+"""Bars: memory of each stage, where the time goes, this plan beside others, what if."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.violation import stages
+from megatron_hetero.planner.explain import Explanation
+from megatron_hetero.report.page.content import Content
+from megatron_hetero.report.page.figure import (
+    PAGE_WIDTH,
+    Figure,
+    fitted,
+    legend,
+    line,
+    rect,
+    text,
+    text_width,
+)
+from megatron_hetero.report.what_if import Variation
+from megatron_hetero.schedule.step import StepSimulation
+from megatron_hetero.units import format_duration
+
+GIB = 1 << 30
+_LABELS, _VALUES = 300.0, 150.0
+_ROOM = PAGE_WIDTH - _LABELS - _VALUES
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
+
+
+def memory_bars(content: Content) -> Figure:
+    """A bar for each stage: the predicted peak of its fullest GPU by cause, beside what it has."""
+    devices = content.estimates.devices
+    largest = max(device.capacity_bytes for device in devices.values())
+    rows = list(stages(content.plan))
+    height, step = (18.0, 26.0) if len(rows) <= 24 else (11.0, 15.0)
+    shown = legend(tuple((part, part) for part in PARTS), 0, 14)
+    parts = [shown]
+    y = 32.0
+    for r, s, stage in rows:
+        fullest = max(
+            stage.devices, key=lambda d: devices[d].peak_bytes / devices[d].capacity_bytes
+        )
+        device = devices[fullest]
+        gpu = content.cluster.node_by_name[fullest.rpartition(":")[0]].gpu_type.name
+        label = fitted(f"R{r} stage {s}: {gpu}", _LABELS, 12)
+        parts.append(text(0, y + height - 4, label, "small"))
+        scale = _ROOM / largest
+        x = _LABELS
+        parts.append(rect(x, y, device.capacity_bytes * scale, height, "room"))
+        for part in PARTS:
+            width = device.parts_bytes.get(part, 0) * scale
+            title = f"{part}: {device.parts_bytes.get(part, 0) / GIB:.2f} GiB"
+            parts.append(rect(x, y, width, height, part, title=title))
+            x += width
+        end = _LABELS + device.capacity_bytes * scale
+        parts.append(line(end, y - 2, end, y + height + 2, "limit"))
+        words = (
+            f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB "
+            f"({device.peak_bytes / device.capacity_bytes:.0%})"
+        )
+        parts.append(text(PAGE_WIDTH, y + height - 4, words, "small", anchor="end"))
+        y += step
+    return Figure("memory", "Predicted memory of each stage's fullest GPU", y + 4, "".join(parts))
+
+
+def time_bar(explanation: Explanation) -> Figure:
+    """The step as its slowest stage lives it, by cause."""
+    causes = explanation.time_by_cause
+    rows = (
+        ("forward", "computing", causes.compute_s),
+        ("backward", "tensor-parallel communication", causes.tensor_parallel_s),
+        ("buffers", "first and last hops", causes.boundary_s),
+        ("wait", "waiting for other stages", causes.waiting_s),
+        ("gradient_sync", "gradient exchange", causes.gradient_sync_s),
+        ("step", "optimizer", causes.update_s),
+    )
+    total = sum(seconds for *_, seconds in rows)
+    parts: list[str] = []
+    x = 0.0
+    for kind, words, seconds in rows:
+        width = PAGE_WIDTH * seconds / total
+        parts.append(rect(x, 0, width, 34, kind, title=f"{words}: {format_duration(seconds)}"))
+        share = f"{seconds / total:.0%}"
+        if width > text_width(share, 13) + 8:
+            color = "label" if kind == "wait" else "on-bar"
+            parts.append(text(x + width / 2, 22, share, color, anchor="middle"))
+        x += width
+    x, y = 0.0, 58.0
+    for kind, words, seconds in rows:
+        entry = f"{words} {format_duration(seconds)}"
+        if seconds <= 0:
+            continue
+        if x + 18 + text_width(entry, 12) > PAGE_WIDTH:
+            x, y = 0.0, y + 22
+        parts.append(legend(((kind, entry),), x, y))
+        x += 18 + text_width(entry, 12) + 24
+    return Figure("time", "Where the time of a step goes", y + 12, "".join(parts))
+
+
+def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
+    """Which part of the step the GPUs of each stage compute."""
+    rows = simulation.timelines
+    height, step = (16.0, 23.0) if len(rows) <= 24 else (10.0, 14.0)
+    parts: list[str] = []
+    y = 2.0
+    for stage in rows:
+        part = stage.busy_s / simulation.step_time_s
+        nodes = ", ".join(dict.fromkeys(d.rpartition(":")[0] for d in stage.devices))
+        words = f"R{stage.replica} stage {stage.stage}: {len(stage.devices)} GPUs of {nodes}"
+        if len(stage.devices) == 1:
+            words = f"R{stage.replica} stage {stage.stage}: {stage.devices[0]}"
+        parts.append(text(0, y + height - 3, fitted(words, _LABELS - 8, 12), "small"))
+        parts.append(rect(_LABELS, y, _ROOM, height, "lane"))
+        parts.append(rect(_LABELS, y, _ROOM * part, height, f"p{stage.replica % 8}"))
+        parts.append(text(_LABELS + _ROOM + 10, y + height - 3, f"{part:.0%} computing", "small"))
+        y += step
+    return Figure("busy", "How busy each stage is", y + 2, "".join(parts))
+
+
+def comparison_bars(content: Content) -> Figure:
+    """Step times: the lower bound, this plan, stock Megatron's best, the next best plans."""
+    explanation, estimates = content.explanation, content.estimates
+    rows: list[tuple[str, str, float]] = []
+    if estimates.bound_s is not None:
+        rows.append(("bound", "no plan can be faster than", estimates.bound_s))
+    rows.append(("this", "this plan", explanation.step_time_s))
+    others = [
+        *([("stock Megatron's best", explanation.best_stock)] if explanation.best_stock else []),
+        *((f"next best {i}", other) for i, other in enumerate(explanation.runners_up, start=1)),
+    ]
+    rows += [("other", name, other.step_time_s) for name, other in others]
+    longest = max(seconds for *_, seconds in rows)
+    parts: list[str] = []
+    y = 2.0
+    for kind, words, seconds in rows:
+        parts.append(text(0, y + 15, fitted(words, _LABELS - 8, 13), "label"))
+        parts.append(rect(_LABELS, y, _ROOM * seconds / longest, 20, kind, rx=3))
+        beside = format_duration(seconds)
+        if kind == "other":
+            beside += f" ({seconds / explanation.step_time_s - 1:+.0%})"
+        parts.append(text(_LABELS + _ROOM * seconds / longest + 8, y + 15, beside, "small"))
+        y += 28
+    return Figure("comparison", "Step times side by side", y, "".join(parts))
+
+
+def what_if_bars(found: Sequence[Variation]) -> Figure:
+    """Change of the step time under each variation, around a middle line."""
+    largest = max(max(abs(v.change) for v in found), 0.02)
+    label = 480.0
+    middle = label + (PAGE_WIDTH - label) / 2
+    scale = (PAGE_WIDTH - label) / 2 - 60
+    parts: list[str] = []
+    y = 2.0
+    for variation in found:
+        width = scale * abs(variation.change) / largest
+        slower = variation.change > 0
+        parts.append(text(0, y + 15, fitted(variation.what, label - 8, 13), "label"))
+        if width >= 0.5:
+            x = middle if slower else middle - width
+            parts.append(rect(x, y + 2, width, 17, "slower" if slower else "faster", rx=2))
+        words = f"{variation.change:+.1%}" if abs(variation.change) >= 0.0005 else "no change"
+        x = middle + width + 6 if slower or width < 0.5 else middle - width - 6
+        anchor = "start" if slower or width < 0.5 else "end"
+        parts.append(text(x, y + 15, words, "small", anchor=anchor))
+        y += 26
+    parts.append(line(middle, 0, middle, y, "grid"))
+    return Figure("what-if", "Step time under small changes", y + 2, "".join(parts))

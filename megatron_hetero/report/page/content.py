@@ -1,0 +1,104 @@
+"""Everything that the page shows, gathered before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import estimate_plan
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.emit import megatron_args, render_bash
+from megatron_hetero.flags.launch import NodeLaunch, node_launches
+from megatron_hetero.flags.stock import is_stock, reasons_not_stock
+from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.planner.explain import Explanation, explain_plan
+from megatron_hetero.report.what_if import Variation, variations
+from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the timeline: what the GPUs of a stage did."""
+
+    replica: int
+    stage: int
+    devices: tuple[str, ...]
+    operations: tuple[OpSpan, ...]
+
+
+@dataclass(frozen=True)
+class LaneGroup:
+    """Rows of one origin: predicted, rehearsed or measured."""
+
+    title: str
+    step_time_s: float
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class Content:
+    """A plan on its cluster, scored and explained."""
+
+    plan: Plan
+    cluster: Cluster
+    estimates: Estimates
+    explanation: Explanation
+    simulation: StepSimulation
+    timelines: tuple[LaneGroup, ...]
+    what_if: tuple[Variation, ...]
+    not_stock: tuple[str, ...]
+    arguments: str
+    launches: tuple[NodeLaunch, ...]
+    plan_name: str
+
+    @property
+    def speedup_over_stock(self) -> float | None:
+        """Step time of stock Megatron's best plan over this one's; None where it has none."""
+        stock = self.explanation.best_stock
+        return None if stock is None else stock.step_time_s / self.explanation.step_time_s
+
+
+def gather(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    others: Sequence[LaneGroup] = (),
+    plan_name: str = "plan.json",
+) -> Content:
+    """Score, simulate and explain a plan that is valid on `cluster`.
+
+    Args:
+        others: timelines beside the predicted one.
+        plan_name: how the commands call the plan's file.
+    Raises:
+        UsageError: the plan carries no model.
+        UnsupportedError: it asks for something that cannot be priced yet (named).
+    """
+    if plan.workload is None:
+        raise UsageError(
+            "the plan carries no model, so there is nothing to report; make it with "
+            "`megatron-hetero plan`"
+        )
+    estimates = estimate_plan(plan, cluster, profile)
+    plan = replace(plan, estimates=estimates)
+    simulation = simulate_plan(plan, cluster, profile=profile, is_stock=is_stock(plan))
+    lanes = tuple(
+        Lane(stage.replica, stage.stage, stage.devices, stage.operations)
+        for stage in simulation.timelines
+    )
+    return Content(
+        plan=plan,
+        cluster=cluster,
+        estimates=estimates,
+        explanation=explain_plan(plan, cluster, profile),
+        simulation=simulation,
+        timelines=(LaneGroup("predicted", simulation.step_time_s, lanes), *others),
+        what_if=variations(plan, cluster, profile),
+        not_stock=reasons_not_stock(plan),
+        arguments=render_bash(megatron_args(plan, plan_name)),
+        launches=node_launches(plan, plan_name),
+        plan_name=plan_name,
+    )

@@ -1,0 +1,296 @@
+"""The page: what was planned, how fast, where everything is, why, and the commands to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from megatron_hetero import __version__
+from megatron_hetero.model.blocks import num_parameters
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner.explain import Alternative
+from megatron_hetero.report.page.bars import (
+    busy_bars,
+    comparison_bars,
+    memory_bars,
+    time_bar,
+    what_if_bars,
+)
+from megatron_hetero.report.page.cluster_map import cluster_map
+from megatron_hetero.report.page.content import Content
+from megatron_hetero.report.page.figure import Figure, asset, style
+from megatron_hetero.report.page.pipelines import pipelines
+from megatron_hetero.report.page.timeline import close_up, timeline
+from megatron_hetero.report.terminal import count, devices_by_node
+from megatron_hetero.units import format_duration
+
+WORDS = (
+    ("replica", "one copy of the model; replicas share out the samples of every step"),
+    ("stage", "consecutive layers of a replica, on one GPU or a tensor-parallel group"),
+    ("tensor parallel", "the GPUs of a stage hold a part of each layer and work on it together"),
+    ("micro-batch", "the samples that go through a pipeline at a time"),
+    ("step", "one update of the weights, from all samples of the global batch"),
+    ("lower bound", "what the same GPUs would need if the work could be divided without loss"),
+)
+
+
+def figures(content: Content) -> tuple[Figure, ...]:
+    """Every figure of the page, in its order."""
+    found = [
+        cluster_map(content.plan, content.cluster),
+        pipelines(content.plan, content.cluster, content.estimates),
+        timeline(content.timelines),
+        close_up(content.timelines),
+        time_bar(content.explanation),
+        busy_bars(content.plan, content.simulation),
+        memory_bars(content),
+        comparison_bars(content),
+        what_if_bars(content.what_if),
+    ]
+    return tuple(figure for figure in found if figure is not None)
+
+
+def page(content: Content) -> str:
+    """The whole document as text; it refers to nothing outside of itself."""
+    drawn = {figure.name: figure for figure in figures(content)}
+    body = "\n".join(
+        (
+            *_head(content),
+            *_where(drawn),
+            *_timeline(content, drawn),
+            *_time(content, drawn),
+            *_memory(content, drawn),
+            *_comparison(content, drawn),
+            *_what_if(drawn),
+            *_run(content),
+            *_foot(content),
+        )
+    )
+    title = escape(f"Plan for {_model_name(content)}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+        "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
+        f"<title>{title}</title>\n<style>\n{style()}{asset('page.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n<script>\n{asset('page.js')}</script>\n</body>\n</html>\n"
+    )
+
+
+def _head(content: Content) -> Iterator[str]:
+    workload = content.plan.workload
+    assert workload is not None  # `gather` refuses a plan without one
+    model, training = workload.model, workload.training
+    plan = content.plan
+    billions = num_parameters(workload, plan.layout.tensor_parallel_widths) / 1e9
+    kinds: dict[str, int] = {}
+    for host in plan.hosts:
+        kinds[host.gpu_type] = kinds.get(host.gpu_type, 0) + len(host.gpu_indices)
+    gpus = " + ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    yield "<header><div>"
+    yield f"<h1>Training plan for {escape(_model_name(content))}</h1>"
+    yield (
+        f'<div class="sub">{billions:.1f} billion parameters, {model.num_layers} layers, sequence '
+        f"{model.seq_length}, {training.precision}, global batch {training.global_batch_size} "
+        f"&middot; {escape(gpus)} on {count(len(plan.hosts), 'node')}</div>"
+    )
+    yield '</div><button id="theme" hidden>dark colours</button></header>'
+    yield f'<p class="lead">{escape(_summary(content))}</p>'
+    if not content.estimates.measured:
+        yield (
+            '<span class="badge">predicted from data sheets and an analytic model; not measured on '
+            "these machines</span>"
+        )
+    yield '<div class="tiles">'
+    for value, words in _tiles(content):
+        yield f'<div class="tile"><b>{escape(value)}</b><span>{escape(words)}</span></div>'
+    yield "</div>"
+
+
+def _summary(content: Content) -> str:
+    plan = content.plan
+    shape = (
+        f"{count(len(plan.replicas), 'copy', 'copies')} of the model "
+        f"{'shares' if len(plan.replicas) == 1 else 'share'} "
+        f"{count(plan.layout.num_devices, 'GPU')}"
+    )
+    words = f"{shape}, and a step takes {format_duration(content.explanation.step_time_s)}"
+    speedup = content.speedup_over_stock
+    if speedup is None:
+        words += "; no plan of stock Megatron fits these machines"
+    elif not content.not_stock:
+        words += "; stock Megatron runs it as it is"
+    else:
+        words += f", {speedup:.2f} times as fast as the best plan that stock Megatron can run"
+    if plan.idle_devices:
+        words += f". {count(len(plan.idle_devices), 'GPU stays', 'GPUs stay')} unused"
+    return words + "."
+
+
+def _tiles(content: Content) -> Iterator[tuple[str, str]]:
+    estimates, simulation = content.estimates, content.simulation
+    yield format_duration(content.explanation.step_time_s), "a step"
+    yield f"{estimates.tokens_per_s:,.0f}", "tokens a second"
+    speedup = content.speedup_over_stock
+    if speedup is not None:
+        yield f"{speedup:.2f}x", "the speed of stock Megatron's best plan"
+    if estimates.gap is not None:
+        yield f"{estimates.gap:.0%}", "above the lower bound, at most"
+    yield f"{1 - simulation.bubble:.0%}", "of all GPU time is computing"
+    fullest = max(d.peak_bytes / d.capacity_bytes for d in estimates.devices.values())
+    yield f"{fullest:.0%}", "of the fullest GPU's memory is used"
+
+
+def _section(title: str, hint: str) -> str:
+    return f'<h2>{escape(title)}</h2>\n<p class="hint">{escape(hint)}</p>'
+
+
+def _draw(figure: Figure) -> str:
+    return f'<div class="scroll">{figure.inline()}</div>'
+
+
+def _where(drawn: dict[str, Figure]) -> Iterator[str]:
+    yield _section(
+        "Where the model is",
+        "Each GPU with the copy of the model (R0, R1, ...) and the part of it that it holds.",
+    )
+    yield _draw(drawn["map"])
+    yield _section(
+        "The pipelines",
+        "Samples go through the stages from left to right, gradients come back. Under each arrow: "
+        "how long one micro-batch takes over that link.",
+    )
+    yield _draw(drawn["pipelines"])
+
+
+def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
+    yield _section(
+        "One step, from begin to end",
+        "A row for each stage. Blue is forward, orange is backward; pale is waiting, which a good "
+        "plan has little of. The numbers are micro-batches.",
+    )
+    predicted_s, quick_s = content.simulation.step_time_s, content.explanation.step_time_s
+    if abs(predicted_s / quick_s - 1) > 0.01:
+        yield (
+            f"<p>The planner's formula gives {format_duration(quick_s)}. The simulation below, in "
+            "which replicas share links and messages queue, gives "
+            f"{format_duration(predicted_s)}.</p>"
+        )
+    yield _draw(drawn["timeline"])
+    if "close-up" in drawn:
+        yield '<p class="hint">The beginning, enlarged:</p>'
+        yield _draw(drawn["close-up"])
+    if len(content.timelines) > 1:
+        predicted, *others = content.timelines
+        for other in others:
+            error = other.step_time_s / predicted.step_time_s - 1
+            yield (
+                f"<p>{escape(other.title)}: {format_duration(other.step_time_s)}, {error:+.1%} "
+                "from the prediction.</p>"
+            )
+
+
+def _time(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
+    binding = content.explanation.binding
+    yield _section(
+        "Where the time goes",
+        f"The step as stage {binding.stage} of replica {binding.replica} lives it "
+        f"({devices_by_node(binding.devices)}), which sets the pace.",
+    )
+    yield _draw(drawn["time"])
+    yield '<p class="hint">How much of the step each stage computes:</p>'
+    yield _draw(drawn["busy"])
+
+
+def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
+    yield _section(
+        "Memory",
+        "Predicted peak on the fullest GPU of each stage; the line at the end is what the GPU has. "
+        "The reserve is kept free for CUDA and fragmentation.",
+    )
+    yield _draw(drawn["memory"])
+
+
+def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
+    explanation = content.explanation
+    yield _section(
+        "Beside other plans",
+        f"{explanation.num_priced} plans were compared. The bound is of the same cost model: no "
+        "division of this model over these GPUs is faster by it.",
+    )
+    yield _draw(drawn["comparison"])
+    yield "<table><tr><th>plan</th><th>a step</th><th>layout</th><th>why slower</th></tr>"
+    yield _plan_row("this plan", explanation.step_time_s, format_layout(content.plan.layout), "")
+    stock = explanation.best_stock
+    if stock is not None:
+        yield _alternative_row("stock Megatron's best", stock)
+    elif explanation.stock_shortage is not None:
+        short = explanation.stock_shortage
+        yield _plan_row("stock Megatron", None, short.layout,
+                        f"does not fit into {short.gpu_type}")  # fmt: skip
+    for i, other in enumerate(explanation.runners_up, start=1):
+        yield _alternative_row(f"next best {i}", other)
+    yield "</table>"
+    if content.estimates.bound_relaxes:
+        relaxed = escape(content.estimates.bound_relaxes)
+        yield f'<p class="hint">The bound leaves out: {relaxed}.</p>'
+    for device, reason in content.plan.idle_reasons.items():
+        yield f'<p class="hint">{escape(device)} is unused: {escape(reason)}.</p>'
+
+
+def _alternative_row(name: str, other: Alternative) -> str:
+    because = other.because if other.slower_by > 0 else ""
+    return _plan_row(name, other.step_time_s, other.layout, because)
+
+
+def _plan_row(name: str, step_time_s: float | None, layout: str, because: str) -> str:
+    time = "-" if step_time_s is None else format_duration(step_time_s)
+    return (
+        f'<tr><td>{escape(name)}</td><td class="n">{time}</td>'
+        f"<td><code>{escape(layout)}</code></td><td>{escape(because)}</td></tr>"
+    )
+
+
+def _what_if(drawn: dict[str, Figure]) -> Iterator[str]:
+    yield _section(
+        "What if",
+        "The same plan on a slightly different cluster: what a step would take longer or less. A "
+        "new plan for that cluster may do better.",
+    )
+    yield _draw(drawn["what-if"])
+
+
+def _run(content: Content) -> Iterator[str]:
+    needs = (
+        f"Stock Megatron cannot express {'; '.join(content.not_stock)}: the plug-in is needed."
+        if content.not_stock
+        else "Stock Megatron runs this plan; no plug-in is needed."
+    )
+    yield _section("Run it", f"{needs} Start one line on each node; copy the plan there first.")
+    for launch in content.launches:
+        name = launch.host or "any machine"
+        yield f'<p class="hint">{escape(name)}</p>'
+        yield f'<div class="command"><pre>{escape(launch.line)}</pre></div>'
+    yield '<p class="hint">The arguments after the entry script, one a line:</p>'
+    yield f'<div class="command"><pre>{escape(content.arguments)}</pre></div>'
+
+
+def _foot(content: Content) -> Iterator[str]:
+    yield _section("Words", "As this page uses them.")
+    yield "<dl>"
+    for word, meaning in WORDS:
+        yield f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>"
+    yield "</dl>"
+    hashes = ", ".join(
+        f"{escape(name)} <code>{escape(digest[:16])}</code>"
+        for name, digest in content.plan.inputs.items()
+    )
+    yield (
+        f"<footer>megatron-hetero {__version__}. Plan <code>{escape(content.plan_name)}</code>, "
+        f"made by {escape(content.plan.made_by or 'hand')}; inputs: {hashes or 'unknown'}.</footer>"
+    )
+
+
+def _model_name(content: Content) -> str:
+    workload = content.plan.workload
+    return "a model" if workload is None else workload.source.rpartition("/")[2]

@@ -1,0 +1,73 @@
+"""Timelines from files: what a rehearsal, or a run, says that every stage did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from megatron_hetero.errors import FileFormatError
+from megatron_hetero.files import read_json, validate_document
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.report.page.content import Lane, LaneGroup
+from megatron_hetero.schedule.programme import OperationKind
+from megatron_hetero.schedule.simulator_engine import OpSpan
+
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class _Loose(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Operation(_Loose):
+    kind: OperationKind
+    micro_batch: int
+    chunk: int = 0
+    start_s: Seconds
+    end_s: Seconds
+
+
+class _Operations(_Loose):
+    operations: list[_Operation] = Field(max_length=1_000_000)
+
+
+class _Stage(_Loose):
+    replica: Annotated[int, Field(ge=0)]
+    stage: Annotated[int, Field(ge=0)]
+    rehearsed: _Operations
+
+
+class _Rehearsal(_Loose):
+    rehearsed_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
+    stages: list[_Stage] = Field(min_length=1, max_length=10_000)
+
+
+def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
+    """The timeline in what `rehearse --json` printed.
+
+    Raises:
+        FileFormatError: it is no such file, or of a plan with other stages.
+    """
+    rehearsal = validate_document(read_json(path), _Rehearsal, FileFormatError)
+    wanted = [(r, s) for r, replica in enumerate(plan.replicas) for s in range(len(replica.stages))]
+    found = [(stage.replica, stage.stage) for stage in rehearsal.stages]
+    if sorted(found) != wanted:
+        raise FileFormatError(
+            f"{path} has the stages {found}, the plan has {wanted} (replica, stage): it is the "
+            "rehearsal of another plan"
+        )
+    lanes = tuple(
+        Lane(
+            stage.replica,
+            stage.stage,
+            plan.replicas[stage.replica].stages[stage.stage].devices,
+            tuple(
+                OpSpan(o.kind, o.micro_batch, o.chunk, o.start_s, o.end_s)
+                for o in stage.rehearsed.operations
+            ),
+        )
+        for stage in sorted(rehearsal.stages, key=lambda stage: (stage.replica, stage.stage))
+    )
+    return LaneGroup("rehearsed", rehearsal.rehearsed_step_time_s, lanes)

@@ -1,0 +1,165 @@
+"""What every stage does when, as lanes over one axis of time.
+
+Few operations are drawn one by one, with their micro-batch; many become one path for each lane and
+kind, so that hundreds of micro-batches on 64 stages stay a page that opens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from megatron_hetero.report.page.content import Lane, LaneGroup
+from megatron_hetero.report.page.figure import (
+    PAGE_WIDTH,
+    Figure,
+    fitted,
+    legend,
+    line,
+    number,
+    rect,
+    text,
+    ticks,
+)
+from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.units import format_duration
+
+_LABELS = 190.0
+_MAX_SINGLE = 3000
+"""Operations in a figure that still get a shape and a tooltip each."""
+_MIN_NUMBERED = 15.0
+"""Width of an operation that can hold its micro-batch's number."""
+_CLOSE_UP_WIDTH = 20.0
+KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "backward_input": "backward (inputs)",
+    "backward_weight": "backward (weights)",
+    "gradient_sync": "gradient exchange",
+    "step": "optimizer",
+}
+
+
+def timeline(groups: Sequence[LaneGroup]) -> Figure:
+    """The whole step; several groups share one axis."""
+    end_s = max(group.step_time_s for group in groups)
+    return _figure("timeline", groups, 0.0, end_s, "One step of training")
+
+
+def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
+    """The beginning of the step, wide enough to read; None where the whole step is that already."""
+    end_s = max(group.step_time_s for group in groups)
+    computing_s = [
+        o.end_s - o.start_s
+        for group in groups
+        for lane in group.lanes
+        for o in lane.operations
+        if o.micro_batch >= 0
+    ]
+    window_s = median(computing_s) * (PAGE_WIDTH - _LABELS) / _CLOSE_UP_WIDTH
+    if window_s > 0.6 * end_s:
+        return None
+    return _figure("close-up", groups, 0.0, window_s, "The beginning of the step")
+
+
+def _figure(
+    name: str, groups: Sequence[LaneGroup], start_s: float, end_s: float, alt: str
+) -> Figure:
+    lanes = sum(len(group.lanes) for group in groups)
+    height = 24.0 if lanes <= 12 else 17.0 if lanes <= 32 else 11.0
+    view = _View(start_s, end_s, height)
+    shown = [
+        o
+        for group in groups
+        for lane in group.lanes
+        for o in lane.operations
+        if o.start_s < end_s and o.end_s > start_s
+    ]
+    single = len(shown) <= _MAX_SINGLE
+    kinds = tuple((k, words) for k, words in KINDS.items() if any(o.kind == k for o in shown))
+    parts = [legend((*kinds, ("wait", "waiting")), 0, 14)]
+    y = 34.0
+    for group in groups:
+        title = f"{group.title}: {format_duration(group.step_time_s)} a step"
+        parts.append(text(0, y + 12, title, "strong"))
+        y += 22
+        top = y
+        for i, lane in enumerate(group.lanes):
+            if i and lane.replica != group.lanes[i - 1].replica:
+                y += 6
+            parts.append(_lane(lane, y, view, single))
+            y += height + (3 if height > 12 else 1)
+        parts.append(_axis(view, top, y))
+        y += 30
+    return Figure(name, f"{alt}: {', '.join(g.title for g in groups)}", y, "".join(parts))
+
+
+class _View:
+    """From seconds to the drawing."""
+
+    def __init__(self, start_s: float, end_s: float, lane_height: float) -> None:
+        self.start_s, self.end_s, self.lane_height = start_s, end_s, lane_height
+        self.scale = (PAGE_WIDTH - _LABELS) / (end_s - start_s)
+
+    def x(self, time_s: float) -> float:
+        """Where a moment is, kept inside the figure."""
+        inside = min(max(time_s, self.start_s), self.end_s)
+        return _LABELS + (inside - self.start_s) * self.scale
+
+
+def _lane(lane: Lane, y: float, view: _View, single: bool) -> str:
+    height = view.lane_height
+    size = 12 if height > 14 else 9
+    nodes = ", ".join(dict.fromkeys(d.rpartition(":")[0] for d in lane.devices))
+    words = f"R{lane.replica} stage {lane.stage}  {nodes}"
+    parts = [
+        text(0, y + height / 2 + size / 3, fitted(words, _LABELS - 8, size),
+             "small" if size == 12 else "on-lane"),
+        rect(_LABELS, y, PAGE_WIDTH - _LABELS, height, "lane"),
+    ]  # fmt: skip
+    shown = [o for o in lane.operations if o.start_s < view.end_s and o.end_s > view.start_s]
+    if single:
+        parts += [_operation(o, y, view) for o in shown]
+    else:
+        for kind in KINDS:
+            path = "".join(_path(o, y, view) for o in shown if o.kind == kind)
+            if path:
+                parts.append(f'<path class="{kind}" d="{path}"/>')
+    return "".join(parts)
+
+
+def _operation(operation: OpSpan, y: float, view: _View) -> str:
+    x, width = view.x(operation.start_s), view.x(operation.end_s) - view.x(operation.start_s)
+    gap = 0.8 if width > 4 else 0.0
+    what = KINDS[operation.kind]
+    if operation.micro_batch >= 0:
+        what += f" of micro-batch {operation.micro_batch}"
+    if operation.chunk:
+        what += f", chunk {operation.chunk}"
+    duration = format_duration(operation.end_s - operation.start_s)
+    title = f"{what}: {duration}, from {format_duration(operation.start_s)}"
+    shape = rect(x, y, width - gap, view.lane_height, operation.kind, title=title)
+    if operation.micro_batch >= 0 and width >= _MIN_NUMBERED and view.lane_height > 14:
+        color = "on" if operation.kind == "forward" else "on-light"
+        shape += text(x + (width - gap) / 2, y + view.lane_height / 2 + 3.5,
+                      str(operation.micro_batch), color, anchor="middle")  # fmt: skip
+    return shape
+
+
+def _path(operation: OpSpan, y: float, view: _View) -> str:
+    x, width = view.x(operation.start_s), view.x(operation.end_s) - view.x(operation.start_s)
+    gap = 0.5 if width > 2 else 0.0
+    return f"M{number(x)} {number(y)}h{width - gap:.2f}v{number(view.lane_height)}H{number(x)}z"
+
+
+def _axis(view: _View, top: float, bottom: float) -> str:
+    parts = []
+    for tick in ticks(view.end_s - view.start_s):
+        x = view.x(view.start_s + tick)
+        parts.append(line(x, top, x, bottom + 3, "grid tick"))
+        parts.append(text(x, bottom + 16, _seconds(view.start_s + tick), "tiny", anchor="middle"))
+    return "".join(parts)
+
+
+def _seconds(time_s: float) -> str:
+    return "0" if time_s == 0 else format_duration(time_s)

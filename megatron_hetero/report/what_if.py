@@ -1,0 +1,108 @@
+"""What the same plan would take on a slightly different cluster: which change is worth money.
+
+The plan stays as it is (a new plan may do better); each variation changes one thing and simulates
+the step again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from megatron_hetero.cluster.spec import Cluster, GpuType, Link
+from megatron_hetero.cost.compute import PassTimes
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.step import simulate_plan
+
+SLOWER_GPU = 0.9
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One change and the step time under it; `change` is its ratio to the plan's own, minus 1."""
+
+    what: str
+    step_time_s: float
+    change: float
+
+
+def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Variation, ...]:
+    """Links between nodes and inside them at twice and half their speed, and each GPU type at 90 %
+    of its own, worst for the plan first."""
+    stock = is_stock(plan)
+
+    def step_time_s(cluster: Cluster, profile: Profile | None) -> float:
+        return simulate_plan(plan, cluster, profile=profile, is_stock=stock).step_time_s
+
+    own_s = step_time_s(cluster, profile)
+    found = [
+        Variation(what, time_s, time_s / own_s - 1)
+        for what, changed, with_profile in _changed(plan, cluster, profile)
+        for time_s in [step_time_s(changed, with_profile)]
+    ]
+    return tuple(sorted(found, key=lambda v: -v.change))
+
+
+def _changed(
+    plan: Plan, cluster: Cluster, profile: Profile | None
+) -> Iterator[tuple[str, Cluster, Profile | None]]:
+    if len(plan.hosts) > 1:
+        for what, faster, later in (
+            ("network between nodes at twice its speed", 2.0, 1.0),
+            ("network between nodes at half its speed", 0.5, 1.0),
+            ("network latency ten times higher", 1.0, 10.0),
+        ):
+            yield what, _with_network(cluster, faster, later), profile
+    if any(len(host.gpu_indices) > 1 for host in plan.hosts):
+        nodes = tuple(
+            replace(n, link=replace(n.link, bytes_per_s=n.link.bytes_per_s * 2))
+            for n in cluster.nodes
+        )
+        yield "links inside every node at twice their speed", replace(cluster, nodes=nodes), profile
+    for name in dict.fromkeys(host.gpu_type for host in plan.hosts):
+        nodes = tuple(
+            replace(n, gpu_type=_slower(n.gpu_type)) if n.gpu_type.name == name else n
+            for n in cluster.nodes
+        )
+        yield (
+            f"every {name} at {SLOWER_GPU:.0%} of its speed (heat, power limit)",
+            replace(cluster, nodes=nodes),
+            _slower_profile(profile, name),
+        )
+
+
+def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
+    links = {
+        pair: Link(link.bytes_per_s * faster, link.latency_s * later)
+        for pair, link in cluster.node_links.items()
+    }
+    return replace(cluster, node_links=links)
+
+
+def _slower(gpu: GpuType) -> GpuType:
+    return replace(
+        gpu,
+        memory_bytes_per_s=gpu.memory_bytes_per_s * SLOWER_GPU,
+        peak_flops={
+            precision: None if peak is None else peak * SLOWER_GPU
+            for precision, peak in gpu.peak_flops.items()
+        },
+    )
+
+
+def _slower_profile(profile: Profile | None, gpu_name: str) -> Profile | None:
+    """Measured times of the type (the first part of each key) stretched likewise."""
+    if profile is None:
+        return None
+    points = {
+        key: tuple(
+            (size, PassTimes(times.forward_s / SLOWER_GPU, times.backward_s / SLOWER_GPU))
+            for size, times in curve
+        )
+        if key[0] == gpu_name
+        else curve
+        for key, curve in profile.points.items()
+    }
+    return replace(profile, points=points)

@@ -1,0 +1,26 @@
+"""`report`: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/rtx3080-rtx4090"
+
+
+def test_it_writes_a_page_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, page, svg = (tmp_path / name for name in ("plan.json", "plan.html", "svg"))
+    cluster = ["--cluster", str(EXAMPLE / "cluster.yaml")]
+    assert main(["plan", *cluster, "--model", str(EXAMPLE / "gpt-1.3b.sh"), "-o", str(plan)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(plan), *cluster, "-o", str(page), "--svg", str(svg), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert {path.name for path in svg.iterdir()} >= {"map.svg", "timeline.svg", "memory.svg"}
+    assert set(data["written"]) == {str(page), *(str(path) for path in svg.iterdir())}
+    assert main(["report", str(plan), *cluster]) == 2
+    assert "-o PAGE.HTML" in capsys.readouterr().err

@@ -1,0 +1,230 @@
+"""The page: whole, true to its data, safe, self-contained and readable in both colour themes."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
+from megatron_hetero.report.page import picture
+from megatron_hetero.report.page.bars import memory_bars
+from megatron_hetero.report.page.content import Content, Lane, LaneGroup, gather
+from megatron_hetero.report.page.document import figures, page
+from megatron_hetero.report.page.figure import Figure, style, ticks
+from megatron_hetero.report.page.lanes import rehearsed_lanes
+from megatron_hetero.report.page.timeline import close_up, timeline
+from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.schedule.step import simulate_plan
+from tests.preflight.jobs import planned
+
+PLAN, CLUSTER = planned(("fast", "A100-80GB", 2), ("slow", "RTX-4090", 2))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def content() -> Content:
+    return gather(PLAN, CLUSTER)
+
+
+def shapes(figure: Figure, kind: str) -> list[ET.Element]:
+    root = ET.fromstring(figure.standalone())
+    return [e for e in root.iter() if e.get("class") == kind]
+
+
+def test_every_figure_is_well_formed_and_stays_inside(content: Content) -> None:
+    for figure in figures(content):
+        root = ET.fromstring(figure.standalone())
+        for shape in root.iter(f"{SVG}rect"):
+            if shape.get("class") == "page":
+                continue
+            assert float(shape.get("x", 0)) >= 0
+            right = float(shape.get("x", 0)) + float(shape.get("width", 0))
+            assert right <= figure.width + 1, figure.name
+            assert float(shape.get("y", 0)) + float(shape.get("height", 0)) <= figure.height + 1
+
+
+def test_the_page_has_every_gpu_and_every_command(content: Content) -> None:
+    text = page(content)
+    for device in CLUSTER.devices:
+        assert f"{device.name}:" in text
+    for launch in content.launches:
+        assert launch.argv[0] in text
+    assert "<h2>Run it</h2>" in text
+
+
+class _References(HTMLParser):
+    """Everything by which a page could load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("link", "img", "iframe", "object", "embed", "base"):
+            self.found.append(tag)
+        names = [name for name, _ in attrs]
+        self.found += [f"{tag} {n}" for n in names if n in ("src", "href", "xlink:href")]
+
+
+def test_the_page_refers_to_nothing_outside(content: Content) -> None:
+    text = page(content)
+    parser = _References()
+    parser.feed(text)
+    assert parser.found == []
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "default-src 'none'" in text
+
+
+def test_names_of_users_are_text_and_never_markup(content: Content) -> None:
+    assert content.plan.workload is not None
+    evil = "<script>alert(1)</script>\"'&"
+    workload = replace(content.plan.workload, source=evil)
+    nodes = tuple(replace(n, site=evil) for n in CLUSTER.nodes)
+    changed = replace(
+        content,
+        plan=replace(content.plan, workload=workload, made_by=evil, inputs={evil: evil}),
+        cluster=replace(CLUSTER, nodes=nodes),
+        plan_name=evil,
+    )
+    text = page(changed)
+    assert "alert(1)" in text
+    assert "<script>alert" not in text
+    for figure in figures(changed):
+        ET.fromstring(figure.standalone())
+
+
+def test_the_timeline_is_the_simulation(content: Content) -> None:
+    """Widths and places of all forwards are their times, on one scale."""
+    drawn = shapes(timeline(content.timelines), "forward")[1:]  # without the legend's
+    wanted = [
+        o for lane in content.timelines[0].lanes for o in lane.operations if o.kind == "forward"
+    ]
+    assert len(drawn) == len(wanted)
+    scale = (1120 - 190) / content.simulation.step_time_s
+    for shape, operation in zip(drawn, wanted, strict=True):
+        assert float(shape.get("x", 0)) == pytest.approx(190 + operation.start_s * scale, abs=0.06)
+        width = (operation.end_s - operation.start_s) * scale
+        assert float(shape.get("width", 0)) == pytest.approx(width, abs=0.9)
+
+
+def test_many_operations_stay_a_small_figure_of_one_path_a_lane_and_kind() -> None:
+    operations = tuple(
+        OpSpan(kind, k, 0, 2 * k + offset, 2 * k + offset + 1)
+        for k in range(256)
+        for offset, kind in enumerate(("forward", "backward"))
+    )
+    lanes = tuple(Lane(0, s, (f"n:{s}",), operations) for s in range(64))
+    figure = timeline((LaneGroup("predicted", 512.0, lanes),))
+    assert len(figure.body) < 1_500_000
+    assert figure.body.count("<path") == 2 * 64
+    assert close_up((LaneGroup("predicted", 512.0, lanes),)) is not None
+
+
+def test_memory_bars_add_up_to_the_peak(content: Content) -> None:
+    figure = memory_bars(content)
+    root = ET.fromstring(figure.standalone())
+    rows: dict[str, float] = {}
+    for shape in root.iter(f"{SVG}rect"):
+        if shape.find(f"{SVG}title") is not None:
+            key = shape.get("y", "")
+            rows[key] = rows.get(key, 0.0) + float(shape.get("width", 0))
+    largest = max(d.capacity_bytes for d in content.estimates.devices.values())
+    peaks = sorted(
+        max(content.estimates.devices[d].peak_bytes for d in stage.devices) * (1120 - 450) / largest
+        for replica in content.plan.replicas
+        for stage in replica.stages
+    )
+    assert sorted(rows.values()) == pytest.approx(peaks, abs=0.4)
+
+
+def test_what_if_moves_the_right_way(content: Content) -> None:
+    change = {v.what: v.change for v in content.what_if}
+    assert change["network between nodes at twice its speed"] <= 1e-9
+    assert change["network between nodes at half its speed"] >= -1e-9
+    slowed = [v.change for v in content.what_if if "90%" in v.what]
+    assert len(slowed) == 2
+    assert all(0 <= c <= 1 / 0.9 - 1 + 1e-9 for c in slowed)
+    assert max(slowed) > 0.01
+
+
+def rehearsal(tmp_path: Path, **changes: object) -> Path:
+    stages = [
+        {
+            "replica": stage.replica,
+            "stage": stage.stage,
+            "rehearsed": {"operations": [o._asdict() for o in stage.operations]},
+        }
+        for stage in simulate_plan(PLAN, CLUSTER).timelines
+    ]
+    path = tmp_path / "rehearsal.json"
+    data: dict[str, object] = {"rehearsed_step_time_s": 3.0, "stages": stages, "more": 1}
+    path.write_text(json.dumps(data | changes))
+    return path
+
+
+def test_a_rehearsal_gets_lanes_of_its_own(content: Content, tmp_path: Path) -> None:
+    group = rehearsed_lanes(rehearsal(tmp_path), PLAN)
+    both = timeline((*content.timelines, group))
+    assert "rehearsed: 3 s a step" in both.body
+    assert len(shapes(both, "lane")) == 2 * len(content.timelines[0].lanes)
+
+
+def test_the_rehearsal_of_another_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="another plan"):
+        rehearsed_lanes(
+            rehearsal(tmp_path, stages=[{"replica": 9, "stage": 0,
+                                         "rehearsed": {"operations": []}}]), PLAN)  # fmt: skip
+
+
+def _luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(a: str, b: str) -> float:
+    high, low = sorted((_luminance(a), _luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_are_readable_in_both_themes() -> None:
+    """WCAG: 4.5 for text, 3 for shapes that carry meaning."""
+    blocks = re.findall(r"\{([^{}]*--page:[^{}]*)\}", style())
+    assert len(blocks) == 3
+    for block in blocks:
+        colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+        for text in ("ink", "soft"):
+            for ground in ("page", "card", "lane"):
+                assert _contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
+        for shape in ("forward", "sync", "update", "good", "bad", *(f"p{i}" for i in range(8))):
+            assert _contrast(colors[shape], colors["page"]) >= 3, shape
+        assert _contrast(colors["on"], colors["forward"]) >= 4.5
+        for shape in ("backward", "weight"):
+            assert _contrast(colors["dark"], colors[shape]) >= 4.5, shape
+        # Forward and backward also differ in lightness, for eyes and printers without colour.
+        assert _contrast(colors["forward"], colors["backward"]) >= 1.4
+
+
+@pytest.mark.parametrize("limit", [1e-4, 0.3, 0.999, 1.0, 7.3, 11.9, 86400.0])
+def test_ticks_are_few_and_inside(limit: float) -> None:
+    found = ticks(limit)
+    assert 2 <= len(found) <= 9
+    assert found[0] == 0
+    assert found[-1] <= limit * (1 + 1e-9)
+    assert len({round(b - a, 12) for a, b in pairwise(found)}) == 1
+
+
+def test_png_without_a_browser_says_what_else_there_is(
+    content: Content, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture, "BROWSERS", ("no-such-browser",))
+    with pytest.raises(EnvironmentMismatchError, match="--svg"):
+        picture.draw_png(figures(content)[0], tmp_path / "map.png")
