@@ -25,6 +25,7 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.boundary import Boundary, PipelineCommunicator
+from megatron_hetero.runtime.weight_gradients import WeightGradients
 from megatron_hetero.schedule.delivery import arrived_sends, receive_windows
 from megatron_hetero.schedule.programme import (
     RECEIVES,
@@ -175,6 +176,7 @@ class _Step:
         self._arrived: dict[_Pass, torch.Tensor] = {}
         self._to_send: dict[_Pass, torch.Tensor] = {}
         self._unposted: dict[int, int] = {}
+        self._weights = WeightGradients()
         self.reports: list[Any] = []
         self.num_tokens = torch.zeros([], dtype=torch.int, device="cuda")
 
@@ -204,6 +206,11 @@ class _Step:
                 self._forward(chunk, k, forward)
             case "backward":
                 self._backward(chunk, k)
+            case "backward_input":
+                with self._weights.putting_off(chunk, k):
+                    self._backward(chunk, k)
+            case "backward_weight":
+                self._backward_weight(chunk, k)
             case "send_forward" | "send_backward":
                 self._send(operation)
             case "recv_forward" | "recv_backward":
@@ -226,6 +233,14 @@ class _Step:
         (input_gradient,) = schedules.backward_step(inputs, outputs, [gradient], self._config)
         if input_gradient is not None:
             self._to_send["send_backward", chunk, k] = input_gradient
+
+    def _backward_weight(self, chunk: int, k: int) -> None:
+        timers = self._config.timers
+        if timers is not None:
+            timers("backward-compute", log_level=2).start()
+        self._weights.make(chunk, k)
+        if timers is not None:
+            timers("backward-compute").stop()
 
     def _send(self, operation: Operation) -> None:
         kind, k, chunk = operation.kind, operation.micro_batch, operation.chunk

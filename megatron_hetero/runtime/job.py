@@ -223,6 +223,7 @@ class AsymmetricJob:
         args.make_vocab_size_divisible_by = vocab_divisor(megatron)
         support.check_entry(args)
         support.check_arguments(args, plan)
+        support.check_orders(plan, args)
         check_checkpoint(args)
         # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import weight_gradients
 from megatron_hetero.runtime.data import global_batch_size
 from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.groups import RankGroups
@@ -27,6 +28,8 @@ class ReplicaSchedule:
         self._groups = groups
         schedule = replica_schedule(plan, groups.position.replica)
         self._executor = Executor(schedule, groups.pipeline.stage)
+        if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
+            weight_gradients.activate()
         self._global_batch_size = global_batch_size(plan)
 
     def __call__(

@@ -235,6 +235,20 @@ def _has_checkpoint(folder: str) -> bool:
     return bool(checkpoint_exists(folder))
 
 
+_NOT_WITH_SPLIT_PASSES: tuple[_Rule, ...] = (
+    (
+        "--transformer-impl",
+        lambda a: a.transformer_impl != "local",
+        "use local; only its linear layers can put off weight gradients",
+    ),
+    (
+        "--overlap-grad-reduce",
+        lambda a: a.overlap_grad_reduce,
+        "leave it out; it takes a gradient for complete when its backward pass is",
+    ),
+)
+
+
 def check_plan(plan: Plan) -> None:
     """Refuse parts of a valid plan, `with_micro_batch_sizes`, that this version cannot run.
 
@@ -274,6 +288,17 @@ def check_arguments(args: Any, plan: Plan) -> None:
             "devices of its stage with that node's first GPU first, or leave the flag out."
         )
     _refuse(_REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
+
+
+def check_orders(plan: Plan, args: Any) -> None:
+    """Refuse flags that orders with split backward passes (I and W) cannot honour yet.
+
+    Raises:
+        UnsupportedError: names every such flag and what to do instead.
+    """
+    split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
+    if split:
+        _refuse(_NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
 
 
 def check_entry(args: Any) -> None:

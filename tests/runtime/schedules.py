@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import LayerRange, Plan
 from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.of_plan import with_schedule
+from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.zero_bubble import zero_bubble
 
 
 def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:
@@ -37,3 +41,13 @@ def with_interleaving(plan: Plan, replica: int, layers: list[tuple[int, int]]) -
     shape = chunked.replicas[replica]
     schedule = interleaved(chain(shape), shape.num_micro_batches)
     return with_schedule(chunked, replica, schedule, "interleaved")
+
+
+def with_zero_bubble(plan: Plan, replica: int, limits: list[int]) -> Plan:
+    """The plan with a replica's backward passes in two parts, and `limits` on its stages."""
+    shape = plan.replicas[replica]
+    on_stage = chain(shape)
+    hops = (BoundaryTime(0.0, 0.5),) * (len(on_stage) - 1)
+    times = tuple((ChunkTimes(1.0, 1.0, 1.0),) * on_stage.count(s) for s in range(len(limits)))
+    pipeline = Pipeline(on_stage, shape.num_micro_batches, times, hops, hops)
+    return with_schedule(plan, replica, zero_bubble(pipeline, limits).schedule, "zero-bubble")

@@ -1,0 +1,42 @@
+"""`core.tensor_parallel.layers.LinearWithGradAccumulationAndAsyncCommunication`: a backward pass
+that can leave weight gradients for later.
+
+Zero-bubble schedules need the two parts of a backward pass at different times.  Megatron's local
+linear layers make both in one autograd function, and its own means of putting off (`--delay-wgrad-
+compute`) are for Transformer Engine's layers alone.  The function is replaced by a subclass of it
+that does what Megatron's does, unless weight gradients are being put off just then.  Only plans
+whose orders have split backward passes apply it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron_hetero.runtime.megatron.replace import Replacement
+
+REPLACEMENT = Replacement(
+    module="megatron.core.tensor_parallel.layers",
+    name="LinearWithGradAccumulationAndAsyncCommunication",
+    reason="zero-bubble schedules make weight gradients later",
+    known={"9ffc0bd1a94437d4": "0.19.2"},
+)
+
+Split = Callable[[Any, Any], tuple[Any, ...] | None]
+"""`split(ctx, output_gradient)` -> gradients of the function's inputs, or None to leave the
+backward pass to Megatron."""
+
+
+def apply(split: Split) -> None:
+    """From now on linear layers ask `split` first in their backward pass."""
+    original: Any = REPLACEMENT.original()
+
+    class Linear(original):  # type: ignore[misc]
+        """Megatron's function, whose backward pass may do its first part alone."""
+
+        @staticmethod
+        def backward(ctx: Any, output_gradient: Any) -> Any:
+            gradients = split(ctx, output_gradient)
+            return original.backward(ctx, output_gradient) if gradients is None else gradients
+
+    REPLACEMENT.apply(Linear)

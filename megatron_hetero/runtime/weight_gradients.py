@@ -1,0 +1,116 @@
+"""The backward pass in two parts: gradients for the inputs now, those for the weights later.
+
+While gradients are being put off (`WeightGradients.putting_off`), the backward pass of Megatron's
+column- and row-parallel linear layers, the output layer among them, makes the gradient of its input
+alone and leaves what that of its weight needs.  `make` takes it up later and adds it to `main_grad`
+as Megatron's DDP does, in the order of the micro-batches, so that the sums have the same bits.
+Biases, norms and embeddings, whose gradients cost little, stay in the first part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel import layers
+from megatron.core.utils import prepare_input_tensors_for_wgrad_compute
+
+from megatron_hetero.runtime.megatron import linear_backward
+
+
+@dataclass(frozen=True)
+class _PutOff:
+    """What one weight's gradient of one micro-batch is made of.
+
+    `input` is the layer's own: its shard of the sequence under sequence parallelism, which is
+    gathered again, as Megatron's backward pass does.
+    """
+
+    weight: torch.Tensor
+    input: torch.Tensor
+    output_gradient: torch.Tensor
+    gather_group: dist.ProcessGroup | None
+    is_fused: bool
+
+    @torch.no_grad()
+    def make(self) -> None:
+        """Add the gradient to the weight's `main_grad`."""
+        whole = self.input
+        if self.gather_group is not None:
+            size = self.gather_group.size()
+            whole = whole.new_empty((whole.shape[0] * size, *whole.shape[1:]))
+            dist.all_gather_into_tensor(whole, self.input.contiguous(), group=self.gather_group)
+        gradient, whole = prepare_input_tensors_for_wgrad_compute(self.output_gradient, whole)
+        main_grad = self.weight.main_grad  # type: ignore[attr-defined]
+        if self.is_fused:
+            kernels = layers.fused_weight_gradient_mlp_cuda
+            is_fp32 = main_grad.dtype == torch.float32
+            add = kernels.wgrad_gemm_accum_fp32 if is_fp32 else kernels.wgrad_gemm_accum_fp16
+            add(whole, gradient, main_grad)
+        else:
+            main_grad.add_(gradient.t().matmul(whole))
+
+
+class WeightGradients:
+    """Weight gradients that are due, by the backward pass that put them off."""
+
+    def __init__(self) -> None:
+        self._due: dict[tuple[int, int], deque[_PutOff]] = {}
+
+    @contextmanager
+    def putting_off(self, chunk: int, micro_batch: int) -> Iterator[None]:
+        """Backward passes inside leave their weight gradients to `make(chunk, micro_batch)`."""
+        global _due_now
+        _due_now = self._due.setdefault((chunk, micro_batch), deque())
+        try:
+            yield
+        finally:
+            _due_now = None
+
+    def make(self, chunk: int, micro_batch: int) -> None:
+        """Make what one backward pass put off."""
+        due = self._due.pop((chunk, micro_batch))
+        while due:
+            due.popleft().make()
+
+
+_due_now: deque[_PutOff] | None = None
+"""Where backward passes put weight gradients just now; autograd runs them on threads of its own."""
+
+
+def activate() -> None:
+    """Let linear layers put off their weight gradients."""
+    linear_backward.apply(_first_part)
+
+
+def _first_part(ctx: Any, output_gradient: torch.Tensor) -> tuple[Any, ...] | None:
+    """The gradient of a linear layer's input; its weight's is put off.
+
+    `ctx` is that of Megatron's `LinearWithGradAccumulationAndAsyncCommunication`.  The gradient is
+    summed over the tensor-parallel group; under sequence parallelism it is this rank's shard.
+    """
+    if _due_now is None or not ctx.needs_input_grad[1]:
+        return None
+    own_input, weight = ctx.saved_tensors
+    group = ctx.tp_group
+    gather_group = group if ctx.sequence_parallel else None
+    _due_now.append(
+        _PutOff(weight, own_input, output_gradient, gather_group, ctx.gradient_accumulation_fusion)
+    )
+    gradient = output_gradient.matmul(weight)
+    if ctx.allreduce_dgrad:
+        dist.all_reduce(gradient, group=group)
+    elif ctx.sequence_parallel:
+        part = torch.empty_like(own_input)
+        dist.reduce_scatter_tensor(part, gradient, group=group)
+        gradient = part
+    bias = None
+    if ctx.use_bias:
+        bias = output_gradient.reshape(-1, output_gradient.shape[-1]).sum(dim=0)
+    # The function's other inputs are settings.
+    return (gradient, None, bias, *(None,) * (len(ctx.needs_input_grad) - 3))
