@@ -88,6 +88,12 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
         if found["same_norm_bits_on_all_ranks"]
         else "NO: the gradient norm differs between ranks"
     )
+    sync = found.get("gradient_sync")
+    if sync is not None and sync["most_collectives_per_step"]:
+        yield (
+            f"gradient sync: up to {sync['most_collectives_per_step']:.0f} collectives a step, "
+            f"{sync['bytes_over_least']:.2f}x the least bytes, {sync['copied_share']:.0%} copied"
+        )
     if found["left_out_of_weights"]:
         yield (
             f"left out of the weights: the key biases of {len(found['left_out_of_weights'])} "

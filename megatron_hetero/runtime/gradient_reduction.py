@@ -42,6 +42,11 @@ class Reduction:
         self._work: Any = None
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the bucket is a range of Megatron's own gradient buffer."""
+        return self._in_place is not None
+
+    @property
     def needs_memory(self) -> bool:
         """Whether it takes a buffer of its own while it is under way."""
         return self._in_place is None

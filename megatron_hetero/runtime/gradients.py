@@ -152,6 +152,11 @@ class GradientSync:
         return self._launched
 
     @property
+    def reductions(self) -> Sequence[Reduction]:
+        """This rank's buckets, in the order in which they start."""
+        return self._reductions
+
+    @property
     def divided(self) -> list[DividedReduction]:
         """The buckets whose optimizer state is divided among their holders."""
         return [r for r in self._reductions if isinstance(r, DividedReduction)]

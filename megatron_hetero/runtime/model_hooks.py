@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron.core.utils import get_model_config
+from megatron.training.utils import print_rank_0
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.checkpoint import describe_globally
 from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
+from megatron_hetero.runtime.sync_report import gather_sync_plans, sync_lines
 
 ModelHook = Callable[[list[Any]], list[Any]]
 
@@ -57,6 +59,8 @@ def synchronise_hook(
                     parameter.shared = True
         sync = GradientSync(model, groups, plan, optimizer_weights)
         sync.equalise_parameters()
+        parts = gather_sync_plans(sync)
+        print_rank_0("\n".join(sync_lines(parts)))
         set_gradient_sync(get_model_config(model[0]), sync)
         return model
 

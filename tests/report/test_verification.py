@@ -27,6 +27,9 @@ RUN: dict[str, Any] = {
     "left_out_of_weights": ["a.bias", "b.bias"],
     "losses": [{"one_process": 5.25, "plan": 5.2500001}, {"one_process": 5.0, "plan": 5.0}],
     "floor": None,
+    "gradient_sync": {
+        "most_collectives_per_step": 5.0, "bytes_over_least": 1.0, "copied_share": 0.25,
+    },
 }  # fmt: skip
 DATA: dict[str, Any] = {
     **{key: RUN[key] for key in ("loss", "gradients", "gradient_norm", "weights", "tolerance")},
@@ -58,6 +61,7 @@ def changed(**of_the_run: Any) -> dict[str, Any]:
         "shrunk to fit: hidden_size 4096 -> 32, seq_length 2048 -> 32",
         "Training with SGD",
         "every step took the same samples",
+        "gradient sync: up to 5 collectives a step, 1.00x the least bytes, 25% copied",
         "same bits on all ranks",
         "the key biases of 2 layers",
         "The plan trains as one process does.",

@@ -18,10 +18,11 @@ import torch
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.gradient_memory import main_grad
-from megatron_hetero.runtime.gradients import gradient_sync
+from megatron_hetero.runtime.gradients import GradientSync, gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.provider import EveryRankProvider
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
+from megatron_hetero.runtime.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class RankRecord:
     losses: dict[int, float]
     norms: dict[int, str]
     samples: list[int]
+    traffic: Traffic | None = None
+    """What its gradient sync handed to the transport; None under stock Megatron."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -55,6 +58,7 @@ class Recorder:
         self._losses: dict[int, float] = {}
         self._norms: dict[int, str] = {}
         self._samples: list[int] = []
+        self._sync: GradientSync | None = None
 
     def observe_log(self) -> None:
         """Start observing the loop's log; call it after Megatron is imported."""
@@ -70,14 +74,14 @@ class Recorder:
         self._shards = {
             name: shard_of(name, parameter, config) for name, parameter in self._parameters.items()
         }
+        self._sync = gradient_sync(config)
         inner = config.finalize_model_grads_func or finalize_model_grads
 
         def finalize(*args: Any, **kwargs: Any) -> None:
             inner(*args, **kwargs)
-            sync = gradient_sync(config)
-            if sync is not None:
+            if self._sync is not None:
                 # Where the optimizer is divided, each rank has the sums of its own part alone.
-                sync.gather(main_grad)
+                self._sync.gather(main_grad)
             done = get_args().curr_iteration
             if not self._norms:
                 self._keep("weight", done, lambda p: p.data)
@@ -116,6 +120,7 @@ class Recorder:
             "losses": self._losses,
             "norms": self._norms,
             "samples": self._samples,
+            "traffic": None if self._sync is None else asdict(self._sync.traffic),
         }
         path.with_suffix(".json").write_text(json.dumps(meta))
 
@@ -147,4 +152,5 @@ def read_record(path: Path) -> RankRecord:
         losses={int(step): value for step, value in meta["losses"].items()},
         norms={int(step): value for step, value in meta["norms"].items()},
         samples=meta["samples"],
+        traffic=None if meta["traffic"] is None else Traffic(**meta["traffic"]),
     )

@@ -7,7 +7,7 @@ then one process of stock Megatron and the plan's processes train from it, both 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.traffic import Traffic
 from megatron_hetero.runtime.verify.compare import Distances, Tolerances, compare, tolerances
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord, read_record
@@ -39,6 +40,8 @@ class Comparison:
     bounds: Tolerances
     losses: tuple[tuple[float, float], ...]
     floor: Distances | None
+    traffic: tuple[Traffic, ...] = ()
+    """Of the plan's ranks."""
 
     @property
     def ok(self) -> bool:
@@ -121,6 +124,7 @@ def _compare(
         bounds,
         tuple((reference.losses[step], losses[step]) for step in sorted(losses)),
         floor,
+        tuple(record.traffic for record in ranks if record.traffic is not None),
     )
 
 
@@ -189,6 +193,19 @@ def _comparison_to_data(comparison: Comparison) -> dict[str, Any]:
         "left_out_of_weights": list(d.left_out),
         "losses": [{"one_process": a, "plan": b} for a, b in comparison.losses],
         "floor": None if comparison.floor is None else _values(comparison.floor),
+        "gradient_sync": sync_to_data(comparison.traffic),
+    }
+
+
+def sync_to_data(ranks: Sequence[Traffic]) -> dict[str, float] | None:
+    """Bytes that the gradient sync handed over, against the least; None under stock Megatron."""
+    if not ranks:
+        return None
+    payload = sum(rank.payload_bytes for rank in ranks)
+    return {
+        "most_collectives_per_step": max(r.num_collectives / max(r.num_steps, 1) for r in ranks),
+        "bytes_over_least": max(rank.ratio for rank in ranks),
+        "copied_share": sum(r.packed_bytes for r in ranks) / payload if payload else 0.0,
     }
 
 
