@@ -143,6 +143,8 @@ class CostModel:
     it compares them.
     """
 
+    has_launch_counts: ClassVar[bool] = True
+    """Whether launch counts other than 1F1B's own can make its pipelines faster."""
     has_variants: ClassVar[bool] = True
     """Whether it prices unequal shares, and replicas or stages whose micro-batch size or recompute
     are not the job's."""

@@ -42,6 +42,8 @@ class LaunchRule:
 
         None where no counts, or not those of the rule, gain `MIN_GAIN` of the step.
         """
+        if not self.costs.has_launch_counts:
+            return None
         priced = list(zip(placement.replicas, cost.replicas, strict=True))
         least_s = max(cost.card_s, *(self._least_pipeline_s(r, c, vocab_rows) for r, c in priced))
         if cost.step_time_s - cost.pipelines_s + least_s > (1 - MIN_GAIN) * cost.step_time_s:

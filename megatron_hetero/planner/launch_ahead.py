@@ -31,6 +31,8 @@ class LaunchAhead:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
+        if not board.problem.costs.has_launch_counts:
+            return
         filler = Filler(board.problem)
 
         def score(placement: Placement) -> Candidate | None:

@@ -15,6 +15,7 @@ from megatron_hetero.errors import UnsupportedError
 class RefereeCosts(CostModel):
     """Base of the referees' prices."""
 
+    has_launch_counts: ClassVar[bool] = False
     has_variants: ClassVar[bool] = False
 
     def vocab_rows(self, widths: Sequence[int]) -> int:

@@ -115,10 +115,15 @@ class SailorCosts(RefereeCosts):
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """One message of a micro-batch."""
-        here, there = self.group(senders), self.group(receivers)
-        tables = self.referee.tables
-        num_bytes = tables.memory(1)[1].output_floats * ELEMENT_BYTES * tables.micro_batch_size
-        return BoundaryTime(tables.message_s(here.sender, there.sender, num_bytes), 0.0)
+        key = (self.group(senders), self.group(receivers))
+        if key not in self._hops:
+            here, there = key
+            tables = self.referee.tables
+            num_bytes = tables.memory(1)[1].output_floats * ELEMENT_BYTES * tables.micro_batch_size
+            self._hops[key] = BoundaryTime(
+                tables.message_s(here.sender, there.sender, num_bytes), 0.0
+            )
+        return self._hops[key]
 
     def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
         """p_i of a replica alone."""
