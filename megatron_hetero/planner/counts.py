@@ -12,6 +12,7 @@ from dataclasses import replace
 from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
+from megatron_hetero.planner.replica_shapes import ReplicaShape, ReplicaShapes
 from megatron_hetero.schedule.one_f_one_b import launch_counts
 
 MIN_GAIN = 0.005
@@ -30,10 +31,11 @@ Counted = tuple[PlacedReplica, ReplicaCost]
 class LaunchRule:
     """Gives replicas launch counts by the rule, as far as memory goes; remembers what it gave."""
 
-    def __init__(self, costs: CostModel) -> None:
+    def __init__(self, costs: CostModel, shapes: ReplicaShapes) -> None:
         self.costs = costs
-        self._least_s: dict[tuple[PlacedReplica, int], float] = {}
-        self._counted: dict[tuple[PlacedReplica, int], Counted | None] = {}
+        self._shapes = shapes
+        self._least_s: dict[ReplicaShape, float] = {}
+        self._counted: dict[ReplicaShape, Counted | None] = {}
 
     def apply(
         self, placement: Placement, cost: PlacementCost, vocab_rows: int
@@ -57,7 +59,7 @@ class LaunchRule:
     def _least_pipeline_s(
         self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
     ) -> float:
-        key = (replica, vocab_rows)
+        key = self._shapes.of(replica, vocab_rows)
         if key not in self._least_s:
             self._least_s[key] = least_pipeline_time_s(
                 [s.times for s in cost.stages],
@@ -69,10 +71,12 @@ class LaunchRule:
 
     def _counts(self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int) -> Counted | None:
         """The replica with counts that are faster than 1F1B's own, and fit; else None."""
-        key = (replica, vocab_rows)
+        key = self._shapes.of(replica, vocab_rows)
         if key not in self._counted:
             self._counted[key] = self._price(replica, cost, vocab_rows)
-        return self._counted[key]
+        counted = self._counted[key]
+        # An equal replica on other devices may have been priced.
+        return counted and (replace(replica, launch_counts=counted[0].launch_counts), counted[1])
 
     def _price(self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int) -> Counted | None:
         round_trips_s = [

@@ -30,13 +30,23 @@ class Filler:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._chains: dict[tuple[Chain, int, int], FilledChain] = {}
+        self._chains: dict[tuple[Chain, int, int, tuple[int, ...] | None], FilledChain] = {}
 
-    def chain(self, chain: Chain, vocab_rows: int, max_in_flight: int) -> FilledChain:
-        """Minimax layers within memory; where nothing fits, the split that lacks least memory."""
-        key = (chain, vocab_rows, max_in_flight)
+    def chain(
+        self,
+        chain: Chain,
+        vocab_rows: int,
+        max_in_flight: int,
+        most: tuple[int, ...] | None = None,
+    ) -> FilledChain:
+        """Minimax layers within memory; where nothing fits, the split that lacks least memory.
+
+        Args:
+            most: layers that a stage may have beside what its memory says, shape [stage].
+        """
+        key = (chain, vocab_rows, max_in_flight, most)
         if key not in self._chains:
-            self._chains[key] = self._fill(chain, vocab_rows, max_in_flight)
+            self._chains[key] = self._fill(*key)
         return self._chains[key]
 
     def placement(self, chains: Sequence[Chain]) -> Placement | None:
@@ -60,7 +70,9 @@ class Filler:
             )
         )
 
-    def _fill(self, chain: Chain, vocab_rows: int, max_in_flight: int) -> FilledChain:
+    def _fill(
+        self, chain: Chain, vocab_rows: int, max_in_flight: int, most: tuple[int, ...] | None
+    ) -> FilledChain:
         problem, costs = self.problem, self.problem.costs
         nodes = problem.cluster.node_by_name
         num_stages, last = len(chain), len(chain) - 1
@@ -81,6 +93,8 @@ class Filler:
         base = [p.stage(0, i == 0, i == last).total_s + loads_s[i] for i, p in enumerate(pieces)]
         per_layer = [p.layer.total_s for p in pieces]
         caps = [m.max_layers for m in memories]
+        if most is not None:
+            caps = [min(pair) for pair in zip(caps, most, strict=True)]
         layers = split_layers(problem.num_layers, per_layer, base, caps)
         fits = layers is not None
         if layers is None:

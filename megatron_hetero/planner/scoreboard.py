@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_hetero.cost.model import PlacementCost, ReplicaCost
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.replica_shapes import ReplicaShapes
 
 Progress = Callable[[float, int], None]
 """Called with (best step time so far in seconds, placements priced so far)."""
@@ -71,10 +72,11 @@ class Scoreboard:
         self._progress = progress
         self._fitting: list[Candidate] = []
         self._fitting_with_counts: list[Candidate] = []
-        self._launch_rule = LaunchRule(problem.costs)
         self._with_counts: dict[Placement, Candidate] = {}
         self._best_stock: Candidate | None = None
-        self._replicas: dict[tuple[PlacedReplica, int], ReplicaCost] = {}
+        self._replicas: dict[Hashable, ReplicaCost] = {}
+        self._shapes = ReplicaShapes(problem.cluster)
+        self._launch_rule = LaunchRule(problem.costs, self._shapes)
         self._seen: dict[Placement, Candidate | None] = {}
 
     @property
@@ -121,11 +123,11 @@ class Scoreboard:
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str
     ) -> Candidate | None:
-        costs = self.problem.costs
+        costs = self.problem.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
         replicas = []
         for replica in placement.replicas:
-            key = (replica, rows)
+            key = (self._shapes.of(replica, rows), costs.holders)
             if key not in self._replicas:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
