@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.fill import Filler, placed_replica
+from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.micro_batches import share_micro_batches
 from megatron_hetero.planner.pricing import StageTable
-from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.slab_mix import Mix, PoolSlabs, Slab, slab_chains
 
@@ -242,15 +242,23 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[_Site], low_s: float) -> 
             break
         later_s = 1.05 * step_s
         slope = (done(later_s) - total) / (later_s - step_s)
-        step_s = max(low_s, step_s + (num_micro_batches - total) / slope)
+        wanted_s = max(low_s, step_s + (num_micro_batches - total) / slope)
+        if wanted_s == step_s:
+            break
+        # Below the fill of every slab nothing is done: go there by halves.
+        step_s = max(wanted_s, step_s / 2) if wanted_s < step_s else wanted_s
         total = done(step_s)
+        while total == 0.0:
+            step_s *= 1.2
+            total = done(step_s)
     return step_s
 
 
 def _placed(problem: Problem, chosen: _Choice) -> Placement | None:
     """Slabs on nodes, and micro-batches in proportion to speed; None with more replicas than the
     batch or the limits allow."""
-    chains, filled = [], []
+    chains: list[Chain] = []
+    filled: list[FilledChain] = []
     for site, mix in chosen:
         nodes = {
             index: list(kind.nodes)

@@ -33,13 +33,17 @@ class Constructive:
 
     name = "constructive"
 
-    def __init__(self, max_work: int = 24_000) -> None:
+    def __init__(self, max_work: int = 24_000, max_gpus: int | None = 32) -> None:
         self.max_work = max_work
         """Limit of the search in stages built (a placement of n stages counts n)."""
+        self.max_gpus = max_gpus
+        """Above this, `Columns` finds as good plans sooner."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
+        if self.max_gpus is not None and problem.num_gpus > self.max_gpus:
+            return
         filler = Filler(problem)
         orderer = Orderer(problem, filler)
         work = 0

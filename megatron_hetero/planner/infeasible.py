@@ -181,7 +181,7 @@ class _Finder:
         if relaxed is None:
             return False
         needs_stock = _is_fp16_change(settings, self.problem)
-        for strategy in (Constructive(max_work=2000), Symmetric()):
+        for strategy in (Constructive(max_work=2000, max_gpus=None), Symmetric()):
             too_large = relaxed.num_gpus > _MAX_GPUS_FOR_SYMMETRIC and not needs_stock
             if strategy.name == "symmetric" and too_large:
                 continue

@@ -40,7 +40,7 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
     nodes_of: dict[tuple[object, ...], list[Node]] = {}
     for node in problem.nodes:
         gpu = node.gpu_type
-        key = (
+        key: tuple[object, ...] = (
             node.site,
             gpu.name,
             gpu.memory_bytes,

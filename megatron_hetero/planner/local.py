@@ -19,13 +19,17 @@ class LocalSearch:
 
     name = "local"
 
-    def __init__(self, num_starts: int = 6, max_work: int = 60_000) -> None:
+    def __init__(self, num_starts: int = 6, max_work: int = 60_000, max_gpus: int = 256) -> None:
         self.num_starts = num_starts
+        self.max_gpus = max_gpus
+        """Above this, a move changes too little of a step to be worth its price."""
         self.max_work = max_work
         """Limit in stages priced (a placement of n stages counts n)."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
+        if board.problem.num_gpus > self.max_gpus:
+            return
         filler = Filler(board.problem)
         if board.best is None:
             self._repair(board, filler)

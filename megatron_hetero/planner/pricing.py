@@ -313,8 +313,8 @@ class _Paths:
         layer = layer + start
         better = least < self.end_cost
         self.end_cost = np.where(better, least, self.end_cost)
-        for column, value in enumerate((num_stages, index, site, layer)):
-            np.copyto(self.end[:, column], value, where=better)
+        ends = np.stack(np.broadcast_arrays(num_stages, index, site, layer), axis=1)
+        self.end = np.where(better[:, None], ends, self.end)
 
     def shape(self, column: int) -> tuple[SlabShape | None, float]:
         """The best slab of a period and the micro-batches that it is worth beyond its nodes."""

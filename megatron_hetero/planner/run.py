@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.exhaustive import Exhaustive
 from megatron_hetero.planner.hexiscale import HexiScale
@@ -18,12 +19,20 @@ from megatron_hetero.planner.symmetric import Symmetric
 
 def default_strategies() -> tuple[Strategy, ...]:
     """In the order in which they run: later ones improve on what earlier ones left on the board."""
-    return (Symmetric(), Exhaustive(), Constructive(), LocalSearch(), LaunchAhead())
+    return (
+        Columns(),
+        Symmetric(),
+        Exhaustive(),
+        Constructive(),
+        LocalSearch(),
+        LaunchAhead(),
+    )
 
 
 STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "auto": default_strategies,
-    "constructive": lambda: (Constructive(),),
+    "columns": lambda: (Columns(),),
+    "constructive": lambda: (Constructive(max_gpus=None),),
     "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),
     "symmetric-even": lambda: (Symmetric(even_layers=True),),

@@ -11,6 +11,7 @@ import numpy as np
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.fill import FilledChain, Filler
+from megatron_hetero.planner.kinds import cut
 from megatron_hetero.planner.pricing import SlabPricer, SlabShape, StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
@@ -294,7 +295,8 @@ def all_shapes(
         orders = orders[:1]
     if total() > most:
         counts = {k: sorted({0, 1, capacity[k]}) for k in kinds}
-    seen: set[SlabShape] = set()
+    seen = set(_plain_shapes(table, pricer, capacity, orders))
+    yield from sorted(seen, key=repr)
     stride = -(-total() // most)
     for order in orders:
         choices = [
@@ -305,6 +307,31 @@ def all_shapes(
             shape = SlabShape(pricer.num_replicas, tuple(b for blocks in chosen for b in blocks))
             if 0 < shape.num_stages <= pricer.max_stages and shape not in seen:
                 seen.add(shape)
+                yield shape
+
+
+def _plain_shapes(
+    table: StageTable,
+    pricer: SlabPricer,
+    capacity: Mapping[int, int],
+    orders: Sequence[tuple[int, ...]],
+) -> Iterator[SlabShape]:
+    """One width for all kinds (or the widest that they have below it), and equal parts of all."""
+    for width in sorted({w for b in pricer.blocks for w in b.widths}):
+        blocks = {}
+        for block in pricer.blocks:
+            gpus = sum(block.widths)
+            if block.widths == cut(gpus, width, table.kinds[block.kind].widths):
+                blocks[block.kind] = block
+        for order, part in product(orders, _PARTS):
+            chosen = tuple(
+                blocks[k]
+                for k in order
+                if k in blocks
+                for _ in range(capacity[k] // part // blocks[k].num_nodes)
+            )
+            shape = SlabShape(pricer.num_replicas, chosen)
+            if 0 < shape.num_stages <= pricer.max_stages:
                 yield shape
 
 

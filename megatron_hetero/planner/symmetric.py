@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice, permutations
+from math import inf
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.placement import Placement
@@ -12,6 +15,7 @@ from megatron_hetero.planner.layers import split_layers
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.scoreboard import Scoreboard
 
+_MAX_UNITS_DIVIDED = 128
 _MAX_PERMUTED_GROUPS = 3
 """Groups of like nodes that are put in all orders: 6."""
 
@@ -24,25 +28,45 @@ class Symmetric:
     Most can be numbered as stock Megatron does, which the board finds out.
     """
 
-    def __init__(self, even_layers: bool = False) -> None:
+    def __init__(self, even_layers: bool = False, max_work: int = 15_000) -> None:
         self.even_layers = even_layers
         """Only the even split: Megatron without a pipeline layout."""
         self.name = "symmetric-even" if even_layers else "symmetric"
+        self.max_work = max_work
+        """Limit in stages priced; the grids with the best quick times are priced first."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
+        ranked: list[tuple[float, int, _Grid]] = []
         for nodes in _node_groups(problem):
             for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
-                units = [u for node in nodes for u in equal_units(problem, node, width)]
-                for chains in _grids(problem, units):
-                    splits = _shared_layers(problem, chains)
-                    for layers in islice(splits, 1) if self.even_layers else splits:
-                        share = problem.num_micro_batches // len(chains)
-                        board.score(
-                            Placement(tuple(placed_replica(c, layers, share) for c in chains)),
-                            self.name,
-                        )
+                units = tuple(u for node in nodes for u in equal_units(problem, node, width))
+                for grid in _grids(problem, units):
+                    ranked.append((_quick_time_s(problem, grid), len(ranked), grid))
+        ranked.sort(key=lambda entry: entry[:2])
+        work = 0
+        for _, _, grid in ranked:
+            for chains in _ways(grid):
+                if not all(problem.chain_is_allowed(chain) for chain in chains):
+                    continue
+                splits = _shared_layers(problem, chains)
+                for layers in islice(splits, 1) if self.even_layers else splits:
+                    share = problem.num_micro_batches // len(chains)
+                    board.score(
+                        Placement(tuple(placed_replica(c, layers, share) for c in chains)),
+                        self.name,
+                    )
+                    work += len(chains) * len(layers)
+            if work > self.max_work:
+                return
+
+
+@dataclass(frozen=True)
+class _Grid:
+    units: tuple[Unit, ...]
+    num_replicas: int
+    num_stages: int
 
 
 def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
@@ -74,23 +98,59 @@ def _site_and_type(node: Node) -> tuple[str, str]:
     return node.site, node.gpu_type.name
 
 
-def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[tuple[Chain, ...]]:
-    """Every number of equal replicas and stages, with pipelines along and across the nodes."""
+def _grids(problem: Problem, units: tuple[Unit, ...]) -> Iterator[_Grid]:
+    """Every number of equal replicas and stages."""
     for num_replicas in problem.replica_counts():
+        if num_replicas > len(units):
+            return
         if problem.num_micro_batches % num_replicas:
             continue
         for num_stages in range(1, min(len(units) // num_replicas, problem.max_stages()) + 1):
-            along = tuple(
-                tuple(units[r * num_stages + s] for s in range(num_stages))
-                for r in range(num_replicas)
-            )
-            across = tuple(
-                tuple(units[s * num_replicas + r] for s in range(num_stages))
-                for r in range(num_replicas)
-            )
-            for chains in (along, across) if along != across else (along,):
-                if all(problem.chain_is_allowed(chain) for chain in chains):
-                    yield chains
+            yield _Grid(units, num_replicas, num_stages)
+
+
+def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
+    """The grid with pipelines along and across the nodes."""
+    units, num_replicas, num_stages = grid.units, grid.num_replicas, grid.num_stages
+    along = tuple(
+        tuple(units[r * num_stages + s] for s in range(num_stages)) for r in range(num_replicas)
+    )
+    across = tuple(
+        tuple(units[s * num_replicas + r] for s in range(num_stages)) for r in range(num_replicas)
+    )
+    yield along
+    if along != across:
+        yield across
+
+
+def _quick_time_s(problem: Problem, grid: _Grid) -> float:
+    """About the pipelines' time: layers divided by the speed of the slowest unit at each place of
+    pipelines across the nodes; in a large grid by the mean speed, and in fractions."""
+    costs, nodes = problem.costs, problem.cluster.node_by_name
+    num_replicas, num_stages = grid.num_replicas, grid.num_stages
+    rows = costs.vocab_rows([grid.units[0].width])
+    units = grid.units[: num_replicas * num_stages]
+    share = problem.num_micro_batches // num_replicas
+
+    def layer_s(unit: Unit) -> float:
+        return costs.pieces(nodes[unit.node], unit.width, rows).layer.total_s
+
+    if len(units) > _MAX_UNITS_DIVIDED:
+        names = Counter(unit.node for unit in units)
+        one_of = {unit.node: unit for unit in units}
+        layers_per_s = sum(count / layer_s(one_of[name]) for name, count in names.items())
+        period_s = problem.num_layers * num_replicas / layers_per_s
+    else:
+        times_s = [
+            max(map(layer_s, units[s * num_replicas : (s + 1) * num_replicas]))
+            for s in range(num_stages)
+        ]
+        most = [problem.num_layers] * num_stages
+        layers = split_layers(problem.num_layers, times_s, [0.0] * num_stages, most)
+        if layers is None:
+            return inf
+        period_s = max(n * time_s for n, time_s in zip(layers, times_s, strict=True))
+    return (share + num_stages - 1) * period_s
 
 
 def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[int, ...]]:

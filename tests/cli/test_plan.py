@@ -10,9 +10,9 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.local import LocalSearch
 from megatron_hetero.planner.scoreboard import Scoreboard
-from megatron_hetero.planner.symmetric import Symmetric
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
@@ -242,9 +242,9 @@ def test_a_search_that_is_interrupted_before_any_plan_writes_nothing(
 ) -> None:
     path = tmp_path / "plan.json"
 
-    def interrupted(self: Symmetric, board: Scoreboard) -> None:
+    def interrupted(self: Columns, board: Scoreboard) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Symmetric, "search", interrupted)
+    monkeypatch.setattr(Columns, "search", interrupted)
     assert main([*PLAN, "-o", str(path)]) == 130
     assert not path.exists()

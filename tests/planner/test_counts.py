@@ -18,6 +18,7 @@ from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule, search_counts, with_counts
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.replica_shapes import ReplicaShapes
 from megatron_hetero.planner.run import default_strategies, search
 from megatron_hetero.schedule.check import check_schedule
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b

@@ -25,9 +25,7 @@ def stage_class(replica: int, stage: int) -> str:
 
 def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
     """Every node as a card, sites around them."""
-    place_of = {
-        device: (r, s, stage) for r, s, stage in stages(plan) for device in stage.devices
-    }
+    place_of = {device: (r, s, stage) for r, s, stage in stages(plan) for device in stage.devices}
     parts: list[str] = []
     y = 0.0
     sites = tuple(dict.fromkeys(node.site for node in cluster.nodes))
@@ -135,9 +133,7 @@ def _network(cluster: Cluster, nodes: Sequence[Node]) -> str:
         return (
             f"{format_bandwidth(slowest[0])}, {format_duration(slowest[1])} latency between nodes"
         )
-    return (
-        f"{format_bandwidth(slowest[0])} to {format_bandwidth(fastest[0])} between nodes"
-    )
+    return f"{format_bandwidth(slowest[0])} to {format_bandwidth(fastest[0])} between nodes"
 
 
 def _between_sites(cluster: Cluster, sites: Sequence[str]) -> list[str]:

@@ -76,9 +76,7 @@ def rect(
     return f"{shape}><title>{escape(title)}</title></rect>" if title else f"{shape}/>"
 
 
-def text(
-    x: float, y: float, words: str, kind: str = "label", *, anchor: str = "start"
-) -> str:
+def text(x: float, y: float, words: str, kind: str = "label", *, anchor: str = "start") -> str:
     """A line of text with its baseline at y; `anchor`: start, middle or end."""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text class="{kind}" x="{number(x)}" y="{number(y)}"{where}>{escape(words)}</text>'
