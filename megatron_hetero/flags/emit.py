@@ -160,5 +160,6 @@ def _says_more_than_a_layout(plan: Plan) -> bool:
             stage.precision,
             stage.num_launched_forwards,
             stage.order,
+            stage.optimizer_share,
         )
     )

@@ -58,6 +58,8 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
         yield "stages with a precision of their own"
     if any(stage.order is not None for stage in stages):
         yield "stages with an order of their own"
+    if len({stage.optimizer_share or 1 for stage in stages}) > 1:
+        yield "unequal shares of the optimizer's state"
     ahead = [
         str(r)
         for r, replica in enumerate(plan.replicas)

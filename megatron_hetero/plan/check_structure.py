@@ -53,6 +53,9 @@ def numbers_in_bounds(plan: Plan) -> Iterator[Violation]:
         width, num_layers = stage.shape.tensor_parallel, stage.shape.num_layers
         yield from _bounded((*key, "tensor_parallel"), where, width, MAX_TENSOR_PARALLEL)
         yield from _bounded((*key, "num_layers"), where, num_layers, MAX_LAYERS)
+        if stage.optimizer_share is not None:
+            own = stage_key(r, s, "optimizer_share")
+            yield from _bounded(own, where, stage.optimizer_share, MAX_SHARE)
 
 
 def _bounded(

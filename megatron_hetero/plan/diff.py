@@ -82,6 +82,7 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
         "precision",
         "num_launched_forwards",
         "order",
+        "optimizer_share",
     ):
         yield from _changed_setting(
             where, field.replace("_", " "), getattr(old, field), getattr(new, field)

@@ -90,6 +90,8 @@ class Stage:
     `chunks`: the stage's pieces of the model where it holds several (interleaved pipeline); their
     layers make up `shape.num_layers`, and `first_layer` is that of the first.
     `order`: what the stage computes when (`plan.order`), for example "FFFBFBFBB"; None is 1F1B.
+    `optimizer_share`: how much of the distributed optimizer's state each of its devices keeps of
+    what it holds with other replicas, relative to the others' shares; None is 1.
     """
 
     shape: StageShape
@@ -101,6 +103,7 @@ class Stage:
     num_launched_forwards: int | None = None
     chunks: tuple[LayerRange, ...] = ()
     order: str | None = None
+    optimizer_share: int | None = None
 
 
 @dataclass(frozen=True)

@@ -229,10 +229,18 @@ class AsymmetricJob:
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
         self._divides_optimizer = args.use_distributed_optimizer
         args.use_distributed_optimizer = False
+        self._check_optimizer_shares()
         workload = workload_of(args, megatron, self._job_size)
         validate_plan(replace(plan, workload=workload, estimates=None))
         machine.check_same_model(plan, workload)
         return args
+
+    def _check_optimizer_shares(self) -> None:
+        if not self._divides_optimizer and len(set(optimizer_weights(self._plan))) > 1:
+            raise UsageError(
+                "the plan divides the optimizer's state unequally (optimizer_share), but without "
+                "--use-distributed-optimizer it is not divided. Add the flag, or remove the shares."
+            )
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
         """See `Job`."""
@@ -310,7 +318,7 @@ class AsymmetricJob:
         if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
             jit_warm_up.apply()
         training_log.add_observer(TokenRate().observe)
-        weights = [1] * groups.world.size() if self._divides_optimizer else None
+        weights = optimizer_weights(plan) if self._divides_optimizer else None
         if weights is not None:
             optimizer.apply(build_optimizer)
         # Before what others hang on the model: they see it as it will be trained.
@@ -332,6 +340,14 @@ class AsymmetricJob:
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )
+
+
+def optimizer_weights(plan: Plan) -> list[int]:
+    """[rank] -> its relative part of the distributed optimizer's state."""
+    return [
+        plan.replicas[place.replica].stages[place.stage].optimizer_share or 1
+        for place in rank_table(plan)
+    ]
 
 
 def _refuse_what_the_plan_decides(named: dict[str, Any]) -> None:
