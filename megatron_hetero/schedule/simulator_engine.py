@@ -47,6 +47,14 @@ class ChunkTimes:
     backward_input_s: float
     backward_weight_s: float = 0.0
 
+    def slower(self, factor: float) -> ChunkTimes:
+        """The same, `factor` times as long."""
+        return ChunkTimes(
+            factor * self.forward_s,
+            factor * self.backward_input_s,
+            factor * self.backward_weight_s,
+        )
+
     def seconds(self, kind: OperationKind) -> float:
         """Duration of one computation."""
         match kind:

@@ -27,6 +27,7 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulate import chunk_times, computing_s, peak_in_flight
 from megatron_hetero.schedule.simulator_engine import (
+    ChunkTimes,
     Collective,
     MessageSpan,
     OpSpan,
@@ -36,6 +37,14 @@ from megatron_hetero.schedule.simulator_engine import (
     run_step,
 )
 from megatron_hetero.schedule.simulator_network import crossing, gradient_collectives
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What the GPUs of one stage take: each chunk's passes, and the optimizer once a step."""
+
+    chunks: tuple[ChunkTimes, ...]
+    update_s: float
 
 
 @dataclass(frozen=True)
@@ -153,12 +162,7 @@ def simulate_plan(
         UnsupportedError: it asks for something that cannot be priced yet (named).
         CheckFailedError: a programme waits for ever.
     """
-    workload = workload or plan.workload
-    if workload is None:
-        raise UsageError(
-            "the plan carries no model, so its time cannot be predicted; "
-            "make it with `megatron-hetero plan`, or give the model"
-        )
+    workload = workload or _workload(plan)
     costs = CostModel(cluster, workload, profile)
     placement = placement_of(plan, cluster)
     rows = costs.vocab_rows(placement.widths)
@@ -195,6 +199,35 @@ def simulate_plan(
         sends,
         all(cost.measured for replica in replica_costs for cost in replica.stages),
     )
+
+
+def plan_times(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> tuple[tuple[StageTimes, ...], ...]:
+    """Seconds of every stage, [replica][stage], from the cost model and the profile.
+
+    Raises:
+        UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
+    """
+    costs = CostModel(cluster, _workload(plan), profile)
+    placement = placement_of(plan, cluster)
+    rows = costs.vocab_rows(placement.widths)
+    return tuple(
+        tuple(
+            StageTimes(chunk_times(stage.times), stage.update_s)
+            for stage in costs.replica(replica, rows).stages
+        )
+        for replica in placement.replicas
+    )
+
+
+def _workload(plan: Plan) -> Workload:
+    if plan.workload is None:
+        raise UsageError(
+            "the plan carries no model, so its time cannot be predicted; "
+            "make it with `megatron-hetero plan`, or give the model"
+        )
+    return plan.workload
 
 
 def _pipeline(

@@ -1,0 +1,71 @@
+"""What the ranks of a rehearsal share: which path is taken until when, and who came when.
+
+Made before the ranks are forked, in anonymous shared memory.  All times are seconds of
+`time.monotonic`, which is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from megatron_hetero.errors import CheckFailedError
+
+Key = tuple[object, ...]
+"""Names one message or one collective on all ranks alike; its `repr` is what counts."""
+
+FIELDS = ("count", "latest_s", "asked_s", "arrival_s")
+"""count: ranks that have come; latest_s: when the last of them came; asked_s: when a receiver
+asked; arrival_s: when it is done on the described links."""
+
+
+class Board:
+    """A table in memory that all ranks share; `paths` are numbered from 0."""
+
+    def __init__(self, num_paths: int, num_slots: int) -> None:
+        self._lock = multiprocessing.Lock()
+        self._free_s = multiprocessing.RawArray("d", num_paths)
+        self._num_slots = num_slots
+        self._keys = multiprocessing.RawArray("Q", num_slots)
+        self._values = multiprocessing.RawArray("d", num_slots * len(FIELDS))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other rank looks or writes meanwhile."""
+        with self._lock:
+            yield
+
+    def get(self, key: Key, field: str) -> float:
+        """0.0 where nothing was written."""
+        return float(self._values[self._slot(key) + FIELDS.index(field)])
+
+    def put(self, key: Key, field: str, value: float) -> None:
+        """Write one field."""
+        self._values[self._slot(key) + FIELDS.index(field)] = value
+
+    def take(self, hops: Sequence[tuple[Sequence[int], float]], from_s: float) -> float:
+        """Take the paths of every hop for its seconds, each once all its paths are free.
+
+        First come, first served: this is what holds a link to its bandwidth, whoever sends.
+
+        Returns:
+            When the last hop is done.
+        """
+        last_s = from_s
+        for paths, seconds in hops:
+            start_s = max([from_s, *(self._free_s[path] for path in paths)])
+            for path in paths:
+                self._free_s[path] = start_s + seconds
+            last_s = max(last_s, start_s + seconds)
+        return last_s
+
+    def _slot(self, key: Key) -> int:
+        name = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest()) or 1
+        for step in range(self._num_slots):
+            slot = (name + step) % self._num_slots
+            if self._keys[slot] in (0, name):
+                self._keys[slot] = name
+                return slot * len(FIELDS)
+        raise CheckFailedError(f"the rehearsal has more than {self._num_slots} messages")

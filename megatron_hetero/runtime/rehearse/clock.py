@@ -1,0 +1,94 @@
+"""Time on one rank of a rehearsal: every computation takes as long as on the GPU it stands for.
+
+A GPU runs what its host has queued without a pause, as long as the host keeps ahead of it.  So
+does this clock: what Python, the operating system and other processes of this machine add between
+two computations does not count, up to `allowance_s` at a time; what is longer does.  What a rank
+waits for (a message, other ranks) always counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+now = time.monotonic
+
+
+class Span(NamedTuple):
+    """A computation, seconds since the step began."""
+
+    kind: str
+    micro_batch: int
+    chunk: int
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class Clock:
+    """`scale` stretches the cluster's seconds to this machine's; 0 does not stretch at all, and
+    only measures."""
+
+    scale: float = 0.0
+    allowance_s: float = 0.0
+    step_begin_s: float = 0.0
+    until_s: float = 0.0
+    """What was computed or waited for last ended then."""
+    spans: list[Span] = field(default_factory=list)
+    host_s: list[float] = field(default_factory=list)
+    """Real seconds of every computation."""
+    largest_lag_s: float = 0.0
+    overrun_s: float = 0.0
+    """By how much computations took longer than the GPUs', in all."""
+
+    def begin_step(self, at_s: float) -> None:
+        """All ranks begin a step at the same moment."""
+        self.step_begin_s = self.until_s = at_s
+        self.spans, self.host_s = [], []
+        self.largest_lag_s = self.overrun_s = 0.0
+
+    def time(self) -> float:
+        """The rank's time: that of its last event, unless the host has fallen too far behind."""
+        real_s = now()
+        lag_s = real_s - self.until_s
+        if lag_s > self.allowance_s:
+            self.until_s = real_s
+        elif lag_s > self.largest_lag_s:
+            self.largest_lag_s = lag_s
+        return self.until_s
+
+    def reach(self, at_s: float) -> None:
+        """Something that the rank waited for was there at `at_s`."""
+        self.until_s = max(self.until_s, at_s)
+
+    def wait_until(self, at_s: float) -> None:
+        """Sleep, and count the time."""
+        sleep_until(at_s)
+        self.reach(at_s)
+
+    def computed(
+        self, kind: str, micro_batch: int, chunk: int, begin_s: float, began: float, seconds: float
+    ) -> None:
+        """End a computation that began at `begin_s` of the rank's time and `began` of the real one,
+        and takes `seconds` on the cluster."""
+        self.host_s.append(now() - began)
+        end_s = begin_s + seconds * self.scale
+        real_s = now()
+        if self.scale and real_s > end_s + self.allowance_s:
+            self.overrun_s += real_s - end_s
+            end_s = real_s
+        elif not self.scale:
+            end_s = real_s
+        sleep_until(end_s)
+        self.until_s = end_s
+        self.spans.append(
+            Span(kind, micro_batch, chunk, begin_s - self.step_begin_s, end_s - self.step_begin_s)
+        )
+
+
+def sleep_until(at_s: float) -> None:
+    """Return at `at_s`, or at once when it is past."""
+    left_s = at_s - now()
+    if left_s > 0:
+        time.sleep(left_s)

@@ -1,0 +1,286 @@
+"""One rank of a rehearsal: Megatron's own training, stretched and held to the links.
+
+The hooks are on what both our executor and stock Megatron's schedules go through.  The first steps
+run as fast as this machine can; from what they took the ranks agree on one time scale.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_hetero.runtime.rehearse.board import Board
+from megatron_hetero.runtime.rehearse.clock import Clock, now, sleep_until
+from megatron_hetero.runtime.rehearse.network import Network
+from megatron_hetero.runtime.rehearse.small import SmallModel
+from megatron_hetero.runtime.rehearse.transport import Transport
+from megatron_hetero.runtime.shards import global_parameters
+from megatron_hetero.schedule.programme import COMPUTE
+from megatron_hetero.schedule.simulator_engine import ChunkTimes
+
+WARMUP_STEPS = 2
+SLACK = 3.0
+"""The stretched step is at least so many times as long as this machine takes for its arithmetic."""
+_LEAST_ALLOWANCE_S = 0.02
+_BEGIN_IN_S = 0.01
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What the GPU of one rank takes, in the cluster's seconds: passes of each chunk, optimizer."""
+
+    chunks: tuple[ChunkTimes, ...]
+    update_s: float
+    num_micro_batches: int
+
+    @property
+    def busy_s(self) -> float:
+        """Computing in one step."""
+        passes_s = sum(c.seconds("forward") + c.seconds("backward") for c in self.chunks)
+        return self.num_micro_batches * passes_s
+
+    @property
+    def shortest_s(self) -> float:
+        """The shortest pass that takes any time."""
+        return min(min(c.seconds("forward"), c.seconds("backward")) for c in self.chunks)
+
+
+class RehearsedRank:
+    """Hangs on the training of one process; an `Observer` of `runtime.entry`."""
+
+    def __init__(
+        self,
+        rank: int,
+        times: RankTimes,
+        small: SmallModel,
+        board: Board,
+        network: Network,
+        tensor_ranks: Sequence[int],
+        time_scale: float | None,
+    ) -> None:
+        self._times, self._small = times, small
+        self._time_scale = time_scale
+        self._tensor_ranks = set(tensor_ranks)
+        self.clock = Clock()
+        self.transport = Transport(rank, board, network, self.clock, self._tensor_ranks)
+        self.transport.activation_ratio = small.activation_ratio
+        self._counts: Counter[str] = Counter()
+        self._steps_begun = 0
+        self._begun_s = 0.0
+        self._free_step_s = 0.0
+        self._bucket_bytes: dict[tuple[int, ...], float] = {}
+        self._is_updating = False
+        self.records: list[dict[str, Any]] = []
+
+    # What `entry` calls.
+
+    def observe_log(self) -> None:
+        """Nothing of the log is wanted."""
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Remember what the gradients of this rank stand for."""
+        sizes = {name: p.numel() for name, p in global_parameters(model)}
+        self._own_bytes = sum(n * self._small.gradient_bytes(name) for name, n in sizes.items())
+        return model
+
+    def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
+        """The data stay as they are."""
+        return provider
+
+    # Hooks.
+
+    def install(self) -> None:
+        """Put all hooks in their places, in this process."""
+        from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
+        from megatron.core.optimizer import optimizer
+        from megatron.core.pipeline_parallel import schedules
+        from megatron.training import training
+
+        from megatron_hetero.runtime import executor, gradients
+
+        self.transport.gradient_bytes = self._gradient_bytes
+        self.transport.install()
+        training.train_step = self._stepping(training.train_step)
+        schedules.forward_step = self._counted("forward", schedules.forward_step)
+        schedules.backward_step = self._counted("backward", schedules.backward_step)
+        executor._Step._do = self._operating(executor._Step._do)
+        for kind in (optimizer.FP32Optimizer, optimizer.ChainedOptimizer):
+            kind.step_with_ready_grads = self._updating(kind.step_with_ready_grads)
+        gradients.plan_buckets = self._noting_buckets(gradients.plan_buckets)
+        _ParamAndGradBucketGroup.start_grad_sync = self._syncing(
+            _ParamAndGradBucketGroup.start_grad_sync
+        )
+
+    @contextmanager
+    def _computing(self, kind: str, micro_batch: int, chunk: int, seconds: float) -> Iterator[None]:
+        begin_s, began = self.clock.time(), now()
+        self.transport.is_computing = True
+        try:
+            yield
+        finally:
+            self.transport.is_computing = False
+        self.clock.computed(kind, micro_batch, chunk, begin_s, began, seconds)
+
+    def _operating(self, do: Callable[..., None]) -> Callable[..., None]:
+        """Our executor says itself what it computes."""
+
+        def held(step: Any, operation: Any, forward: Any) -> None:
+            if operation.kind not in COMPUTE:
+                return do(step, operation, forward)
+            seconds = self._times.chunks[operation.chunk].seconds(operation.kind)
+            with self._computing(operation.kind, operation.micro_batch, operation.chunk, seconds):
+                return do(step, operation, forward)
+
+        return held
+
+    def _counted(self, kind: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Stock Megatron's 1F1B takes micro-batches in order, on one chunk."""
+
+        def held(*args: Any, **kwargs: Any) -> Any:
+            if self.transport.is_computing:
+                return function(*args, **kwargs)
+            micro_batch = self._counts[kind]
+            self._counts[kind] += 1
+            with self._computing(kind, micro_batch, 0, self._times.chunks[0].seconds(kind)):
+                return function(*args, **kwargs)
+
+        return held
+
+    def _updating(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any, **kwargs: Any) -> Any:
+            if self._is_updating:
+                return function(*args, **kwargs)
+            self._is_updating = True
+            try:
+                with self._computing("step", -1, 0, self._times.update_s):
+                    return function(*args, **kwargs)
+            finally:
+                self._is_updating = False
+
+        return held
+
+    def _noting_buckets(self, plan_buckets: Callable[..., Any]) -> Callable[..., Any]:
+        """What a bucket's elements stand for follows from the slices in it."""
+
+        def noting(tables: Any, *args: Any, **kwargs: Any) -> Any:
+            buckets = plan_buckets(tables, *args, **kwargs)
+            elements: Counter[tuple[int, ...]] = Counter()
+            real: Counter[tuple[int, ...]] = Counter()
+            for bucket in buckets:
+                for piece in bucket.slices:
+                    shard = tables[bucket.holders[0]][piece.name]
+                    rows = shard.global_shape[shard.dim]
+                    size = (piece.stop - piece.start) * prod(shard.global_shape) / rows
+                    elements[bucket.holders] += size
+                    real[bucket.holders] += size * self._small.gradient_bytes(piece.name)
+            self._bucket_bytes = {holders: real[holders] / elements[holders] for holders in real}
+            return buckets
+
+        return noting
+
+    def _gradient_bytes(self, ranks: tuple[int, ...], num_elements: int) -> float:
+        if ranks in self._bucket_bytes:
+            return num_elements * self._bucket_bytes[ranks]
+        # Stock Megatron: norms inside a tensor-parallel group, or tied embeddings.
+        if set(ranks) <= self._tensor_ranks:
+            return num_elements * self._small.gradient_bytes("decoder.final_layernorm.weight")
+        return num_elements * self._small.gradient_bytes("embedding.word_embeddings.weight")
+
+    def _syncing(self, start_grad_sync: Callable[..., Any]) -> Callable[..., Any]:
+        """Stock Megatron's data-parallel all-reduce of a rank's whole buffer."""
+
+        def held(group: Any, *args: Any, **kwargs: Any) -> Any:
+            data_parallel = group.data_parallel_group
+            ranks = dist.get_process_group_ranks(data_parallel)
+            if len(ranks) == 1 or self.clock.scale == 0:
+                return start_grad_sync(group, *args, **kwargs)
+            size = len(ranks)
+            ring = self.transport.network.ring(
+                ranks, 2 * (size - 1) / size * self._own_bytes, 2 * (size - 1)
+            )
+
+            def real(is_async: bool) -> Any:
+                with self.transport.left_alone():
+                    return start_grad_sync(group, *args, **kwargs)
+
+            return self.transport.hold(data_parallel, ring, real, False)
+
+        return held
+
+    # Steps.
+
+    def _stepping(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any, **kwargs: Any) -> Any:
+            self._begin()
+            result = train_step(*args, **kwargs)
+            self._end()
+            return result
+
+        return held
+
+    def _begin(self) -> None:
+        self._counts.clear()
+        if self._steps_begun == WARMUP_STEPS:
+            self._agree_on_scale()
+        self._steps_begun += 1
+        begin_s = self._latest(now()) + _BEGIN_IN_S
+        self.transport.sent, self.transport.collectives = [], []
+        self.clock.begin_step(begin_s)
+        sleep_until(begin_s)
+        self._begun_s = now()
+
+    def _end(self) -> None:
+        clock = self.clock
+        self._free_step_s = now() - self._begun_s
+        if clock.scale == 0:
+            return
+        self.records.append(
+            {
+                "scale": clock.scale,
+                "end_s": clock.until_s - clock.step_begin_s,
+                "spans": [list(span) for span in clock.spans],
+                "sent": [list(message) for message in self.transport.sent],
+                "collectives": self.transport.collectives,
+                "largest_lag_s": clock.largest_lag_s,
+                "overrun_s": clock.overrun_s,
+                "host_s": sum(clock.host_s),
+            }
+        )
+
+    def _agree_on_scale(self) -> None:
+        """The last free step says how slow the rehearsal must be, so that it is sleep that counts.
+
+        All ranks together took `_free_step_s`; and no pass may be shorter than what this machine
+        takes for it when it is undisturbed.
+        """
+        times = self._times
+        passes_s = sorted(self.clock.host_s)
+        typical_s = passes_s[len(passes_s) // 2]
+        own = max(SLACK * self._free_step_s / times.busy_s, 2 * typical_s / times.shortest_s)
+        self.clock.scale = self._time_scale or self._latest(own)
+        self.clock.allowance_s = max(_LEAST_ALLOWANCE_S, 0.5 * times.shortest_s * self.clock.scale)
+
+    def _latest(self, value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        with self.transport.left_alone():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return float(tensor.item())
+
+    def save(self, path: Path) -> None:
+        """Write what was seen, for the parent."""
+        path.write_text(json.dumps(self.records))
+
+
+def read_records(path: Path) -> list[Mapping[str, Any]]:
+    """What `RehearsedRank.save` wrote."""
+    records: list[Mapping[str, Any]] = json.loads(path.read_text())
+    return records

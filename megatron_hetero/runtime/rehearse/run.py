@@ -1,0 +1,310 @@
+"""Start the ranks of a rehearsal and put together what they saw, beside what was predicted.
+
+What is rehearsed knows nothing of the simulation: each rank gets the seconds of its own passes and
+the description of the links, and everything else (order, messages, waiting) is what Megatron and
+our runtime really do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime import entry
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.rehearse.board import Board
+from megatron_hetero.runtime.rehearse.network import Network, SlowLink
+from megatron_hetero.runtime.rehearse.rank import (
+    WARMUP_STEPS,
+    RankTimes,
+    RehearsedRank,
+    read_records,
+)
+from megatron_hetero.runtime.rehearse.small import SmallModel, small_model
+from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.schedule.programme import Operation, OperationKind
+from megatron_hetero.schedule.simulator_engine import MessageSpan, OpSpan
+from megatron_hetero.schedule.step import (
+    StageTimeline,
+    StepSimulation,
+    plan_times,
+    simulate_plan,
+)
+
+RANK_BYTES = 400 << 20
+"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
+RANKS_PER_CORE = 16
+"""More ranks than that take turns for so long that the time scale becomes a nuisance."""
+TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to rehearse.
+
+    `slow_ranks`: rank -> how many times slower it computes than predicted.  `rehearsed_plan`
+    replaces the plan in the rehearsal alone, not in the prediction.
+    """
+
+    steps: int = 3
+    time_scale: float | None = None
+    slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    slow_links: tuple[SlowLink, ...] = ()
+    rehearsed_plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was predicted and what was seen.
+
+    `stages` are those of the median step, [replica][stage], in the cluster's seconds (divided by
+    `time_scale`), without memory.  `largest_lag_s` is in this machine's seconds.
+    """
+
+    predicted: StepSimulation
+    stages: tuple[tuple[StageTimeline, ...], ...]
+    messages: tuple[MessageSpan, ...]
+    step_times_s: tuple[float, ...]
+    time_scale: float
+    largest_lag_s: float
+    overrun_s: float
+    is_stock: bool
+
+    @property
+    def step_time_s(self) -> float:
+        """Median over the steps, seconds of the cluster."""
+        return median(self.step_times_s)
+
+    @property
+    def error(self) -> float:
+        """Predicted over rehearsed, minus 1."""
+        return self.predicted.step_time_s / self.step_time_s - 1
+
+
+def most_ranks() -> int:
+    """How many ranks this machine rehearses, by its free memory and its cores."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(available // RANK_BYTES, cores * RANKS_PER_CORE))
+
+
+def check_capacity(num_ranks: int) -> None:
+    """Refuse a rehearsal that this machine cannot run.
+
+    Raises:
+        EnvironmentMismatchError: says how many ranks it can.
+    """
+    most = most_ranks()
+    if num_ranks > most:
+        raise EnvironmentMismatchError(
+            f"rehearsing this plan takes {num_ranks} processes, one for each GPU; this machine "
+            f"({len(os.sched_getaffinity(0))} cores) rehearses up to {most}. Use a larger machine, "
+            "or `megatron-hetero simulate`, which needs no processes."
+        )
+
+
+def rehearse(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None,
+    options: Options,
+    folder: Path,
+    on_progress: Callable[[str], None] = lambda words: None,
+) -> Rehearsal:
+    """Predict, run, compare.
+
+    Args:
+        plan: validated on `cluster`, with devices and a workload.
+    Raises:
+        EnvironmentMismatchError: more ranks than this machine rehearses.
+        UsageError: a fault names a rank or a node that is not there.
+        RankFailedError: a process failed.
+    """
+    stock = is_stock(plan)
+    predicted = simulate_plan(plan, cluster, profile=profile, is_stock=stock)
+    played = options.rehearsed_plan or plan
+    table = rank_table(played)
+    check_capacity(len(table))
+    for rank in options.slow_ranks:
+        if not 0 <= rank < len(table):
+            raise UsageError(f"--slow-rank {rank}: the plan has ranks 0 to {len(table) - 1}")
+    known = {device.name: device for device in cluster.devices}
+    devices = [known[position.device or ""] for position in table]
+    network = Network(cluster, devices, options.slow_links)
+    job = _RehearsalJob(played, cluster, profile, options, network, folder.resolve())
+    if is_stock(job.small.shrunk.plan) != is_stock(played):
+        raise UnsupportedError(
+            "shrinking the model changes whether stock Megatron runs the plan; rehearse another"
+        )
+    on_progress("writing the data set")
+    run_jobs([job.text_job()], TIMEOUT_S)
+    on_progress(f"running {len(table)} processes")
+    ranks_job = job.ranks_job()
+    run_jobs([ranks_job], TIMEOUT_S)
+    records = [read_records(job.record(rank)) for rank in range(len(table))]
+    return _rehearsal(played, predicted, records, stock)
+
+
+class _RehearsalJob:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        profile: Profile | None,
+        options: Options,
+        network: Network,
+        folder: Path,
+    ) -> None:
+        assert plan.workload is not None  # `simulate_plan` has refused it
+        self._plan, self._options, self._network = plan, options, network
+        self._folder = folder
+        self.small: SmallModel = small_model(plan, plan.workload)
+        self._times = plan_times(plan, cluster, profile)
+        self._text = folder / "text"
+        self._num_steps = WARMUP_STEPS + options.steps
+        self._table = rank_table(plan)
+        messages = sum(
+            replica.num_micro_batches
+            * 2
+            * sum(
+                a.shape.tensor_parallel + b.shape.tensor_parallel
+                for a, b in pairwise(replica.stages)
+            )
+            for replica in plan.replicas
+        )
+        slots = 4 * self._num_steps * (messages + 64 * len(self._table))
+        self._board = Board(len(network.path_names), slots)
+
+    def record(self, rank: int) -> Path:
+        """Where a rank writes what it saw."""
+        return self._folder / "ranks" / f"record-{rank}.json"
+
+    def text_job(self) -> Job:
+        """The data set, in a process of its own: torch's threads and forks do not mix."""
+        shrunk = self.small.shrunk
+        num_samples = 2 * (self._num_steps + 1) * shrunk.global_batch_size
+        num_tokens = num_samples * (shrunk.model.seq_length + 1)
+
+        def write(rank: int) -> None:
+            write_text_dataset(self._text, num_tokens)
+
+        return Job("data set", 1, write, self._folder / "text-run")
+
+    def ranks_job(self) -> Job:
+        """The plan, through the entry that users run."""
+        plan_file = self._folder / "plan.json"
+        save_plan(self.small.shrunk.plan, plan_file)
+        argv = (
+            *self.small.shrunk.model_args,
+            *tokenizer_arguments(self._text),
+            f"--hetero-plan={plan_file}",
+            f"--data-cache-path={self._folder / 'cache'}",
+            f"--train-iters={self._num_steps}",
+            "--optimizer=adam",
+            "--lr=1e-4",
+            "--lr-decay-style=constant",
+            "--clip-grad=1.0",
+            "--log-interval=1",
+            "--eval-iters=0",
+            "--eval-interval=1000000",
+            "--num-workers=0",
+            "--distributed-timeout-minutes=20",
+        )
+
+        def train(rank: int) -> None:
+            watched = self._rank(rank)
+            watched.install()
+            entry.main(argv, watched)
+            watched.save(self.record(rank))
+
+        return Job("rehearsal", len(self._table), train, self._folder / "ranks")
+
+    def _rank(self, rank: int) -> RehearsedRank:
+        place = self._table[rank]
+        times = self._times[place.replica][place.stage]
+        factor = self._options.slow_ranks.get(rank, 1.0)
+        same_stage = [
+            r
+            for r, p in enumerate(self._table)
+            if (p.replica, p.stage) == (place.replica, place.stage)
+        ]
+        return RehearsedRank(
+            rank,
+            RankTimes(
+                tuple(chunk.slower(factor) for chunk in times.chunks),
+                times.update_s * factor,
+                self._plan.replicas[place.replica].num_micro_batches,
+            ),
+            self.small,
+            self._board,
+            self._network,
+            same_stage,
+            self._options.time_scale,
+        )
+
+
+def _rehearsal(
+    plan: Plan,
+    predicted: StepSimulation,
+    records: Sequence[Sequence[Mapping[str, Any]]],
+    stock: bool,
+) -> Rehearsal:
+    """[rank][step] -> the whole."""
+    num_steps = len(records[0])
+    ends_s = [max(rank[step]["end_s"] for rank in records) for step in range(num_steps)]
+    scale = float(records[0][0]["scale"])
+    shown = sorted(range(num_steps), key=lambda step: ends_s[step])[num_steps // 2]
+    table = rank_table(plan)
+    stages: dict[tuple[int, int], StageTimeline] = {}
+    messages = []
+    for rank, place in enumerate(table):
+        record = records[rank][shown]
+        key = (place.replica, place.stage)
+        for receiver, _, posted_s, arrival_s in record["sent"]:
+            to = table[receiver].stage
+            kind: OperationKind = "send_forward" if to > place.stage else "send_backward"
+            times_s = [seconds / scale for seconds in (posted_s, posted_s, arrival_s, arrival_s)]
+            messages.append(
+                MessageSpan(place.replica, place.stage, to, Operation(kind, -1), *times_s)
+            )
+        if place.tensor_rank > 0:
+            continue
+        spans = [
+            OpSpan(kind, micro_batch, chunk, start_s / scale, end_s / scale)
+            for kind, micro_batch, chunk, start_s, end_s in record["spans"]
+        ]
+        spans += [
+            OpSpan("gradient_sync", -1, 0, start_s / scale, end_s / scale)
+            for start_s, end_s in record["collectives"]
+            if start_s >= max(s.end_s for s in spans if s.micro_batch >= 0) * scale - 1e-9
+        ]
+        stage = plan.replicas[place.replica].stages[place.stage]
+        stages[key] = StageTimeline(
+            *key, stage.devices, tuple(sorted(spans, key=lambda s: s.start_s)), (), 0
+        )
+    flat = [step for rank in records for step in rank]
+    return Rehearsal(
+        predicted,
+        tuple(
+            tuple(stages[r, s] for s in range(len(replica.stages)))
+            for r, replica in enumerate(plan.replicas)
+        ),
+        tuple(messages),
+        tuple(end_s / scale for end_s in ends_s),
+        scale,
+        max(step["largest_lag_s"] for step in flat),
+        sum(step["overrun_s"] for step in flat),
+        stock,
+    )

@@ -1,0 +1,102 @@
+"""The small model of a rehearsal, and how many bytes of the real one its tensors stand for.
+
+Every run of decoder layers that has the same holders in all replicas becomes one layer, so that
+stages, boundaries and sets of gradient holders stay what they are.  Sizes are shrunk as `verify`
+shrinks them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from megatron_hetero.cost.compute import ELEMENT_BYTES
+from megatron_hetero.cost.memory import embedding_params, head_params, layer_params, state_bytes
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Plan, Replica
+from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
+
+_SMALL_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """`shrunk` has the small plan and flags; the rest says what its tensors stand for.
+
+    `layer_runs`: [small layer] -> real layers.  `activation_ratio`: real bytes for each byte that
+    crosses a boundary.
+    """
+
+    shrunk: Shrunk
+    layer_runs: tuple[int, ...]
+    activation_ratio: float
+    _vector_bytes: float
+    _layer_bytes: float
+    _embedding_bytes: float
+    _positions_bytes: float
+
+    def gradient_bytes(self, name: str) -> float:
+        """Real bytes of gradient for each element of parameter `name` of the small model."""
+        is_vector = name.endswith(".bias") or "norm" in name
+        if name.startswith("decoder.layers."):
+            each = self._vector_bytes if is_vector else self._layer_bytes
+            return each * self.layer_runs[int(name.split(".")[2])]
+        if is_vector:
+            return self._vector_bytes
+        if "position_embeddings" in name:
+            return self._positions_bytes
+        return self._embedding_bytes
+
+
+def small_model(plan: Plan, workload: Workload) -> SmallModel:
+    """The rehearsal's model.
+
+    Raises:
+        UnsupportedError: the workload asks for what no asymmetric plan trains yet.
+    """
+    cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
+    small_plan = replace(
+        plan, replicas=tuple(_renumbered(r, cuts) for r in plan.replicas), estimates=None
+    )
+    num_layers = len(cuts) - 1
+    small_workload = replace(workload, model=replace(workload.model, num_layers=num_layers))
+    shrunk = shrink(small_plan, small_workload, max_layers=num_layers)
+    real, small = workload.model, shrunk.model
+    training = workload.training
+    widths = plan.layout.tensor_parallel_widths
+    rows, small_rows = padded_vocab_size(real, widths), _small_rows(shrunk)
+    gradient = state_bytes(training).gradient
+    crossing = real.seq_length * real.hidden_size * ELEMENT_BYTES[training.precision]
+    small_crossing = small.seq_length * small.hidden_size * _SMALL_ELEMENT_BYTES
+    positions = embedding_params(real, 1, 0)
+    return SmallModel(
+        shrunk,
+        tuple(b - a for a, b in pairwise(cuts)),
+        crossing / small_crossing,
+        gradient * real.hidden_size / small.hidden_size,
+        gradient * layer_params(real, 1) / layer_params(small, 1),
+        gradient * head_params(real, 1, rows, False) / head_params(small, 1, small_rows, False),
+        gradient * positions / max(embedding_params(small, 1, 0), 1),
+    )
+
+
+def _small_rows(shrunk: Shrunk) -> int:
+    from megatron_hetero.runtime.verify.text import VOCAB_SIZE
+
+    return -(-VOCAB_SIZE // shrunk.vocab_multiple) * shrunk.vocab_multiple
+
+
+def _ends(replica: Replica) -> list[int]:
+    return [stage.first_layer + stage.shape.num_layers for stage in replica.stages]
+
+
+def _renumbered(replica: Replica, cuts: list[int]) -> Replica:
+    stages = []
+    for stage in replica.stages:
+        first = cuts.index(stage.first_layer)
+        end = cuts.index(stage.first_layer + stage.shape.num_layers)
+        stages.append(
+            replace(stage, first_layer=first, shape=replace(stage.shape, num_layers=end - first))
+        )
+    return replace(replica, stages=tuple(stages))
