@@ -32,6 +32,7 @@ VERBS = {
     "doctor": "find what would hang or train wrongly, before the job starts",
     "convert": "read configurations of HexiScale and FlagScale, or write them",
     "patch": "put the hook into a Megatron-LM source tree, or take it out",
+    "rehearse": "run a plan on this machine's CPU, as slowly as its GPUs and links would",
     "verify": "train the plan on this machine's CPU and compare it with one process",
 }
 """Verb -> one line of help.  Verb `x` lives in `megatron_hetero/cli/x.py`."""

@@ -92,10 +92,11 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Collective:
-    """What all holders do together after their pipelines, in the order in which they are listed.
+    """What all holders do together after their pipelines.
 
-    Each of `hops` is (path, seconds for which it is taken); the holders go on when the last hop is
-    done and `latency_s` has passed.
+    A holder comes to all its collectives at once, when its pipeline is done, or, if they are
+    `in_turn`, to each when the one before it is done.  Each of `hops` is (path, seconds for which
+    it is taken); the holders go on when the last hop is done and `latency_s` has passed.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Collective:
     hops: tuple[tuple[str, float], ...]
     latency_s: float = 0.0
     num_bytes: float = 0.0
+    in_turn: bool = False
 
 
 class OpSpan(NamedTuple):
@@ -187,6 +189,7 @@ class _Stage:
         "operations",
         "posted",
         "sends_wait",
+        "sent_until_s",
     )
 
     def __init__(self, identity: StageId, sends_wait: bool) -> None:
@@ -198,6 +201,8 @@ class _Stage:
         self.now_s = 0.0
         self.posted = False
         """The sends of the current instruction have been posted."""
+        self.sent_until_s = 0.0
+        """When all that was sent has arrived; gradients are exchanged after that."""
         self.is_blocked = False
         """It waits for something that nobody has posted yet."""
 
@@ -227,8 +232,6 @@ class _Engine:
         for number, collective in enumerate(collectives):
             for holder in collective.holders:
                 self.stages[holder].collectives.append(number)
-        for stage_ in self.stages.values():
-            stage_.collectives.reverse()
 
     def run(self, update_s: Sequence[Sequence[float]] | None) -> Run:
         """Until nothing can move any more."""
@@ -275,6 +278,7 @@ class _Engine:
                 stage.now_s = end
             stage.posted = False
             instructions.pop()
+        stage.now_s = max(stage.now_s, stage.sent_until_s)
         if stage.collectives:
             self._come(stage)
 
@@ -316,6 +320,7 @@ class _Engine:
             arrival_s = end_s + send.crossing.latency_s
             key = (pipeline, send.key)
             self.arrival_s[key] = arrival_s
+            stage.sent_until_s = max(stage.sent_until_s, arrival_s)
             self.run_.messages.append(
                 MessageSpan(
                     pipeline,
@@ -341,12 +346,15 @@ class _Engine:
         return start_s, end_s
 
     def _come(self, stage: _Stage) -> None:
-        """A stage has come to its next collective; the last of its holders starts it."""
-        number = stage.collectives[-1]
-        present = self.present[number]
-        present.append(stage.now_s)
-        if len(present) == len(self.collectives[number].holders):
-            self._queue(max(present), None, number)
+        """A stage comes to its collectives; the last holder of each starts it."""
+        here = stage.collectives
+        if self.collectives[here[0]].in_turn:
+            here = here[:1]
+        for number in here:
+            present = self.present[number]
+            present.append(stage.now_s)
+            if len(present) == len(self.collectives[number].holders):
+                self._queue(max(present), None, number)
 
     def _reduce(self, number: int, now_s: float) -> None:
         collective = self.collectives[number]
@@ -355,10 +363,10 @@ class _Engine:
         self.run_.collectives.append((collective, now_s, end_s))
         for holder in collective.holders:
             stage = self.stages[holder]
-            stage.collectives.pop()
+            stage.collectives.remove(number)
             stage.operations.append(OpSpan("gradient_sync", -1, 0, now_s, end_s))
-            stage.now_s = end_s
-            if stage.collectives:
+            stage.now_s = max(stage.now_s, end_s)
+            if collective.in_turn and stage.collectives:
                 self._come(stage)
 
     def _update(self, update_s: Sequence[Sequence[float]] | None) -> None:

@@ -8,12 +8,16 @@ that people read: `rtx-0:1 out`, `a100-0 -> rtx-0`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.parameters import stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.sync import sync_groups
+from megatron_hetero.cost.share import even_share
+from megatron_hetero.cost.sync import SyncGroup, sync_groups
+from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.simulator_engine import Collective, Crossing, StageId
 
 
@@ -35,50 +39,92 @@ def group_name(devices: Sequence[Device]) -> str:
     return f"{devices[0].node}:{','.join(str(d.index) for d in devices)}"
 
 
-def crossing(costs: CostModel, senders: PlacedStage, receivers: PlacedStage) -> Crossing:
-    """One activation from one stage to another, as the cost model prices it."""
+def crossing(
+    costs: CostModel, senders: PlacedStage, receivers: PlacedStage, is_stock: bool
+) -> Crossing:
+    """One activation from one stage to another.
+
+    In our runtime each byte crosses once, as the cost model prices it.  In stock Megatron every
+    rank of the sending stage sends all that it holds to the rank in its own place: without sequence
+    parallelism that is the whole activation from each.
+    """
+    taken = tuple(paths(costs.cluster, senders.devices, receivers.devices))
+    num_bytes: float = costs.activation_bytes
+    if is_stock:
+        link = costs.cluster.link(senders.devices[0], receivers.devices[0])
+        if costs.workload.training.sequence_parallel:
+            num_bytes /= senders.width
+        if senders.devices[0].node == receivers.devices[0].node:
+            return Crossing(taken, num_bytes / link.bytes_per_s, link.latency_s, num_bytes)
+        num_bytes *= senders.width
+        return Crossing(taken, num_bytes / link.bytes_per_s, link.latency_s, num_bytes)
     time = costs.hop(senders.devices, receivers.devices)
-    return Crossing(
-        tuple(paths(costs.cluster, senders.devices, receivers.devices)),
-        time.serialisation_s,
-        time.latency_s,
-        costs.activation_bytes,
-    )
+    return Crossing(taken, time.serialisation_s, time.latency_s, num_bytes)
 
 
 def gradient_collectives(
-    costs: CostModel, placement: Placement, vocab_rows: int
+    costs: CostModel, placement: Placement, vocab_rows: int, is_stock: bool
 ) -> Iterator[Collective]:
-    """The gradient exchange after the pipelines, in the order in which every stage runs it.
+    """The gradient exchange after the pipelines.
 
-    One ring all-reduce for each set of holders: 2 (n - 1) / n of the gradients over every hop of
-    the ring, at the pace of the slowest.
+    Our runtime has one ring all-reduce for each set of holders (2 (n - 1) / n of the gradients over
+    every hop of the ring, at the pace of the slowest), started in the order of the backward pass.
+    Stock Megatron has one for each stage over the replicas, and after it one for a tied embedding
+    in each replica.
     """
     model = costs.workload.model
     gradient_bytes = state_bytes(costs.workload.training).gradient
-    groups = sorted(
-        sync_groups(placement, model, vocab_rows), key=lambda g: (g.holders, g.num_params)
-    )
+    if is_stock:
+        groups = list(_stock_groups(placement, model, vocab_rows))
+    else:
+        groups = _backward_order(list(sync_groups(placement, model, vocab_rows)), placement)
     for group in groups:
         num_bytes = group.num_params * gradient_bytes
-        yield _ring(costs.cluster, placement, group.holders, num_bytes)
+        ring = _ring(costs.cluster, placement, group.holders, num_bytes)
+        yield replace(ring, in_turn=is_stock)
+
+
+def _backward_order(groups: list[SyncGroup], placement: Placement) -> list[SyncGroup]:
+    """Head, layers from the last one to the first, embeddings."""
+    first_stages = tuple((r, 0) for r in range(len(placement.replicas)))
+    last_stages = tuple((r, len(x.stages) - 1) for r, x in enumerate(placement.replicas))
+    num_layer_groups = 0
+    if len(placement.replicas) > 1:
+        num_layer_groups = len({start for r in placement.replicas for start in r.first_layers})
+    layers, ends = groups[:num_layer_groups], groups[num_layer_groups:]
+    head = [g for g in ends if g.holders == last_stages and last_stages != first_stages]
+    return [*head, *reversed(layers), *(g for g in ends if g not in head)]
+
+
+def _stock_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
+    replicas = placement.replicas
+    num_stages = len(replicas[0].stages)
+    for s, stage in enumerate(replicas[0].stages):
+        if len(replicas) > 1:
+            first, last = s == 0, s == num_stages - 1
+            share = even_share(model, 1)
+            params = stage_params(model, share, stage.num_layers, first, last, vocab_rows)
+            yield SyncGroup(tuple((r, s) for r in range(len(replicas))), params)
+    if model.tied_embeddings and num_stages > 1:
+        for r in range(len(replicas)):
+            yield SyncGroup(((r, 0), (r, num_stages - 1)), vocab_rows * model.hidden_size)
 
 
 def _ring(
     cluster: Cluster, placement: Placement, holders: tuple[StageId, ...], num_bytes: float
 ) -> Collective:
+    """A ring over the first ranks of the holders; the others work beside them, pair by pair."""
     stages = [placement.replicas[r].stages[s] for r, s in holders]
     stages.sort(key=lambda stage: ring_key(cluster, stage.devices[0]))
     num_ranks = len(stages)
     hop_bytes = 2 * (num_ranks - 1) / num_ranks * num_bytes
-    hops = []
+    hops: list[tuple[str, float]] = []
     latency_s = 0.0
     for sender, receiver in zip(stages, stages[1:] + stages[:1], strict=True):
         link = cluster.link(sender.devices[0], receiver.devices[0])
         seconds = hop_bytes / link.bytes_per_s
         latency_s = max(latency_s, link.latency_s)
         if sender.devices[0].node == receiver.devices[0].node:
-            # The ranks of both groups work side by side, pair by pair.
             seconds /= min(sender.width, receiver.width)
         hops += [(path, seconds) for path in paths(cluster, sender.devices, receiver.devices)]
     return Collective(

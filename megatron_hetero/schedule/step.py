@@ -11,12 +11,13 @@ after the other), the host's own time between kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.compute import PassTimes
+from megatron_hetero.cost.memory import StageMemory
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
@@ -34,6 +35,7 @@ from megatron_hetero.schedule.simulator_engine import (
     Pipeline,
     Run,
     SendMode,
+    StageId,
     run_step,
 )
 from megatron_hetero.schedule.simulator_network import crossing, gradient_collectives
@@ -51,7 +53,8 @@ class StageTimes:
 class StageTimeline:
     """What the GPUs of one stage do; all of them do the same.
 
-    `memory` is [(time_s, bytes)] on each of its GPUs, from 0 on: what is kept until the next entry.
+    `memory` is [(time_s, bytes)] on its fullest GPU, from 0 on: what is kept until the next entry.
+    `device_peak_bytes` has the peak of each GPU, `capacity_bytes` is the fullest one's.
     """
 
     replica: int
@@ -60,6 +63,7 @@ class StageTimeline:
     operations: tuple[OpSpan, ...]
     memory: tuple[tuple[float, int], ...]
     capacity_bytes: int
+    device_peak_bytes: tuple[int, ...] = ()
 
     @cached_property
     def busy_s(self) -> float:
@@ -80,7 +84,7 @@ class StageTimeline:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Most bytes in use on each of its GPUs at any time of the step."""
+        """Most bytes in use on its fullest GPU at any time of the step."""
         return max(held for _, held in self.memory)
 
 
@@ -135,7 +139,11 @@ class StepSimulation:
     @property
     def peak_memory_bytes(self) -> dict[str, int]:
         """By device."""
-        return {name: s.peak_memory_bytes for s in self.timelines for name in s.devices}
+        return {
+            name: peak
+            for stage in self.timelines
+            for name, peak in zip(stage.devices, stage.device_peak_bytes, strict=True)
+        }
 
     @property
     def device_busy_s(self) -> dict[str, float]:
@@ -163,8 +171,8 @@ def simulate_plan(
         CheckFailedError: a programme waits for ever.
     """
     workload = workload or _workload(plan)
-    costs = CostModel(cluster, workload, profile)
     placement = placement_of(plan, cluster)
+    costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     sends: SendMode = "waited" if is_stock else "buffered"
     replica_costs = [costs.replica(replica, rows) for replica in placement.replicas]
@@ -174,23 +182,16 @@ def simulate_plan(
     ]
     run = run_step(
         pipelines,
-        list(gradient_collectives(costs, placement, rows)),
+        list(gradient_collectives(costs, placement, rows, is_stock)),
         [[stage.update_s for stage in cost.stages] for cost in replica_costs],
     )
     return StepSimulation(
         tuple(
             tuple(
-                StageTimeline(
-                    r,
-                    s,
-                    tuple(device.name for device in stage.devices),
-                    tuple(run.operations[r, s]),
-                    tuple(_memory(costs, replica, s, rows, run.operations[r, s])),
-                    cost.stages[s].memory.capacity_bytes,
-                )
-                for s, stage in enumerate(replica.stages)
+                _timeline(costs, replica, (r, s), rows, run.operations[r, s])
+                for s in range(len(replica.stages))
             )
-            for r, (replica, cost) in enumerate(zip(placement.replicas, replica_costs, strict=True))
+            for r, replica in enumerate(placement.replicas)
         ),
         tuple(run.messages),
         tuple(run.collectives),
@@ -209,8 +210,8 @@ def plan_times(
     Raises:
         UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
     """
-    costs = CostModel(cluster, _workload(plan), profile)
     placement = placement_of(plan, cluster)
+    costs = CostModel(cluster, _workload(plan), profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     return tuple(
         tuple(
@@ -238,39 +239,64 @@ def _pipeline(
     sends: SendMode,
 ) -> Pipeline:
     stages = [replica.stages[stage] for stage in schedule.chain]
+    costs = costs.variant(micro_batch_size=replica.micro_batch_size)
+    is_stock = sends == "waited"
     return Pipeline(
         schedule,
         tuple(chunk_times(t) for t in times),
-        tuple(crossing(costs, here, there) for here, there in pairwise(stages)),
-        tuple(crossing(costs, there, here) for here, there in pairwise(stages)),
+        tuple(crossing(costs, here, there, is_stock) for here, there in pairwise(stages)),
+        tuple(crossing(costs, there, here, is_stock) for here, there in pairwise(stages)),
         sends,
     )
 
 
-def _memory(
-    costs: CostModel, replica: PlacedReplica, index: int, rows: int, spans: Sequence[OpSpan]
-) -> Iterator[tuple[float, int]]:
-    """Bytes on each GPU of a stage: those of the whole step, and the activations of every
-    micro-batch from its forward to the end of its backward pass."""
+def _timeline(
+    costs: CostModel, replica: PlacedReplica, place: StageId, rows: int, spans: Sequence[OpSpan]
+) -> StageTimeline:
+    index = place[1]
     stage = replica.stages[index]
-    node = costs.cluster.node_by_name[stage.devices[0].node]
-    first, last = index == 0, index == len(replica.stages) - 1
+    most = peak_in_flight(spans)
+    found = []
+    # What one micro-batch keeps on each device: the difference between two in flight and one.
+    one, two = (
+        costs.stage_memories(_with_in_flight(replica, count), index, rows) for count in (1, 2)
+    )
+    for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
+        kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
+        held = memory.peak_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
+        found.append((held + most * kept, held, kept, memory.capacity_bytes))
+    _, held, kept, capacity_bytes = max(found, key=lambda f: f[0] / f[3])
+    return StageTimeline(
+        *place,
+        tuple(device.name for device in stage.devices),
+        tuple(spans),
+        tuple(_memory(held, kept, spans)),
+        capacity_bytes,
+        tuple(peak for peak, *_ in found),
+    )
 
-    def held(num_in_flight: int) -> int:
-        memory = costs.memory(node, stage.width, first, last, num_in_flight, rows, 0)
-        return memory.peak_bytes(stage.num_layers)
 
-    one = held(2) - held(1)
-    peak = costs.stage_memory(replica, index, rows).peak_bytes(stage.num_layers)
-    now = peak - replica.num_in_flight[index] * one
-    yield 0.0, now
+def _memory(held: int, kept: int, spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
+    """Bytes of the whole step, and the activations of every micro-batch from its forward to the
+    end of its backward pass."""
+    yield 0.0, held
     for span in spans:
         if span.kind == "forward":
-            now += one
-            yield span.start_s, now
+            held += kept
+            yield span.start_s, held
         elif span.kind in ("backward", "backward_weight"):
-            now -= one
-            yield span.end_s, now
+            held -= kept
+            yield span.end_s, held
+
+
+def _with_in_flight(replica: PlacedReplica, count: int) -> PlacedReplica:
+    """The same replica when every stage keeps `count` micro-batches."""
+    counts = (count,) * len(replica.stages)
+    return replace(replica, num_micro_batches=count, launch_counts=counts)
+
+
+def _activations(memory: StageMemory, num_layers: int) -> int:
+    return memory.parts_bytes(num_layers)["activations"]
 
 
 def _links(pipelines: Sequence[Pipeline], run: Run) -> Iterator[LinkTimeline]:

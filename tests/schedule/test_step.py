@@ -73,8 +73,8 @@ def test_every_computation_lasts_as_priced_and_none_overlap() -> None:
             assert sum(o.end_s - o.start_s for o in computed) == pytest.approx(
                 count * times.total_s
             )
-            ends = [0.0, *(o.end_s for o in stage.operations)]
-            starts = [o.start_s for o in stage.operations]
+            ends = [0.0, *(o.end_s for o in computed)]
+            starts = [o.start_s for o in computed]
             assert all(end <= start + 1e-12 for end, start in zip(ends, starts, strict=False))
     assert found.step_time_s == max(o.end_s for t in found.timelines for o in t.operations)
     assert 0 < found.bubble < 1

@@ -16,9 +16,9 @@ from megatron_hetero.errors import CheckFailedError
 Key = tuple[object, ...]
 """Names one message or one collective on all ranks alike; its `repr` is what counts."""
 
-FIELDS = ("count", "latest_s", "asked_s", "arrival_s")
-"""count: ranks that have come; latest_s: when the last of them came; asked_s: when a receiver
-asked; arrival_s: when it is done on the described links."""
+FIELDS = ("latest_s", "asked_s", "arrival_s")
+"""latest_s: when the last rank came; asked_s: when a receiver asked; arrival_s: when it is done on
+the described links."""
 
 
 class Board:
@@ -44,6 +44,16 @@ class Board:
     def put(self, key: Key, field: str, value: float) -> None:
         """Write one field."""
         self._values[self._slot(key) + FIELDS.index(field)] = value
+
+    def come(self, key: Key, at_s: float) -> None:
+        """Note that one more rank has come to something."""
+        with self.locked():
+            self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
+
+    def latest_s(self, key: Key) -> float:
+        """When the last of those that have come did."""
+        with self.locked():
+            return self.get(key, "latest_s")
 
     def take(self, hops: Sequence[tuple[Sequence[int], float]], from_s: float) -> float:
         """Take the paths of every hop for its seconds, each once all its paths are free.

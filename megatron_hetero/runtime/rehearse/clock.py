@@ -1,9 +1,10 @@
 """Time on one rank of a rehearsal: every computation takes as long as on the GPU it stands for.
 
 A GPU runs what its host has queued without a pause, as long as the host keeps ahead of it.  So
-does this clock: what Python, the operating system and other processes of this machine add between
-two computations does not count, up to `allowance_s` at a time; what is longer does.  What a rank
-waits for (a message, other ranks) always counts.
+does this clock: a computation begins when the one before has ended and its message is there, and a
+rank sleeps until the moment at which it is to end.  What Python, the operating system and other
+processes of this machine add in between is made up for by the next sleep, up to `allowance_s` at a
+time; what is longer moves everything after it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,13 @@ from megatron_hetero.schedule.simulator_engine import ChunkTimes
 WARMUP_STEPS = 2
 SLACK = 3.0
 """The stretched step is at least so many times as long as this machine takes for its arithmetic."""
-_LEAST_ALLOWANCE_S = 0.02
+MOST_TRIES = 4
+"""Steps that are run for each one that is wanted, if this machine disturbs them."""
+_STRETCH_ON = 1.5
+"""By so much the time scale grows after a disturbed step."""
+_WITH_COLLECTIVES = ("forward", "backward", "backward_input")
+"""Passes whose end means that all members of a tensor-parallel group have begun them."""
+_LEAST_ALLOWANCE_S = 0.1
 _BEGIN_IN_S = 0.01
 
 
@@ -54,6 +60,10 @@ class RankTimes:
         return min(min(c.seconds("forward"), c.seconds("backward")) for c in self.chunks)
 
 
+class RehearsalDone(Exception):  # noqa: N818
+    """All ranks have seen enough steps."""
+
+
 class RehearsedRank:
     """Hangs on the training of one process; an `Observer` of `runtime.entry`."""
 
@@ -65,8 +75,10 @@ class RehearsedRank:
         board: Board,
         network: Network,
         tensor_ranks: Sequence[int],
+        num_steps: int,
         time_scale: float | None,
     ) -> None:
+        self._num_steps = num_steps
         self._times, self._small = times, small
         self._time_scale = time_scale
         self._tensor_ranks = set(tensor_ranks)
@@ -123,11 +135,18 @@ class RehearsedRank:
     @contextmanager
     def _computing(self, kind: str, micro_batch: int, chunk: int, seconds: float) -> Iterator[None]:
         begin_s, began = self.clock.time(), now()
+        # A tensor-parallel group computes in step: its collectives begin with the last member.
+        is_joint = len(self._tensor_ranks) > 1 and kind in _WITH_COLLECTIVES
+        key = ("pass", min(self._tensor_ranks), self._steps_begun, kind, micro_batch, chunk)
+        if is_joint:
+            self.transport.board.come(key, begin_s)
         self.transport.is_computing = True
         try:
             yield
         finally:
             self.transport.is_computing = False
+        if is_joint:
+            begin_s = self.transport.board.latest_s(key)
         self.clock.computed(kind, micro_batch, chunk, begin_s, began, seconds)
 
     def _operating(self, do: Callable[..., None]) -> Callable[..., None]:
@@ -231,6 +250,8 @@ class RehearsedRank:
         self._counts.clear()
         if self._steps_begun == WARMUP_STEPS:
             self._agree_on_scale()
+        elif self._steps_begun > WARMUP_STEPS:
+            self._judge_last_step()
         self._steps_begun += 1
         begin_s = self._latest(now()) + _BEGIN_IN_S
         self.transport.sent, self.transport.collectives = [], []
@@ -246,7 +267,8 @@ class RehearsedRank:
         self.records.append(
             {
                 "scale": clock.scale,
-                "end_s": clock.until_s - clock.step_begin_s,
+                "is_disturbed": clock.overrun_s > 0,
+                "end_s": now() - clock.step_begin_s,
                 "spans": [list(span) for span in clock.spans],
                 "sent": [list(message) for message in self.transport.sent],
                 "collectives": self.transport.collectives,
@@ -255,6 +277,15 @@ class RehearsedRank:
                 "host_s": sum(clock.host_s),
             }
         )
+
+    def _judge_last_step(self) -> None:
+        """Keep a step in which this machine kept pace on all ranks; else try again, more slowly."""
+        is_disturbed = bool(self._latest(float(self.clock.overrun_s > 0)))
+        self.records[-1]["is_disturbed"] = is_disturbed
+        if sum(not record["is_disturbed"] for record in self.records) == self._num_steps:
+            raise RehearsalDone
+        if is_disturbed and self._time_scale is None:
+            self._set_scale(_STRETCH_ON * self.clock.scale)
 
     def _agree_on_scale(self) -> None:
         """The last free step says how slow the rehearsal must be, so that it is sleep that counts.
@@ -266,8 +297,11 @@ class RehearsedRank:
         passes_s = sorted(self.clock.host_s)
         typical_s = passes_s[len(passes_s) // 2]
         own = max(SLACK * self._free_step_s / times.busy_s, 2 * typical_s / times.shortest_s)
-        self.clock.scale = self._time_scale or self._latest(own)
-        self.clock.allowance_s = max(_LEAST_ALLOWANCE_S, 0.5 * times.shortest_s * self.clock.scale)
+        self._set_scale(self._time_scale or self._latest(own))
+
+    def _set_scale(self, scale: float) -> None:
+        self.clock.scale = scale
+        self.clock.allowance_s = max(_LEAST_ALLOWANCE_S, self._times.shortest_s * scale)
 
     def _latest(self, value: float) -> float:
         tensor = torch.tensor([value], dtype=torch.float64)

@@ -8,12 +8,11 @@ our runtime really do.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import Profile
@@ -27,21 +26,17 @@ from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.rehearse.board import Board
 from megatron_hetero.runtime.rehearse.network import Network, SlowLink
 from megatron_hetero.runtime.rehearse.rank import (
+    MOST_TRIES,
     WARMUP_STEPS,
     RankTimes,
+    RehearsalDone,
     RehearsedRank,
     read_records,
 )
+from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.runtime.rehearse.small import SmallModel, small_model
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
-from megatron_hetero.schedule.programme import Operation, OperationKind
-from megatron_hetero.schedule.simulator_engine import MessageSpan, OpSpan
-from megatron_hetero.schedule.step import (
-    StageTimeline,
-    StepSimulation,
-    plan_times,
-    simulate_plan,
-)
+from megatron_hetero.schedule.step import plan_times, simulate_plan
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
@@ -63,34 +58,6 @@ class Options:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     slow_links: tuple[SlowLink, ...] = ()
     rehearsed_plan: Plan | None = None
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """What was predicted and what was seen.
-
-    `stages` are those of the median step, [replica][stage], in the cluster's seconds (divided by
-    `time_scale`), without memory.  `largest_lag_s` is in this machine's seconds.
-    """
-
-    predicted: StepSimulation
-    stages: tuple[tuple[StageTimeline, ...], ...]
-    messages: tuple[MessageSpan, ...]
-    step_times_s: tuple[float, ...]
-    time_scale: float
-    largest_lag_s: float
-    overrun_s: float
-    is_stock: bool
-
-    @property
-    def step_time_s(self) -> float:
-        """Median over the steps, seconds of the cluster."""
-        return median(self.step_times_s)
-
-    @property
-    def error(self) -> float:
-        """Predicted over rehearsed, minus 1."""
-        return self.predicted.step_time_s / self.step_time_s - 1
 
 
 def most_ranks() -> int:
@@ -154,7 +121,7 @@ def rehearse(
     ranks_job = job.ranks_job()
     run_jobs([ranks_job], TIMEOUT_S)
     records = [read_records(job.record(rank)) for rank in range(len(table))]
-    return _rehearsal(played, predicted, records, stock)
+    return gather(played, predicted, records, stock)
 
 
 class _RehearsalJob:
@@ -173,7 +140,7 @@ class _RehearsalJob:
         self.small: SmallModel = small_model(plan, plan.workload)
         self._times = plan_times(plan, cluster, profile)
         self._text = folder / "text"
-        self._num_steps = WARMUP_STEPS + options.steps
+        self._num_steps = WARMUP_STEPS + MOST_TRIES * options.steps
         self._table = rank_table(plan)
         messages = sum(
             replica.num_micro_batches
@@ -184,7 +151,8 @@ class _RehearsalJob:
             )
             for replica in plan.replicas
         )
-        slots = 4 * self._num_steps * (messages + 64 * len(self._table))
+        passes = 3 * sum(r.num_micro_batches * len(r.stages) for r in plan.replicas)
+        slots = 2 * self._num_steps * (2 * messages + passes + 64 * len(self._table))
         self._board = Board(len(network.path_names), slots)
 
     def record(self, rank: int) -> Path:
@@ -226,7 +194,8 @@ class _RehearsalJob:
         def train(rank: int) -> None:
             watched = self._rank(rank)
             watched.install()
-            entry.main(argv, watched)
+            with suppress(RehearsalDone):
+                entry.main(argv, watched)
             watched.save(self.record(rank))
 
         return Job("rehearsal", len(self._table), train, self._folder / "ranks")
@@ -251,60 +220,6 @@ class _RehearsalJob:
             self._board,
             self._network,
             same_stage,
+            self._options.steps,
             self._options.time_scale,
         )
-
-
-def _rehearsal(
-    plan: Plan,
-    predicted: StepSimulation,
-    records: Sequence[Sequence[Mapping[str, Any]]],
-    stock: bool,
-) -> Rehearsal:
-    """[rank][step] -> the whole."""
-    num_steps = len(records[0])
-    ends_s = [max(rank[step]["end_s"] for rank in records) for step in range(num_steps)]
-    scale = float(records[0][0]["scale"])
-    shown = sorted(range(num_steps), key=lambda step: ends_s[step])[num_steps // 2]
-    table = rank_table(plan)
-    stages: dict[tuple[int, int], StageTimeline] = {}
-    messages = []
-    for rank, place in enumerate(table):
-        record = records[rank][shown]
-        key = (place.replica, place.stage)
-        for receiver, _, posted_s, arrival_s in record["sent"]:
-            to = table[receiver].stage
-            kind: OperationKind = "send_forward" if to > place.stage else "send_backward"
-            times_s = [seconds / scale for seconds in (posted_s, posted_s, arrival_s, arrival_s)]
-            messages.append(
-                MessageSpan(place.replica, place.stage, to, Operation(kind, -1), *times_s)
-            )
-        if place.tensor_rank > 0:
-            continue
-        spans = [
-            OpSpan(kind, micro_batch, chunk, start_s / scale, end_s / scale)
-            for kind, micro_batch, chunk, start_s, end_s in record["spans"]
-        ]
-        spans += [
-            OpSpan("gradient_sync", -1, 0, start_s / scale, end_s / scale)
-            for start_s, end_s in record["collectives"]
-            if start_s >= max(s.end_s for s in spans if s.micro_batch >= 0) * scale - 1e-9
-        ]
-        stage = plan.replicas[place.replica].stages[place.stage]
-        stages[key] = StageTimeline(
-            *key, stage.devices, tuple(sorted(spans, key=lambda s: s.start_s)), (), 0
-        )
-    flat = [step for rank in records for step in rank]
-    return Rehearsal(
-        predicted,
-        tuple(
-            tuple(stages[r, s] for s in range(len(replica.stages)))
-            for r, replica in enumerate(plan.replicas)
-        ),
-        tuple(messages),
-        tuple(end_s / scale for end_s in ends_s),
-        scale,
-        max(step["largest_lag_s"] for step in flat),
-        sum(step["overrun_s"] for step in flat),
-        stock,
-    )

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from megatron_hetero.cost.compute import ELEMENT_BYTES
-from megatron_hetero.cost.memory import embedding_params, head_params, layer_params, state_bytes
+from megatron_hetero.cost.memory import state_bytes
+from megatron_hetero.cost.parameters import embedding_params, head_params, layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan, Replica
 from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
 
@@ -32,7 +34,7 @@ class SmallModel:
     layer_runs: tuple[int, ...]
     activation_ratio: float
     _vector_bytes: float
-    _layer_bytes: float
+    _matrix_bytes: float
     _embedding_bytes: float
     _positions_bytes: float
 
@@ -40,7 +42,7 @@ class SmallModel:
         """Real bytes of gradient for each element of parameter `name` of the small model."""
         is_vector = name.endswith(".bias") or "norm" in name
         if name.startswith("decoder.layers."):
-            each = self._vector_bytes if is_vector else self._layer_bytes
+            each = self._vector_bytes if is_vector else self._matrix_bytes
             return each * self.layer_runs[int(name.split(".")[2])]
         if is_vector:
             return self._vector_bytes
@@ -70,15 +72,25 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
     crossing = real.seq_length * real.hidden_size * ELEMENT_BYTES[training.precision]
     small_crossing = small.seq_length * small.hidden_size * _SMALL_ELEMENT_BYTES
     positions = embedding_params(real, 1, 0)
+    layer, small_layer = (layer_params(m, even_share(m, 1)) for m in (real, small))
+    matrices, small_matrices = _layer_matrices(real), _layer_matrices(small)
     return SmallModel(
         shrunk,
         tuple(b - a for a, b in pairwise(cuts)),
         crossing / small_crossing,
-        gradient * real.hidden_size / small.hidden_size,
-        gradient * layer_params(real, 1) / layer_params(small, 1),
+        gradient * (layer - matrices) / (small_layer - small_matrices),
+        gradient * matrices / small_matrices,
         gradient * head_params(real, 1, rows, False) / head_params(small, 1, small_rows, False),
         gradient * positions / max(embedding_params(small, 1, 0), 1),
     )
+
+
+def _layer_matrices(model: ModelSpec) -> int:
+    """Elements of the four matrices of a layer."""
+    query = model.num_attention_heads * model.kv_channels
+    query_key_value = query + 2 * model.num_query_groups * model.kv_channels
+    mlp = model.ffn_hidden_size * (3 if model.gated_mlp else 2)
+    return model.hidden_size * (query_key_value + query + mlp)
 
 
 def _small_rows(shrunk: Shrunk) -> int:

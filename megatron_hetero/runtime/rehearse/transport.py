@@ -163,10 +163,7 @@ class Transport:
         """
         ranks = _ranks(group)
         key = self._number(("collective", tuple(ranks), _name(group)))
-        came_s = self.clock.time()
-        with self.board.locked():
-            self.board.put(key, "count", self.board.get(key, "count") + 1)
-            self.board.put(key, "latest_s", max(self.board.get(key, "latest_s"), came_s))
+        self.board.come(key, self.clock.time())
         if not async_op:
             real(False)
             self._end(key, ring)

@@ -1,0 +1,53 @@
+"""`rehearse`: exit codes, JSON and both timelines; a lost GPU leads to another plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
+MODEL = str(ROOT / "examples/a100-rtx4090/gpt-7b.sh")
+
+
+def rehearse(*words: str) -> int:
+    sizes = ["--num-layers=10", "--global-batch-size=4"]
+    return main(["rehearse", "--cluster", CLUSTER, "--model", MODEL, "--steps=1", *words, *sizes])
+
+
+def test_a_lost_gpu_leads_to_another_plan_and_is_rehearsed(tmp_path: Path, capsys) -> None:
+    """Four RTX 4090 are left of the five GPUs."""
+    trace = tmp_path / "trace.json"
+    layout = ["--layout", "tp1:6,tp2:2,tp2:2 @4", "--lose-device", "a100-0"]
+    assert rehearse(*layout, "--json", "--trace", str(trace)) == 0
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    assert data["ok"] is True
+    assert data["lost_devices"] == ["a100-0"]
+    assert abs(data["error"]) <= data["limit"]
+    assert data["predicted_step_time_s"] == pytest.approx(
+        data["rehearsed_step_time_s"], rel=data["limit"]
+    )
+    devices = {name for stage in data["stages"] for name in stage["devices"]}
+    assert devices <= {"rtx-0:0", "rtx-0:1", "rtx-0:2", "rtx-0:3"}
+    assert "without a100-0" in captured.err
+    events = json.loads(trace.read_text())["traceEvents"]
+    lanes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert lanes == {"predicted", "rehearsed"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slow-rank", "1"], "RANK:FACTOR"),
+        (["--slow-link", "a:b"], "NODE:NODE:FACTOR"),
+        (["--lose-device", "nobody:0"], "no such GPU or node"),
+    ],
+)
+def test_faults_are_spelled(words: list[str], message: str, capsys) -> None:
+    assert rehearse("--layout", "tp1:6,tp2:2,tp2:2 @4", *words) == 2
+    assert message in capsys.readouterr().err
