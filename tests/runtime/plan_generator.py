@@ -17,12 +17,13 @@ from math import lcm
 from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.check_structure import default_launched_forwards
+from megatron_hetero.plan.check_schedule import default_launched_forwards
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, StageShape
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime.verify.shrink import Shrunk
 from tests.runtime.all_pairs import Exclusion, Space
+from tests.runtime.schedules import with_interleaving
 
 FACTORS: Mapping[str, tuple[str, ...]] = {
     "replicas": ("1", "2", "3"),
@@ -34,10 +35,11 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "sizes": ("divide", "do not divide"),
     "micro-batches": ("equal", "unlike"),
     "micro-batch size": ("1", "2", "of each replica"),
-    "launches": ("1F1B", "ahead", "one at a time"),
+    "schedule": ("1F1B", "ahead", "one at a time", "interleaved"),
     "sequence parallel": ("off", "on"),
     "recompute": ("none", "selective", "full", "of each stage"),
     "gradient sync": ("after", "overlapped"),
+    "optimizer state": ("whole", "divided"),
     "loss": ("per micro-batch", "per token"),
     "embeddings": ("tied", "untied"),
     "MLP": ("GELU", "SwiGLU"),
@@ -56,6 +58,7 @@ whether all stages have one."""
 
 _ONE_REPLICA = "one replica has nothing to differ from"
 _ONE_DEVICE = "one device divides nothing"
+_ONE_STAGE = "one stage has no schedule"
 _SGD = "refused: Megatron cannot load the state of SGD from torch_dist"
 
 EXCLUSIONS = (
@@ -72,8 +75,9 @@ EXCLUSIONS = (
         ("loss", "per micro-batch"),
         "refused: micro-batches of unlike size need --calculate-per-token-loss",
     ),
-    Exclusion(("launches", "ahead"), ("stages", "1"), "one stage has no schedule"),
-    Exclusion(("launches", "one at a time"), ("stages", "1"), "one stage has no schedule"),
+    Exclusion(("schedule", "ahead"), ("stages", "1"), _ONE_STAGE),
+    Exclusion(("schedule", "one at a time"), ("stages", "1"), _ONE_STAGE),
+    Exclusion(("schedule", "interleaved"), ("stages", "1"), _ONE_STAGE),
     Exclusion(("resume", "same plan"), ("optimizer", "sgd"), _SGD),
     Exclusion(("resume", "another plan"), ("optimizer", "sgd"), _SGD),
 )
@@ -107,8 +111,11 @@ class Case:
     @property
     def plan_flags(self) -> tuple[str, ...]:
         """Flags that one process has no use for."""
-        is_overlapped = self.values["gradient sync"] == "overlapped"
-        return ("--overlap-grad-reduce",) if is_overlapped else ()
+        switches = {
+            "--overlap-grad-reduce": self.values["gradient sync"] == "overlapped",
+            "--use-distributed-optimizer": self.values["optimizer state"] == "divided",
+        }
+        return tuple(flag for flag, is_on in switches.items() if is_on)
 
     def shrunk(self, plan: Plan) -> Shrunk:
         """What `verify.jobs` trains, for one of the two plans."""
@@ -142,11 +149,14 @@ def cases(seed: int) -> Iterator[Case]:
 def _plan(rng: random.Random, values: Mapping[str, str], tries: int = 50) -> Plan | None:
     """A plan of these values that needs the plug-in; None if there seems to be none."""
     for _ in range(tries):
-        layout = _layout(rng, values, rng.randint(4, 5))
+        least, most = (
+            (4, 5) if values["schedule"] != "interleaved" else (int(values["stages"]) + 2, 6)
+        )
+        layout = _layout(rng, values, rng.randint(least, most))
         if layout is None or layout.num_devices > MAX_PROCESSES:
             continue
         plan = _with_stage_settings(rng, values, plan_from_layout(layout))
-        if values["launches"] != "1F1B" and not _launches_differ(plan):
+        if values["schedule"] != "1F1B" and not _has_own_schedule(plan):
             continue
         if not is_stock(plan):
             validate_plan(plan)
@@ -275,9 +285,27 @@ def _parts(rng: random.Random, total: int, num_parts: int) -> list[int]:
 
 
 def _with_stage_settings(rng: random.Random, values: Mapping[str, str], plan: Plan) -> Plan:
+    if values["schedule"] == "interleaved":
+        for r, replica in enumerate(plan.replicas):
+            chunks = _chunks(rng, len(replica.stages), replica.shape.num_layers)
+            # Chunks take their micro-batches in groups of as many as there are stages.
+            if chunks and replica.num_micro_batches % len(replica.stages) == 0:
+                plan = with_interleaving(plan, r, chunks)
     return replace(
         plan, replicas=tuple(_with_own_settings(rng, values, replica) for replica in plan.replicas)
     )
+
+
+def _chunks(rng: random.Random, num_stages: int, num_layers: int) -> list[tuple[int, int]]:
+    """(stage, layers) along the pipeline: once through all stages, then through some again.
+
+    Empty for a replica of one stage, or of too few layers.
+    """
+    again = [s for s in range(num_stages - 1) if rng.random() < 0.7] or [0]
+    chain = [*range(num_stages), *again, num_stages - 1]
+    if num_stages == 1 or len(chain) > num_layers:
+        return []
+    return list(zip(chain, _parts(rng, num_layers, len(chain)), strict=True))
 
 
 def _with_own_settings(rng: random.Random, values: Mapping[str, str], replica: Replica) -> Replica:
@@ -288,20 +316,21 @@ def _with_own_settings(rng: random.Random, values: Mapping[str, str], replica: R
             some = kind == "full" and rng.random() < 0.5
             count = rng.randint(1, stage.shape.num_layers) if some else None
             stages[s] = replace(stage, recompute=kind, recompute_num_layers=count)
-    if values["launches"] != "1F1B":
+    if values["schedule"] in ("ahead", "one at a time"):
         most = replica.num_micro_batches
         for s, stage in enumerate(stages):
             least = min(len(stages) - s, most)
-            count = 1 if values["launches"] == "one at a time" else rng.randint(least, most)
+            count = 1 if values["schedule"] == "one at a time" else rng.randint(least, most)
             stages[s] = replace(stage, num_launched_forwards=count)
             most = count
     return replace(replica, stages=tuple(stages))
 
 
-def _launches_differ(plan: Plan) -> bool:
-    """Whether some stage's launch count is another than 1F1B's."""
+def _has_own_schedule(plan: Plan) -> bool:
+    """Whether some stage has chunks, or another launch count than 1F1B's."""
     return any(
-        stage.num_launched_forwards != default_launched_forwards(plan, r, s)
+        stage.chunks
+        or stage.num_launched_forwards not in (None, default_launched_forwards(plan, r, s))
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)
     )
@@ -369,6 +398,9 @@ def _model_args(values: Mapping[str, str], num_layers: int) -> tuple[str, ...]:
         "--calculate-per-token-loss": values["loss"] == "per token",
     }
     args += [flag for flag, is_on in switches.items() if is_on]
+    if values["optimizer"] == "adam":
+        # By default an update is the sign of the gradient, also where that is rounding noise.
+        args.append("--adam-eps=1e-4")
     if values["recompute"] == "full":
         args += ["--recompute-granularity=full", "--recompute-method=uniform"]
         args.append("--recompute-num-layers=1")

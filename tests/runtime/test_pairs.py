@@ -79,7 +79,8 @@ def test_the_values_of_a_case_are_in_its_plan(seed: int) -> None:
         assert found.items() <= case.values.items()
         assert (len(sizes) > 1) == (case.values["micro-batch size"] == "of each replica")
         launched = any(s.num_launched_forwards is not None for s in stages)
-        assert launched == (case.values["launches"] != "1F1B")
+        assert launched == (case.values["schedule"] in ("ahead", "one at a time"))
+        assert any(s.chunks for s in stages) == (case.values["schedule"] == "interleaved")
         assert (case.second is None) == (case.values["resume"] == "no")
 
 
