@@ -209,10 +209,14 @@ class AsymmetricJob:
             self._args = self._parse(parse_and_validate_args, given)
         if self._world.rank == 0:
             print(printed.getvalue(), end="", flush=True)
+            for warning in self._warnings:
+                print(f"> megatron-hetero: warning: {warning}", flush=True)
         return self._args
 
     def _parse(self, parse_and_validate_args: Step, given: dict[str, Any]) -> Any:
         plan, position, megatron = self._plan, self._position, self._arguments.megatron
+        table = flag_table()
+        self._warnings = support.check_flags(table.split(table.known_part(megatron)))
         with virtual_world(plan, position, rank_arguments(plan, position, megatron)):
             try:
                 args = parse_and_validate_args(**given)

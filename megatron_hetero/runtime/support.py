@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.support import refused_by_presence, without_effect
+from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.data import global_batch_size
@@ -299,6 +301,26 @@ def check_orders(plan: Plan, args: Any) -> None:
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
         _refuse(_NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
+
+
+def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
+    """Refuse flags that no value makes good, as given on the command line.
+
+    Returns:
+        A warning for each flag that changes nothing.
+    Raises:
+        UnsupportedError: names the flags to leave out.
+    """
+    refused = refused_by_presence(options)
+    if refused:
+        raise UnsupportedError(
+            "These flags are not supported on an asymmetric plan; leave them out:\n  "
+            + "\n  ".join(option.name for option in refused)
+        )
+    return tuple(
+        f"{option.name} has no effect on an asymmetric plan: {why}"
+        for option, why in without_effect(options)
+    )
 
 
 def check_entry(args: Any) -> None:

@@ -1,0 +1,50 @@
+"""What an asymmetric plan does with a flag of Megatron's.
+
+The first entry of `support_table.SUPPORT` that names a flag, by itself or by a pattern, decides.
+Every flag has to be named by one, so that a new release of Megatron brings none that is overlooked;
+what is `refused` there is what `runtime.support` refuses (tests keep both).
+`docs/megatron-flags.md` is printed from it.  A plan that stock Megatron can express runs there,
+with all flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from megatron_hetero.flags.support_table import SUPPORT, Status, Support
+from megatron_hetero.flags.table import Flag, Option, flag_table
+
+
+@cache
+def support_of(flag: Flag) -> Support:
+    """The entry that decides about a flag.
+
+    Raises:
+        LookupError: no entry names it.
+    """
+    for entry in SUPPORT:
+        if any(
+            fnmatchcase(name, pattern) for pattern in entry.names.split() for name in flag.names
+        ):
+            return entry
+    raise LookupError(f"{flag.names[0]} is in no entry of SUPPORT")
+
+
+def refused_by_presence(given: Sequence[Option]) -> tuple[Option, ...]:
+    """Options that no asymmetric plan can follow, whatever their value."""
+    return tuple(option for option in given if support_of(option.flag).by_presence)
+
+
+def without_effect(given: Sequence[Option]) -> Iterator[tuple[Option, str]]:
+    """Options that change nothing on an asymmetric plan, and why."""
+    for option in given:
+        entry = support_of(option.flag)
+        if entry.status == "no effect":
+            yield option, entry.note
+
+
+def named_flags(status: Status) -> Iterator[Flag]:
+    """All flags of a status, in the order of the table."""
+    return (flag for flag in flag_table().flags if support_of(flag).status == status)

@@ -1,0 +1,48 @@
+"""The table of Megatron's flags by support: complete, without stray names, printed as a page."""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from megatron_hetero.flags.support import refused_by_presence, support_of, without_effect
+from megatron_hetero.flags.support_table import SUPPORT
+from megatron_hetero.flags.table import flag_table
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import make_flags_page
+
+NAMES = {name for flag in flag_table().flags for name in flag.names}
+
+
+def test_every_flag_is_decided() -> None:
+    for flag in flag_table().flags:
+        assert support_of(flag) in SUPPORT
+
+
+def test_every_name_is_a_flag() -> None:
+    named = [name for entry in SUPPORT for name in entry.names.split()]
+    assert [n for n in named if not any(fnmatchcase(flag, n) for flag in NAMES)] == []
+    assert [n for n in named if "*" not in n and named.count(n) > 1] == []
+
+
+def test_no_pattern_takes_everything() -> None:
+    """Else a flag of a new Megatron would pass unseen."""
+    patterns = [name for entry in SUPPORT for name in entry.names.split()]
+    assert not any(fnmatchcase("--a-flag-of-tomorrow", pattern) for pattern in patterns)
+
+
+def test_flags_without_effect_are_named() -> None:
+    given = flag_table().split(["--use-sharp", "--lr", "1e-3", "--ddp-bucket-size=5"])
+    assert [(o.name, why) for o, why in without_effect(given)] == [
+        ("--use-sharp", "the plan makes its process groups itself"),
+        ("--ddp-bucket-size", "the gradient sync has buckets of its own"),
+    ]
+    assert refused_by_presence(given) == ()
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert make_flags_page.PAGE.read_text() == make_flags_page.page(), (
+        "run python tools/make_flags_page.py"
+    )

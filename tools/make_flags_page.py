@@ -1,0 +1,57 @@
+"""Print `docs/megatron-flags.md` from `flags/support_table.py`.
+
+python tools/make_flags_page.py            # rewrites the page
+python tools/make_flags_page.py --check    # exit 1 if the page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from megatron_hetero.flags.support import named_flags, support_of
+from megatron_hetero.flags.support_table import MEANING, Status
+from megatron_hetero.flags.table import flag_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "megatron-flags.md"
+
+
+def page() -> str:
+    """The page as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    table = flag_table()
+    yield "# Megatron's flags on an asymmetric plan"
+    yield ""
+    yield (
+        f"All {len(table.flags)} flags of megatron-core {table.megatron_core_version}. A plan that "
+        "stock Megatron can express is handed to it with all flags; this page is about the others. "
+        "Printed by `tools/make_flags_page.py`."
+    )
+    yield from ("", "| | flags | |", "| --- | ---: | --- |")
+    for status in get_args(Status):
+        yield f"| {status} | {len(list(named_flags(status)))} | {MEANING[status]} |"
+    yield from ("", "| flag | on an asymmetric plan | |", "| --- | --- | --- |")
+    for flag in table.flags:
+        support = support_of(flag)
+        yield f"| `{flag.names[0]}` | {support.status} | {support.note} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    if parser.parse_args().check:
+        if PAGE.read_text() == page():
+            return 0
+        print(f"{PAGE} is out of date; run python tools/make_flags_page.py")
+        return 1
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
