@@ -298,9 +298,23 @@ class CostModel:
     def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
         """Seconds of each micro-batch for which messages keep a stage from computing, [stage].
 
-        None here: the runtime sends beside computation.
+        The sum of `hop_loads_s` over each stage's boundaries.
         """
-        return (0.0,) * len(groups)
+        loads_s = [0.0] * len(groups)
+        for index, (senders, receivers) in enumerate(pairwise(groups)):
+            for stage, load_s in enumerate(self.hop_loads_s(senders, receivers), index):
+                loads_s[stage] += load_s
+        return tuple(loads_s)
+
+    def hop_loads_s(
+        self, senders: Sequence[Device], receivers: Sequence[Device]
+    ) -> tuple[float, float]:
+        """What one boundary, in both directions, adds to the time of the stage before it and of the
+        stage behind it.
+
+        Nothing here: the runtime sends beside computation.
+        """
+        return 0.0, 0.0
 
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]

@@ -95,10 +95,11 @@ class HexiscaleCosts(RefereeCosts):
         """One direction: half of what the referee charges the sender for both."""
         return BoundaryTime(self.boundary_s(senders, receivers) / 2, 0.0)
 
-    def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
-        """Each boundary is charged to the stage that sends forward."""
-        loads = [self.boundary_s(a, b) for a, b in pairwise(groups)]
-        return (*loads, 0.0)
+    def hop_loads_s(
+        self, senders: Sequence[Device], receivers: Sequence[Device]
+    ) -> tuple[float, float]:
+        """Both directions are charged to the stage that sends forward."""
+        return self.boundary_s(senders, receivers), 0.0
 
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]

@@ -125,6 +125,12 @@ class SailorCosts(RefereeCosts):
             )
         return self._hops[key]
 
+    def hop_loads_s(
+        self, senders: Sequence[Device], receivers: Sequence[Device]
+    ) -> tuple[float, float]:
+        """Each stage is charged what it sends; the ends' extra charge is in `send_loads_s` only."""
+        return self.hop(senders, receivers).total_s, self.hop(receivers, senders).total_s
+
     def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
         """p_i of a replica alone."""
         activations_s = [self.hop(a, b).total_s for a, b in pairwise(groups)]
