@@ -28,6 +28,7 @@ VERBS = {
     "flags": "print the Megatron flags and the torchrun line of every node",
     "launch": "write the files that start a plan: torchrun, ssh, Slurm, Kubernetes, SkyPilot",
     "simulate": "show what every GPU and link does in one step of a plan",
+    "schedule": "make other orders of computations for a plan, and compare them",
     "report": "write one HTML page that explains a plan, with its figures",
     "doctor": "find what would hang or train wrongly, before the job starts",
     "convert": "read configurations of HexiScale and FlagScale, or write them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Link, Node
@@ -427,7 +427,8 @@ class CostModel:
             forward,
             backward,
             replica.num_micro_batches,
-            replica.num_in_flight,
+            # An order of its own (`plan.order`) may hold more on a later stage; 1F1B cannot.
+            tuple(accumulate(replica.num_in_flight, min)),
         )
         return ReplicaCost(stages, forward, backward, pipeline_s)
 

@@ -16,7 +16,6 @@ from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StageMemory
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
@@ -24,9 +23,10 @@ from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulate import chunk_times, computing_s, peak_in_flight
+from megatron_hetero.schedule.simulate import computing_s, peak_in_flight
 from megatron_hetero.schedule.simulator_engine import (
     ChunkTimes,
     Collective,
@@ -177,7 +177,20 @@ def simulate_plan(
     sends: SendMode = "waited" if is_stock else "buffered"
     replica_costs = [costs.replica(replica, rows) for replica in placement.replicas]
     pipelines = [
-        _pipeline(costs, replica, replica_schedule(plan, r), [s.times for s in cost.stages], sends)
+        _pipeline(
+            costs,
+            replica,
+            replica_schedule(plan, r),
+            [
+                stage_chunk_times(
+                    stage, priced.times, workload, is_last=s + 1 == len(replica.stages)
+                )
+                for s, (stage, priced) in enumerate(
+                    zip(plan.replicas[r].stages, cost.stages, strict=True)
+                )
+            ],
+            sends,
+        )
         for r, (replica, cost) in enumerate(zip(placement.replicas, replica_costs, strict=True))
     ]
     run = run_step(
@@ -235,7 +248,7 @@ def _pipeline(
     costs: CostModel,
     replica: PlacedReplica,
     schedule: Schedule,
-    times: Sequence[PassTimes],
+    times: Sequence[tuple[ChunkTimes, ...]],
     sends: SendMode,
 ) -> Pipeline:
     stages = [replica.stages[stage] for stage in schedule.chain]
@@ -243,7 +256,7 @@ def _pipeline(
     is_stock = sends == "waited"
     return Pipeline(
         schedule,
-        tuple(chunk_times(t) for t in times),
+        tuple(times),
         tuple(crossing(costs, here, there, is_stock) for here, there in pairwise(stages)),
         tuple(crossing(costs, there, here, is_stock) for here, there in pairwise(stages)),
         sends,

@@ -1,0 +1,209 @@
+"""The schedules that a plan's replica could run, each made for its times, hops and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
+from megatron_hetero.plan.check_schedule import launched_forwards
+from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
+from megatron_hetero.schedule.chunk_times import stage_chunk_times
+from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.schedule.list_schedule import Listed, Pipeline
+from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
+from megatron_hetero.schedule.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.simulate import simulate
+from megatron_hetero.schedule.synthesise import synthesise
+from megatron_hetero.schedule.zero_bubble import zero_bubble
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with one kind of schedule, and its replicas on the clock.
+
+    `pipeline_times_s` and `peaks` (micro-batches or passes under way, [stage]) are [replica].
+    `held` says why the kind cannot be had, and then there is nothing else.
+    """
+
+    name: ScheduleName
+    plan: Plan | None
+    pipeline_times_s: tuple[float, ...] = ()
+    peaks: tuple[tuple[int, ...], ...] = ()
+    held: str = ""
+
+    @property
+    def slowest_s(self) -> float:
+        """Of the slowest replica, which the step waits for."""
+        return max(self.pipeline_times_s)
+
+
+def candidates(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None, num_chunks: int = 2
+) -> tuple[Candidate, ...]:
+    """1F1B with the plan's launch counts, and every other kind of schedule made for the plan.
+
+    Args:
+        plan: valid on `cluster`, with a workload and devices; orders and chunks are left aside.
+        num_chunks: chunks on each stage of an interleaved pipeline.
+    """
+    plain = _without_orders(plan)
+    maker = _Maker(plain, cluster, profile)
+    return (
+        maker.candidate("1f1b", plain),
+        maker.interleaved(num_chunks),
+        maker.candidate("zero-bubble", plain),
+        maker.candidate("synthesised", plain),
+    )
+
+
+def _without_orders(plan: Plan) -> Plan:
+    """The plan in one piece a stage, with 1F1B."""
+    replicas = []
+    for replica in plan.replicas:
+        first, stages = 0, []
+        for stage in replica.stages:
+            stages.append(replace(stage, first_layer=first, chunks=(), order=None))
+            first += stage.shape.num_layers
+        replicas.append(replace(replica, stages=tuple(stages)))
+    return replace(plan, replicas=tuple(replicas), schedule="1f1b", estimates=None)
+
+
+class _Maker:
+    """Makes schedules for the replicas of one plan."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, profile: Profile | None) -> None:
+        if plan.workload is None:
+            raise UsageError("the plan carries no model, so its passes cannot be timed")
+        self.plan, self.workload = plan, plan.workload
+        self.placement = placement_of(plan, cluster)
+        self.costs = CostModel(cluster, plan.workload, profile).sharded_as(self.placement)
+        self.rows = self.costs.vocab_rows(self.placement.widths)
+
+    def candidate(self, name: ScheduleName, plan: Plan) -> Candidate:
+        """The plan with orders of one kind on all replicas of several stages."""
+        times_s, peaks = [], []
+        made = plan
+        for r, replica in enumerate(plan.replicas):
+            pipeline = self._pipeline(r, replica)
+            try:
+                listed = self._schedule(name, r, pipeline)
+            except (CheckFailedError, PlanFormatError) as error:
+                return Candidate(name, None, held=f"replica {r}: {error}")
+            if name != "1f1b" and len(replica.stages) > 1:
+                made = with_schedule(made, r, listed.schedule, name)
+                if held := self._too_much(made, r):
+                    return Candidate(name, None, held=held)
+            simulated = simulate(
+                listed.schedule, pipeline.times, pipeline.forward_hops, pipeline.backward_hops
+            )
+            times_s.append(simulated.makespan_s)
+            peaks.append(simulated.peak_in_flight)
+        check_schedules(made)
+        return Candidate(name, made, tuple(times_s), tuple(peaks))
+
+    def interleaved(self, num_chunks: int) -> Candidate:
+        """Every stage of a longer pipeline in as many chunks, along the stages in turn."""
+        replicas = []
+        for r, replica in enumerate(self.plan.replicas):
+            if len(replica.stages) > 1:
+                least = min(stage.shape.num_layers for stage in replica.stages)
+                if least < num_chunks:
+                    held = f"replica {r} has a stage of {least} layers for {num_chunks} chunks"
+                    return Candidate("interleaved", None, held=held)
+                replica = _in_turn(replica, num_chunks)
+            replicas.append(replica)
+        return self.candidate("interleaved", replace(self.plan, replicas=tuple(replicas)))
+
+    def _schedule(self, name: ScheduleName, r: int, pipeline: Pipeline) -> Listed:
+        num_stages, m = pipeline.num_stages, pipeline.num_micro_batches
+        if name == "1f1b" or num_stages == 1:
+            counts = self.placement.replicas[r].num_in_flight
+            return Listed(one_f_one_b(num_stages, m, counts), 0.0)
+        if name == "interleaved":
+            return Listed(interleaved(pipeline.chain, m), 0.0)
+        limits = self._limits(self.placement.replicas[r])
+        return (zero_bubble if name == "zero-bubble" else synthesise)(pipeline, limits)
+
+    def _pipeline(self, r: int, replica: Replica) -> Pipeline:
+        placed = self.placement.replicas[r]
+        cost = self.costs.replica(placed, self.rows)
+        last = len(replica.stages) - 1
+        on_stage = chain(replica)
+        costs = self.costs.variant(micro_batch_size=placed.micro_batch_size)
+        groups = [placed.stages[s].devices for s in on_stage]
+
+        def hops(backward: bool) -> tuple[BoundaryTime, ...]:
+            return tuple(costs.hop(*((b, a) if backward else (a, b))) for a, b in pairwise(groups))
+
+        return Pipeline(
+            on_stage,
+            replica.num_micro_batches,
+            tuple(
+                stage_chunk_times(stage, cost.stages[s].times, self.workload, is_last=s == last)
+                for s, stage in enumerate(replica.stages)
+            ),
+            hops(backward=False),
+            hops(backward=True),
+        )
+
+    def _too_much(self, made: Plan, r: int) -> str:
+        """Says which stage would keep more micro-batches than fit into its memory."""
+        for s, limit in enumerate(self._limits(self.placement.replicas[r])):
+            kept = launched_forwards(made, r, s)
+            if kept > limit:
+                return f"replica {r}, stage {s} would keep {kept} micro-batches; {limit} fit"
+        return ""
+
+    def _limits(self, placed: PlacedReplica) -> list[int]:
+        """Micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
+        return [
+            max(own, self._limit(placed, index)) for index, own in enumerate(placed.num_in_flight)
+        ]
+
+    def _limit(self, placed: PlacedReplica, index: int) -> int:
+        low, high = 1, placed.num_micro_batches
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._fits(placed, index, [middle] * len(placed.stages))
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _fits(self, placed: PlacedReplica, index: int, counts: Sequence[int]) -> bool:
+        asked = replace(placed, launch_counts=tuple(counts))
+        memory = self.costs.stage_memory(asked, index, self.rows)
+        return memory.peak_bytes(placed.stages[index].num_layers) <= memory.capacity_bytes
+
+
+def _in_turn(replica: Replica, num_chunks: int) -> Replica:
+    """Each stage's layers in `num_chunks` chunks of like size, dealt out along the stages."""
+    sizes = [list(_parts(stage.shape.num_layers, num_chunks)) for stage in replica.stages]
+    ranges: list[list[LayerRange]] = [[] for _ in replica.stages]
+    first = 0
+    for chunk in range(num_chunks):
+        for s, size in enumerate(sizes):
+            ranges[s].append(LayerRange(first, size[chunk]))
+            first += size[chunk]
+    stages = tuple(
+        replace(
+            stage,
+            first_layer=own[0].first_layer,
+            chunks=tuple(own) if num_chunks > 1 else (),
+            num_launched_forwards=None,
+        )
+        for stage, own in zip(replica.stages, ranges, strict=True)
+    )
+    return replace(replica, stages=stages)
+
+
+def _parts(total: int, count: int) -> Iterator[int]:
+    """`total` in `count` parts, the larger ones first."""
+    for i in range(count):
+        yield total // count + (i < total % count)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.schedule.of_plan import check_schedules
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "a100-rtx4090"
+PLAN = [
+    "--layout",
+    "tp1:16,tp2:8,tp2:8 @32",
+    f"--cluster={EXAMPLE / 'cluster.yaml'}",
+    f"--model={EXAMPLE / 'gpt-7b.sh'}",
+]
+
+
+def test_schedules_are_compared_and_one_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.json"
+    assert main(["schedule", *PLAN, "--kind=synthesised", "-o", str(path), "--json"]) == 0
+    first, *others = json.loads(capsys.readouterr().out)["schedules"]
+    assert first["kind"] == "1f1b"
+    assert [o["kind"] for o in others] == ["interleaved", "zero-bubble", "synthesised"]
+    found = others[-1]
+    assert found["pipeline_times_s"][0] <= first["pipeline_times_s"][0]
+    plan = load_plan(path)
+    assert plan.schedule == "synthesised"
+    assert all(stage.order for stage in plan.replicas[0].stages)
+    check_schedules(plan)
+    assert main(["simulate", str(path), PLAN[2], "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["pipelines_s"] == pytest.approx(found["pipeline_times_s"][0])
+    assert main(["explain", str(path), PLAN[2], "--json"]) == 0
+
+
+def test_what_cannot_be_had_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["schedule", *PLAN, "--chunks=9"]
+    assert main([*words, "--json"]) == 0
+    kinds = {k["kind"]: k for k in json.loads(capsys.readouterr().out)["schedules"]}
+    assert "a stage of 8 layers for 9 chunks" in kinds["interleaved"]["unavailable"]
+    path = tmp_path / "none.json"
+    assert main([*words, "--kind=interleaved", "-o", str(path)]) == 1
+    assert "for 9 chunks" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", *PLAN]) == 0
+    out = capsys.readouterr().out
+    assert "of 1f1b" in out
+    assert "zero-bubble" in out
+
+
+@pytest.mark.parametrize("words", [["--kind=zero-bubble"], ["--chunks=1"]])
+def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", *PLAN, *words]) == 2
+    assert capsys.readouterr().err
