@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.memory import StageMemory
-from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.model import CostModel, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
@@ -181,14 +181,7 @@ def simulate_plan(
             costs,
             replica,
             replica_schedule(plan, r),
-            [
-                stage_chunk_times(
-                    stage, priced.times, workload, is_last=s + 1 == len(replica.stages)
-                )
-                for s, (stage, priced) in enumerate(
-                    zip(plan.replicas[r].stages, cost.stages, strict=True)
-                )
-            ],
+            _chunk_times(plan, r, cost, workload),
             sends,
         )
         for r, (replica, cost) in enumerate(zip(placement.replicas, replica_costs, strict=True))
@@ -224,14 +217,30 @@ def plan_times(
         UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
     """
     placement = placement_of(plan, cluster)
-    costs = CostModel(cluster, _workload(plan), profile).sharded_as(placement)
+    workload = _workload(plan)
+    costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
-    return tuple(
-        tuple(
-            StageTimes(chunk_times(stage.times), stage.update_s)
-            for stage in costs.replica(replica, rows).stages
+    found = []
+    for r, replica in enumerate(placement.replicas):
+        cost = costs.replica(replica, rows)
+        chunks = _chunk_times(plan, r, cost, workload)
+        found.append(
+            tuple(
+                StageTimes(times, stage.update_s)
+                for times, stage in zip(chunks, cost.stages, strict=True)
+            )
         )
-        for replica in placement.replicas
+    return tuple(found)
+
+
+def _chunk_times(
+    plan: Plan, r: int, cost: ReplicaCost, workload: Workload
+) -> tuple[tuple[ChunkTimes, ...], ...]:
+    """[stage][chunk] of one replica."""
+    stages = plan.replicas[r].stages
+    return tuple(
+        stage_chunk_times(stage, priced.times, workload, is_last=s + 1 == len(stages))
+        for s, (stage, priced) in enumerate(zip(stages, cost.stages, strict=True))
     )
 
 
