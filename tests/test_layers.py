@@ -23,8 +23,8 @@ def loaded_after(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     ["", ".planner", ".flags", ".flags.emit", ".flags.launch", ".plan.file", ".cli.main",
-     ".cli.plan", ".cli.explain", ".cli.flags", ".cli.verify", ".cli.report", ".cli.doctor",
-     ".report.terminal"],
+     ".cli.plan", ".cli.explain", ".cli.flags", ".cli.verify", ".cli.report", ".cli.probe",
+     ".cli.doctor", ".report.terminal"],
 )  # fmt: skip
 def test_importing_a_planning_module_loads_no_torch(module: str) -> None:
     assert not loaded_after(f"import megatron_hetero{module}") & {"torch", "megatron", "matplotlib"}

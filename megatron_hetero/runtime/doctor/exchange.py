@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.preflight.groups import GroupTest
+from megatron_hetero.runtime import backend
 
 _POLL_S = 0.005
 _SMALL, _LARGE = 1003, 1 << 20
@@ -115,7 +116,7 @@ def _finish(start: Callable[[], Sequence[Any]], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     try:
         works = [work for work in start() if work is not None]
-        if torch.cuda.is_available():
+        if backend.cuda_is_usable():
             done = torch.cuda.Event()
             for work in works:
                 while not work.is_completed():

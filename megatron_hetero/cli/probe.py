@@ -1,0 +1,125 @@
+"""`megatron-hetero probe`: measure the model's pieces on this machine, for plans to stand on."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.verify import require_runtime
+from megatron_hetero.errors import UsageError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.units import format_bandwidth, format_bytes, format_duration
+
+DESCRIPTION = """\
+Measure embedding, decoder layer and head of a model on the GPUs of this machine
+(or its CPU), at each tensor-parallel width and micro-batch size, and add them to
+a profile.json that `plan --profile` takes.  Run it on one machine of each type;
+all may write to one file after each other.  What is in the file already is not
+measured again.
+
+  megatron-hetero probe --model pretrain.sh --gpu RTX-4090 -o profile.json"""
+TAKES_MEGATRON_FLAGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `probe`."""
+    parser.add_argument("--model", type=Path, metavar="FILE", help="as for `plan`")
+    parser.add_argument(
+        "--gpu", required=True, metavar="NAME", help="the GPU type as cluster.yaml calls it"
+    )
+    parser.add_argument(
+        "--widths", type=_numbers, default=(1,), metavar="1,2,4",
+        help="tensor-parallel widths; each needs as many GPUs (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--micro-batch-sizes", type=_numbers, metavar="1,2",
+        help="in sequences (default: the job's --micro-batch-size)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layers", type=int, default=4, metavar="N",
+        help="layers of the measured model (default: 4); fewer need less memory",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S",
+        help="about how long each width and size is measured (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("profile.json"), metavar="PROFILE.JSON"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Measure, write, show."""
+    if arguments.layers < 1 or not 0.1 <= arguments.seconds <= 600:
+        raise UsageError("--layers is at least 1, --seconds from 0.1 to 600")
+    workload = load_workload(arguments.model, arguments.megatron_args)
+    require_runtime()
+    command = importlib.import_module("megatron_hetero.runtime.probe.command")
+    request = command.Request(
+        workload=workload,
+        gpu=arguments.gpu,
+        widths=arguments.widths,
+        micro_batch_sizes=arguments.micro_batch_sizes or (workload.training.micro_batch_size,),
+        num_layers=min(arguments.layers, workload.model.num_layers),
+        seconds=arguments.seconds,
+        output=arguments.output,
+    )
+    with output.progress("measuring") as on_progress:
+        measured = command.probe(request, on_progress)
+    if arguments.json:
+        output.json(
+            {"profile": str(arguments.output), "measured": list(command.summary(measured))}
+        )
+        return 0
+    for found in measured:
+        output.show(*_lines(found.width, found.result))
+    output.show(f"Written to {arguments.output}; next: megatron-hetero plan --profile")
+    return 0
+
+
+def _lines(width: int, result: dict[str, Any] | None) -> Iterator[Text]:
+    yield Text(f"Tensor-parallel width {width}", style="bold")
+    if result is None:
+        yield Text("  in the file already")
+        return
+    for piece in result["pieces"]:
+        yield Text(
+            f"  {piece['piece']:<14} micro-batch {piece['micro_batch_size']:<3} forward "
+            f"{format_duration(piece['forward_s']):>9}  backward "
+            f"{format_duration(piece['backward_s']):>9}  spread {piece['spread']:.0%}"
+        )
+    for size in result["too_large"]:
+        yield Text(f"  micro-batch {size}: does not fit into memory", style="yellow")
+    for rate in result["rates"]:
+        shape = " x ".join(map(str, rate["shape"]))
+        value = (
+            format_bandwidth(rate["value"])
+            if rate["what"] == "memory"
+            else f"{rate['value'] / 1e12:.3g} TFLOPS"
+        )
+        yield Text(f"  {rate['what']:<14} {shape:<22} {value}")
+    if result["free_bytes"] is not None:
+        yield Text(f"  free memory    {format_bytes(result['free_bytes'])}")
+    link = result["link"]
+    if link is not None:
+        yield Text(
+            f"  between two    {format_bandwidth(link['bytes_per_s'])}, latency "
+            f"{format_duration(link['latency_s'])} (for links of cluster.yaml)"
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a list of numbers like 1,2,4") from None
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: the least is 1")
+    return tuple(sorted(set(values)))

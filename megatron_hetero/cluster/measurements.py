@@ -1,0 +1,151 @@
+"""Measurements that users have already: logs of nccl-tests and the matrix of `nvidia-smi topo -m`.
+
+The text is a stranger's: it is read line by line into numbers and words, nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.errors import FileFormatError
+
+MAX_TEXT = 4 << 20
+"""Characters of a log that are read at most."""
+
+_ROW = re.compile(
+    r"^\s*(?P<bytes>\d+)\s+(?P<count>\d+)\s+(?P<type>\w+)\s+(?P<rest>.*)$"
+)
+_NCCL_TEST = re.compile(r"(?P<name>all_reduce|sendrecv|all_gather|reduce_scatter)_perf")
+_RANK = re.compile(r"^#\s+Rank\s+\d+\s")
+_JOINS = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """`latency_s + bytes / bytes_per_s` through measured times; `error` is the largest relative
+    distance of a measured time from it."""
+
+    latency_s: float
+    bytes_per_s: float
+    error: float
+
+
+@dataclass(frozen=True)
+class NcclTest:
+    """A log of nccl-tests: what ran, between how many ranks, and (bytes, seconds) by size."""
+
+    collective: str
+    num_ranks: int
+    times: tuple[tuple[int, float], ...]
+    num_wrong: int
+
+    def link(self) -> LinkFit:
+        """One direction between two of the ranks, by the ring that the collective is.
+
+        An all-reduce takes 2 (n - 1) rounds of 1/n of the buffer; an all-gather or reduce-scatter
+        half of them; a send one round of all of it.
+        """
+        n = self.num_ranks
+        rounds = {"all_reduce": 2 * (n - 1), "sendrecv": 1}.get(self.collective, n - 1)
+        part = 1.0 if self.collective == "sendrecv" else 1.0 / n
+        return fit_link([(b * part, seconds / rounds) for b, seconds in self.times])
+
+
+def fit_link(times: Sequence[tuple[float, float]]) -> LinkFit:
+    """Latency and bandwidth through (bytes, seconds), by least relative squares.
+
+    Raises:
+        FileFormatError: fewer than two sizes, or times that do not grow with size.
+    """
+    if len({num_bytes for num_bytes, _ in times}) < 2 or any(t <= 0 for _, t in times):
+        raise FileFormatError("a link needs positive times of at least two message sizes")
+    # Weights of 1/t^2: a small message's time counts like a large one's.
+    weights = [1.0 / seconds**2 for _, seconds in times]
+    total = sum(weights)
+    mean_bytes = sum(w * b for w, (b, _) in zip(weights, times, strict=True)) / total
+    mean_s = sum(w * t for w, (_, t) in zip(weights, times, strict=True)) / total
+    above = sum(
+        w * (b - mean_bytes) * (t - mean_s) for w, (b, t) in zip(weights, times, strict=True)
+    )
+    below = sum(w * (b - mean_bytes) ** 2 for w, (b, _) in zip(weights, times, strict=True))
+    slope = above / below
+    if slope <= 0:
+        raise FileFormatError(
+            "larger messages did not take longer, so no bandwidth follows; measure larger ones"
+        )
+    latency_s = max(mean_s - slope * mean_bytes, 0.0)
+    error = max(abs((latency_s + slope * b) / t - 1) for b, t in times)
+    return LinkFit(latency_s, 1.0 / slope, error)
+
+
+def parse_nccl_test(text: str, source: str) -> NcclTest:
+    """Read the output of `all_reduce_perf` and its kin.
+
+    Raises:
+        FileFormatError: no such log, or one without results; the message names `source`.
+    """
+    text = text[:MAX_TEXT]
+    named = _NCCL_TEST.search(text)
+    if named is None:
+        raise FileFormatError(
+            f"{source} is no log of nccl-tests: it does not name all_reduce_perf, sendrecv_perf, "
+            "all_gather_perf or reduce_scatter_perf. Keep the command in the log, or its heading."
+        )
+    lines = text.splitlines()
+    num_ranks = sum(bool(_RANK.match(line)) for line in lines)
+    rows = [row for line in lines if (row := _result(line)) is not None]
+    if not rows or num_ranks < 2:
+        raise FileFormatError(
+            f"{source} has {len(rows)} results and {num_ranks} ranks; at least two ranks and two "
+            "sizes are needed"
+        )
+    return NcclTest(
+        named["name"],
+        num_ranks,
+        tuple((size, seconds) for size, seconds, _ in rows),
+        sum(wrong for *_, wrong in rows),
+    )
+
+
+def _result(line: str) -> tuple[int, float, int] | None:
+    """(bytes, seconds out of place, wrong values) of a row: size, count, type, [redop], [root],
+    then time in microseconds, algorithm and bus bandwidth, and the number of wrong values."""
+    found = _ROW.match(line)
+    if found is None:
+        return None
+    words = found["rest"].split()
+    # Words (redop) and the integer root stand before the first number with a point.
+    numbers = [i for i, word in enumerate(words) if re.fullmatch(r"\d+\.\d+", word)]
+    if not numbers or int(found["bytes"]) == 0:
+        return None
+    first = numbers[0]
+    wrong = words[first + 3] if len(words) > first + 3 else "0"
+    return int(found["bytes"]), float(words[first]) * 1e-6, int(wrong) if wrong.isdigit() else 0
+
+
+def parse_topology(text: str, source: str) -> dict[tuple[int, int], str]:
+    """Read `nvidia-smi topo -m`: what joins each pair of GPUs (NV4, PIX, PXB, PHB, NODE, SYS).
+
+    Raises:
+        FileFormatError: no such matrix.
+    """
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text[:MAX_TEXT]).splitlines()
+    heading = next((line for line in lines if re.match(r"^\s*GPU0\b", line)), None)
+    if heading is None:
+        raise FileFormatError(f"{source} is no output of `nvidia-smi topo -m`: no column GPU0")
+    columns = heading.split()
+    num_gpus = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in columns)
+    joins: dict[tuple[int, int], str] = {}
+    for line in lines[lines.index(heading) + 1 :]:
+        row = re.match(r"^GPU(\d+)\s+(.*)$", line)
+        if row is None:
+            continue
+        words = row[2].split()[:num_gpus]
+        if len(words) < num_gpus or not all(_JOINS.match(word) for word in words):
+            raise FileFormatError(f"{source}: the row of GPU{row[1]} has not {num_gpus} entries")
+        joins.update({(int(row[1]), j): word for j, word in enumerate(words) if word != "X"})
+    if len(joins) != num_gpus * (num_gpus - 1):
+        raise FileFormatError(f"{source}: {num_gpus} columns, but not as many rows")
+    return joins

@@ -1,0 +1,1 @@
+"""Measure the model's pieces and the machine, so that plans stand on measurements."""

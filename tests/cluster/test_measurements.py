@@ -1,0 +1,87 @@
+"""Logs of nccl-tests and matrices of nvidia-smi, read into links."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.measurements import fit_link, parse_nccl_test, parse_topology
+from megatron_hetero.errors import FileFormatError
+
+
+def log(collective: str, num_ranks: int, latency_s: float, bytes_per_s: float) -> str:
+    """A log of exact alpha-beta times in the format of nccl-tests 2.13 and later."""
+    rounds = {"all_reduce": 2 * (num_ranks - 1), "sendrecv": 1}.get(collective, num_ranks - 1)
+    part = 1.0 if collective == "sendrecv" else 1 / num_ranks
+    lines = [f"# Running ./build/{collective}_perf -b 8 -e 128M -f 2 -g 2", "# Using devices"]
+    for r in range(num_ranks):
+        lines.append(f"#  Rank  {r} Group  0 Pid  {r} on  host device  {r} [0x01] NVIDIA RTX")
+    lines.append("#       size         count      type   redop    root     time   algbw   busbw")
+    for size in (1024, 65536, 1 << 20, 1 << 26):
+        us = rounds * (latency_s + size * part / bytes_per_s) * 1e6
+        lines.append(f"{size:12d} {size // 4:10d}     float     sum      -1 {us:10.4f}   1.00   "
+                     f"1.00      0 {us:10.4f}   1.00    1.00      0")  # fmt: skip
+    lines.append("# Out of bounds values : 0 OK")
+    return "\n".join(lines)
+
+
+@given(
+    st.sampled_from(["all_reduce", "sendrecv", "all_gather", "reduce_scatter"]),
+    st.integers(2, 16),
+    st.floats(1e-6, 1e-3),
+    st.floats(1e8, 1e12),
+)
+def test_a_log_of_exact_times_gives_its_link(
+    collective: str, num_ranks: int, latency_s: float, bytes_per_s: float
+) -> None:
+    test = parse_nccl_test(log(collective, num_ranks, latency_s, bytes_per_s), "a log")
+    assert (test.collective, test.num_ranks, test.num_wrong) == (collective, num_ranks, 0)
+    times = [seconds for _, seconds in test.times]
+    if times[-1] > 1.05 * times[0]:  # the log has four decimals of a microsecond
+        link = test.link()
+        assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.01)
+        assert link.latency_s == pytest.approx(latency_s, rel=0.02, abs=2e-9)
+
+
+def test_wrong_values_are_counted() -> None:
+    text = log("all_reduce", 2, 1e-5, 1e10).replace("1.00      0 ", "1.00      7 ")
+    assert parse_nccl_test(text, "a log").num_wrong == 28
+
+
+def test_times_that_do_not_grow_are_refused() -> None:
+    with pytest.raises(FileFormatError, match="no bandwidth"):
+        fit_link([(1.0, 2.0), (10.0, 1.0)])
+    with pytest.raises(FileFormatError, match="two message sizes"):
+        fit_link([(1.0, 2.0)])
+
+
+@pytest.mark.parametrize("text", ["", "hello", "# all_reduce_perf\nnothing"])
+def test_no_log_is_refused(text: str) -> None:
+    with pytest.raises(FileFormatError):
+        parse_nccl_test(text, "a log")
+
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV12\tSYS\tPXB\t0-31\t0
+GPU1\tNV12\t X \tPHB\tSYS\t0-31\t0
+GPU2\tSYS\tPHB\t X \tSYS\t32-63\t1
+NIC0\tPXB\tSYS\tSYS\t X
+
+Legend:
+  X    = Self
+"""
+
+
+def test_a_topology_is_read() -> None:
+    joins = parse_topology(TOPOLOGY, "topo")
+    assert joins[0, 1] == joins[1, 0] == "NV12"
+    assert joins[1, 2] == "PHB"
+    assert len(joins) == 6
+
+
+@pytest.mark.parametrize("text", ["", "GPU1 X", TOPOLOGY.replace("GPU2\tSYS\tPHB\t X ", "GPU2")])
+def test_no_topology_is_refused(text: str) -> None:
+    with pytest.raises(FileFormatError):
+        parse_topology(text, "topo")

@@ -1,0 +1,141 @@
+"""Probe this CPU, plan with what it measured, train on the plan, and compare the step times.
+
+    python tools/bench_probe.py [--steps 15] [--json]
+
+Nothing is dilated: two processes on two cores train a small GPT in Megatron's own loop.  The probe
+gives the model's pieces (profile.json), memory bandwidth and the link between two processes
+(cluster.yaml); the planner makes two plans of them, a pipeline of both and its own choice.  Other
+load on the machine falsifies all of it: the figures hold on an idle one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.probe.command import Request, probe
+
+MODEL = (
+    "--num-layers=8",
+    "--hidden-size=384",
+    "--num-attention-heads=6",
+    "--seq-length=256",
+    "--max-position-embeddings=256",
+    "--vocab-size=4000",
+    "--micro-batch-size=1",
+    "--global-batch-size=16",
+    "--attention-dropout=0",
+    "--hidden-dropout=0",
+)
+TRAINING = (
+    "--lr=1e-5",
+    "--mock-data",
+    "--tokenizer-type=NullTokenizer",
+    "--eval-iters=0",
+    "--eval-interval=1000000",
+    "--log-interval=1",
+    "--num-workers=0",
+)
+NUM_RANKS = 2
+SKIPPED_STEPS = 4
+CLUSTER = """version: 1
+nodes: [{{name: here, gpu: CPU, count: {ranks}}}]
+gpu_types:
+  CPU: {{memory: 4 GiB, memory_bandwidth: {memory:.3f} GB/s, fp32: {fp32:.4f} TFLOPS}}
+links:
+  inside_node: {{CPU: {{bandwidth: {link:.3f} GB/s, latency: {latency:.1f} us}}}}
+limits: {{max_tensor_parallel: 1, memory_reserve: 256 MiB{more}}}
+"""
+
+
+def main() -> None:
+    """Measure, plan, train, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each probe")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-probe-") as name:
+        rows = compare(Path(name), arguments.steps, arguments.seconds)
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        print(
+            f"{row['layout']:<28} predicted {row['predicted_step_time_s'] * 1e3:7.1f} ms   "
+            f"measured {row['measured_step_time_s'] * 1e3:7.1f} ms   error {row['error']:+.1%}"
+        )
+
+
+def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
+    """One row for each plan: layout, predicted and measured step time, error."""
+    workload = load_workload(None, MODEL)
+    profile_path = folder / "profile.json"
+    request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path)
+    one, two = probe(request, lambda words: print(words, file=sys.stderr))
+    assert one.result is not None and two.result is not None
+    rates = {rate["what"]: rate["value"] for rate in one.result["rates"]}
+    rows = []
+    for name, more in (("pipeline", ", num_replicas: 1"), ("own choice", "")):
+        cluster_path = folder / f"{name}.yaml"
+        cluster_path.write_text(
+            CLUSTER.format(
+                ranks=NUM_RANKS,
+                memory=rates["memory"] / 1e9,
+                fp32=rates["product"] / 1e12,
+                link=two.result["link"]["bytes_per_s"] / 1e9,
+                latency=two.result["link"]["latency_s"] * 1e6,
+                more=more,
+            )
+        )
+        cluster = load_cluster(cluster_path)
+        plan, _ = plan_and_explain(cluster, workload, profile=load_profile(profile_path))
+        assert plan.estimates is not None
+        plan_path = folder / f"{name}.json"
+        save_plan(plan, plan_path)
+        measured_s = train(folder / name, plan_path, steps)
+        predicted_s = plan.estimates.step_time_s
+        rows.append(
+            {
+                "plan": name,
+                "layout": format_layout(plan.layout),
+                "measured_inputs": plan.estimates.measured,
+                "predicted_step_time_s": predicted_s,
+                "measured_step_time_s": measured_s,
+                "error": predicted_s / measured_s - 1,
+            }
+        )
+    return rows
+
+
+def train(folder: Path, plan_path: Path, steps: int) -> float:
+    """Median seconds of a step, by Megatron's own log on the last rank."""
+    argv = (*MODEL, *TRAINING, f"--train-iters={steps}", f"--data-cache-path={folder / 'cache'}",
+            f"--hetero-plan={plan_path}")  # fmt: skip
+
+    def rank_main(rank: int) -> None:
+        from megatron_hetero.runtime import entry
+
+        entry.main(argv)
+
+    run_jobs([Job("training", NUM_RANKS, rank_main, folder)], timeout_s=600.0)
+    log = (folder / f"rank-{NUM_RANKS - 1}.log").read_text()
+    times = [float(t) for t in re.findall(r"elapsed time per iteration \(ms\): ([0-9.]+)", log)]
+    return median(times[SKIPPED_STEPS:]) / 1e3
+
+
+if __name__ == "__main__":
+    main()
