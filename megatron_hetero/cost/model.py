@@ -316,6 +316,16 @@ class CostModel:
         """
         return 0.0, 0.0
 
+    def least_hop_loads_s(self, node: Node, width: int) -> tuple[float, float]:
+        """The least that the boundaries before and behind a stage on a node add to its time, in any
+        plan: for the lower bound."""
+        return 0.0, 0.0
+
+    def least_exchange_s(self, num_replicas: int) -> float:
+        """The least that a step of so many replicas or more lasts beyond its pipelines, for the
+        gradient exchange: for the lower bound."""
+        return 0.0
+
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
     ) -> tuple[float, float]:
