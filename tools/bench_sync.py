@@ -1,0 +1,300 @@
+"""How the runtime's exchanges compare with the usual ones, side by side in one run over gloo.
+
+    python tools/bench_sync.py                       # this machine's loopback interface
+    sudo python tools/bench_sync.py --mbit 1000      # each node behind a card of 1 Gbit/s
+
+Gradient sync: one collective for each set of holders, as the runtime does it, beside one for each
+tensor's slice.  Boundary: each byte once from its holder to its user, beside a leader that sends
+everything to a leader, which broadcasts it.  Both ways move the same numbers and are checked to
+give the same result.  They take turns; the ratio of each pair of turns counts, so that what else
+the machine does weighs on both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from shaped_links import shaped_links
+
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.boundary import Boundary
+from megatron_hetero.runtime.gradient_buckets import plan_buckets
+from megatron_hetero.runtime.gradient_memory import BucketViews, arrange, main_grad
+from megatron_hetero.runtime.gradient_reduction import Reduction
+from megatron_hetero.runtime.groups import RankGroups, build_groups
+from megatron_hetero.runtime.job import World
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.shards import ParameterShard
+from megatron_hetero.runtime.traffic import Traffic
+
+Action = Callable[[], None]
+
+SYNC_LAYOUTS = ("tp2:{L} @1 | tp1:{L} @1", "tp3:{L} @1 | tp2:{L} @1", "tp2:{L} @1 | tp2:{L} @1")
+BOUNDARY_LAYOUTS = ("tp2:1,tp2:1 @1", "tp4:1,tp2:1 @1", "tp2:1,tp1:1 @1")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the gradients: layers and hidden size; of the boundary: MiB."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    boundary_mib: float
+
+
+SIZES = (Size("large", 2, 768, 16.0), Size("small", 12, 96, 0.0625))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mbit", type=float, help="rate of each node's card; needs root")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="of each packet between nodes")
+    parser.add_argument("--card-per-gpu", action="store_true", help="every rank is a node")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for size in SIZES:
+        for template in SYNC_LAYOUTS:
+            layout = template.format(L=size.num_layers)
+            rows.append(_measure("sync", layout, size, sync_actions, arguments))
+        for layout in BOUNDARY_LAYOUTS:
+            rows.append(_measure("boundary", layout, size, boundary_actions, arguments))
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print(f"{'what':9} {'layout':24} {'size':>12}  {'ours':>9} {'usual':>9}  usual / ours (range)")
+    for row in rows:
+        print(
+            f"{row['what']:9} {row['layout']:24} {row['mib']:8.2f} MiB  "
+            f"{row['ours_ms']:6.1f} ms {row['usual_ms']:6.1f} ms  {row['ratio']:.2f} "
+            f"({row['least']:.2f} to {row['most']:.2f})"
+        )
+
+
+def _measure(
+    what: str,
+    layout: str,
+    size: Size,
+    actions: Callable[[RankGroups, Plan, Size], tuple[Action, Action, float]],
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    plan = plan_from_layout(parse_layout(layout))
+    places = rank_table(plan)
+    stages = sorted({(p.replica, p.stage) for p in places})
+    node_of = [
+        rank if arguments.card_per_gpu else stages.index((p.replica, p.stage))
+        for rank, p in enumerate(places)
+    ]
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-sync-") as name,
+        shaped_links(max(node_of) + 1, arguments.mbit, arguments.delay_ms) as enter,
+    ):
+        folder = Path(name)
+
+        def run(rank: int) -> None:
+            enter(node_of[rank])
+            backend.activate_cpu_backend()
+            world = World.from_environment()
+            dist.init_process_group(
+                "gloo", store=world.store(), rank=world.rank, world_size=world.size
+            )
+            groups = build_groups(plan, timedelta(minutes=5))
+            ours, usual, mib = actions(groups, plan, size)
+            turns = [(_time(ours), _time(usual)) for _ in range(arguments.turns + 1)][1:]
+            if rank == 0:
+                (folder / "turns.json").write_text(json.dumps({"turns": turns, "mib": mib}))
+            dist.barrier()
+
+        run_jobs([Job(what, len(places), run, folder)], 600)
+        found = json.loads((folder / "turns.json").read_text())
+    ratios = [usual / ours for ours, usual in found["turns"]]
+    ours_s, usual_s = (statistics.median(times) for times in zip(*found["turns"], strict=True))
+    return {
+        "what": what,
+        "layout": layout,
+        "mib": found["mib"],
+        "ours_ms": ours_s * 1e3,
+        "usual_ms": usual_s * 1e3,
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+    }
+
+
+def _time(action: Action) -> float:
+    """Seconds until the last rank is done."""
+    dist.barrier()
+    start = time.perf_counter()
+    action()
+    took = torch.tensor(time.perf_counter() - start)
+    dist.all_reduce(took, op=dist.ReduceOp.MAX)
+    return float(took)
+
+
+class _Parameter:
+    """What the sync reads of a parameter."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+        self.main_grad: torch.Tensor
+
+    def numel(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+
+def sync_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Action, float]:
+    """The gradients of a GPT's layers, reduced by buckets and slice by slice."""
+    places = rank_table(plan)
+    tables = [
+        _shards(size, plan.replicas[p.replica].stages[p.stage].shape.tensor_parallel, p.tensor_rank)
+        for p in places
+    ]
+    stages = [(p.replica, p.stage) for p in places]
+    rank = dist.get_rank()
+    shards = tables[rank]
+    parameters: Any = {
+        name: _Parameter([stop - start for start, stop in _box(shard)])
+        for name, shard in shards.items()
+    }
+    values = list(parameters.values())
+    gradients = torch.zeros(sum(p.numel() for p in values))
+    buffer = SimpleNamespace(params=values, grad_data=gradients, extra_main_grads=[])
+    buckets = plan_buckets(tables, stages)
+    own = [b for b in buckets if rank in b.holders]
+    arrange([SimpleNamespace(buffers=[buffer])], own, parameters)
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for bucket in buckets:
+        if bucket.holders not in made:
+            made[bucket.holders] = dist.new_group(list(bucket.holders))
+    unchecked = SimpleNamespace(check_for_nan_in_grad=False, check_for_large_grads=False)
+    reductions = [
+        Reduction(
+            BucketViews(b.slices, shards, parameters), made[b.holders], [], Traffic(0), unchecked
+        )
+        for b in own
+    ]
+
+    def fill() -> None:
+        torch.manual_seed(rank)
+        gradients.normal_()
+
+    def by_bucket() -> None:
+        for reduction in reductions:
+            reduction.launch(1.0)
+        for reduction in reductions:
+            reduction.finish()
+
+    def by_slice() -> None:
+        for bucket in own:
+            for _, view in BucketViews(bucket.slices, shards, parameters).views(main_grad):
+                flat = view.contiguous()
+                dist.all_reduce(flat, group=made[bucket.holders])
+                if flat is not view:
+                    view.copy_(flat)
+
+    fill()
+    by_bucket()
+    expected = gradients.clone()
+    fill()
+    by_slice()
+    if not torch.allclose(gradients, expected, rtol=1e-5, atol=1e-6):
+        raise RuntimeError("the two ways do not give the same sums")
+    gradients.zero_()
+    return by_bucket, by_slice, gradients.nbytes / 2**20
+
+
+def _shards(size: Size, width: int, index: int) -> Mapping[str, ParameterShard]:
+    """A rank's part of the layers of a GPT."""
+    h = size.hidden
+    shapes = {
+        "input_layernorm.weight": ((h,), None),
+        "self_attention.linear_qkv.weight": ((3 * h, h), 0),
+        "self_attention.linear_qkv.bias": ((3 * h,), 0),
+        "self_attention.linear_proj.weight": ((h, h), 1),
+        "self_attention.linear_proj.bias": ((h,), None),
+        "pre_mlp_layernorm.weight": ((h,), None),
+        "mlp.linear_fc1.weight": ((4 * h, h), 0),
+        "mlp.linear_fc1.bias": ((4 * h,), 0),
+        "mlp.linear_fc2.weight": ((h, 4 * h), 1),
+        "mlp.linear_fc2.bias": ((h,), None),
+    }
+    table = {}
+    for layer in range(size.num_layers):
+        for name, (shape, dim) in shapes.items():
+            key = f"decoder.layers.{layer}.{name}"
+            along = dim or 0
+            edges = (0, shape[along]) if dim is None else shard_edges(shape[along], width)
+            at = 0 if dim is None else index
+            interval = (edges[at], edges[at + 1])
+            table[key] = ParameterShard(key, shape, along, (interval,), dim is not None, False)
+    return table
+
+
+def _box(shard: ParameterShard) -> list[tuple[int, int]]:
+    box = [(0, n) for n in shard.global_shape]
+    box[shard.dim] = shard.intervals[0]
+    return box
+
+
+def boundary_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Action, float]:
+    """An activation from a stage to the next, straight, and from leader to leader."""
+    stage = groups.pipeline.stage
+    hop = groups.hops[0]
+    shape = (int(size.boundary_mib * 2**18),)
+    config = SimpleNamespace(sequence_parallel=False, pipeline_dtype=torch.float32)
+    peers = groups.stage_ranks[1 - stage]
+    ways = (hop.forward, hop.backward) if stage == 0 else (hop.backward, hop.forward)
+    boundary = Boundary(groups, peers, *ways, config)
+    tensor = torch.arange(shape[0], dtype=torch.float32) if stage == 0 else torch.empty(shape)
+
+    def straight() -> None:
+        boundary.begin()
+        if stage == 0:
+            boundary.send(tensor)
+            boundary.finish_sends()
+        else:
+            boundary.post_receive(shape)
+            _require_arrived(boundary.take())
+
+    def through_leaders() -> None:
+        leads = groups.tensor.rank() == 0
+        if stage == 0:
+            if leads:
+                dist.send(tensor, peers[0], group=hop.forward)
+            return
+        if leads:
+            dist.recv(tensor, peers[0], group=hop.forward)
+        if groups.tensor.size() > 1:
+            dist.broadcast(tensor, group=groups.tensor, group_src=0)
+        _require_arrived(tensor)
+
+    return straight, through_leaders, tensor.nbytes / 2**20
+
+
+def _require_arrived(tensor: torch.Tensor) -> None:
+    last = tensor.numel() - 1
+    if float(tensor[0]) != 0.0 or float(tensor[last]) != float(last):
+        raise RuntimeError("the activation did not arrive whole")
+
+
+if __name__ == "__main__":
+    main()
