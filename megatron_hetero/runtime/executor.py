@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -42,7 +43,14 @@ _GRADIENTS = ("backward", "backward_weight")
 class Executor:
     """Runs stage `stage` of `schedule`, one call for each step."""
 
-    def __init__(self, schedule: Schedule, stage: int) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        stage: int,
+        watched: Callable[[str], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """`watched(kind)` goes around every operation (see `runtime.stage_ratio`)."""
+        self.watched = watched or (lambda _kind: contextlib.nullcontext())
         self.schedule = schedule
         self.stage = stage
         # By boundary: on each, messages of one direction come to this stage.
@@ -193,7 +201,8 @@ class _Step:
                 for operation in instruction:
                     if operation in sync.last_gradients:
                         sync.end(operation.chunk)
-                    self._do(operation, forward)
+                    with self._executor.watched(operation.kind):
+                        self._do(operation, forward)
             if not self._forward_only:
                 sync.start_left()
         for boundary in self._boundaries.values():

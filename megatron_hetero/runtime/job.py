@@ -300,6 +300,7 @@ class AsymmetricJob:
         )
         from megatron_hetero.runtime.optimizer import build_optimizer
         from megatron_hetero.runtime.schedule import ReplicaSchedule
+        from megatron_hetero.runtime.stage_ratio import StageRatio, StageWatch
         from megatron_hetero.runtime.token_rate import TokenRate
 
         _refuse_what_the_plan_decides(named)
@@ -317,11 +318,14 @@ class AsymmetricJob:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout)
         parallel_state.fill(groups)
-        forward_backward.apply(ReplicaSchedule(plan, groups))
+        watch = StageWatch() if StageRatio.applies(plan) else None
+        forward_backward.apply(ReplicaSchedule(plan, groups, watch))
         checkpoint_metadata.apply()
         if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
             jit_warm_up.apply()
         training_log.add_observer(TokenRate().observe)
+        if watch is not None:
+            training_log.add_observer(StageRatio(plan, watch).observe)
         weights = optimizer_weights(plan) if self._divides_optimizer else None
         if weights is not None:
             optimizer.apply(build_optimizer)

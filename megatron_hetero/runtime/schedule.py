@@ -18,16 +18,20 @@ from megatron_hetero.runtime import weight_gradients
 from megatron_hetero.runtime.data import global_batch_size
 from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.groups import RankGroups
+from megatron_hetero.runtime.stage_ratio import StageWatch
 from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 class ReplicaSchedule:
     """Callable like Megatron's forward-backward functions.  `plan` is the whole job's."""
 
-    def __init__(self, plan: Plan, groups: RankGroups) -> None:
+    def __init__(
+        self, plan: Plan, groups: RankGroups, watch: StageWatch | None = None
+    ) -> None:
         self._groups = groups
         schedule = replica_schedule(plan, groups.position.replica)
-        self._executor = Executor(schedule, groups.pipeline.stage)
+        watched = None if watch is None else watch.watched
+        self._executor = Executor(schedule, groups.pipeline.stage, watched)
         if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
             weight_gradients.activate()
         self._global_batch_size = global_batch_size(plan)

@@ -29,14 +29,10 @@ class _Operation(_Loose):
     end_s: Seconds
 
 
-class _Operations(_Loose):
-    operations: list[_Operation] = Field(max_length=1_000_000)
-
-
 class _Stage(_Loose):
     replica: Annotated[int, Field(ge=0)]
     stage: Annotated[int, Field(ge=0)]
-    rehearsed: _Operations
+    operations: list[_Operation] = Field(max_length=1_000_000)
 
 
 class _Rehearsal(_Loose):
@@ -65,7 +61,7 @@ def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
             plan.replicas[stage.replica].stages[stage.stage].devices,
             tuple(
                 OpSpan(o.kind, o.micro_batch, o.chunk, o.start_s, o.end_s)
-                for o in stage.rehearsed.operations
+                for o in stage.operations
             ),
         )
         for stage in sorted(rehearsal.stages, key=lambda stage: (stage.replica, stage.stage))

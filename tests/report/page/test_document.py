@@ -160,7 +160,7 @@ def rehearsal(tmp_path: Path, **changes: object) -> Path:
         {
             "replica": stage.replica,
             "stage": stage.stage,
-            "rehearsed": {"operations": [o._asdict() for o in stage.operations]},
+            "operations": [o._asdict() for o in stage.operations],
         }
         for stage in simulate_plan(PLAN, CLUSTER).timelines
     ]
@@ -181,7 +181,7 @@ def test_the_rehearsal_of_another_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="another plan"):
         rehearsed_lanes(
             rehearsal(tmp_path, stages=[{"replica": 9, "stage": 0,
-                                         "rehearsed": {"operations": []}}]), PLAN)  # fmt: skip
+                                         "operations": []}]), PLAN)  # fmt: skip
 
 
 def _luminance(color: str) -> float:
