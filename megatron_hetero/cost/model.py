@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
@@ -43,7 +44,7 @@ from megatron_hetero.cost.share import (
     even_share_or_none,
     member_shares,
 )
-from megatron_hetero.cost.sync import gradient_sync_s
+from megatron_hetero.cost.sync import GradientExchange, StageEnd, StageId
 from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
@@ -454,18 +455,49 @@ class CostModel:
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
         """The step of replicas that are priced already."""
+        card_s = _busiest_card_s(placement, replicas)
+        pipelines_s = max(card_s, *(r.pipeline_s for r in replicas))
         return PlacementCost(
             replicas,
-            _busiest_card_s(placement, replicas),
-            self.sync_s(placement, vocab_rows),
+            card_s,
+            self._exchange.exposed_s(
+                placement, vocab_rows, self._stage_ends(replicas, pipelines_s), pipelines_s
+            ),
             max(s.update_s for r in replicas for s in r.stages),
         )
 
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
-        """Seconds of the gradient exchange of a placement."""
-        gradient_bytes = state_bytes(self.workload.training).gradient
-        model = self.workload.model
-        return gradient_sync_s(placement, self.cluster, model, vocab_rows, gradient_bytes)
+        """Seconds of the gradient exchange of a placement, hidden behind nothing."""
+        return self._exchange.alone_s(placement, vocab_rows)
+
+    @cached_property
+    def _exchange(self) -> GradientExchange:
+        training = self.workload.training
+        states = state_bytes(training)
+        weight_bytes = states.weight if training.use_distributed_optimizer else None
+        return GradientExchange(self.cluster, self.workload.model, states.gradient, weight_bytes)
+
+    def _stage_ends(
+        self, replicas: tuple[ReplicaCost, ...], pipelines_s: float
+    ) -> dict[StageId, StageEnd]:
+        """When stages may begin to exchange gradients.
+
+        The last gradient still has to pass the stages before this one.  As in Megatron
+        (`--align-grad-reduce`) only the first stage begins within its last backward pass.  Where
+        the network sets the pace, all end with it.
+        """
+        overlap = self.workload.training.overlap_grad_reduce
+        ends = {}
+        for r, replica in enumerate(replicas):
+            left_s = 0.0
+            paced = pipelines_s > max(other.pipeline_s for other in replicas)
+            for s, stage in enumerate(replica.stages):
+                end_s = pipelines_s if paced else replica.pipeline_s - left_s
+                hidden_s = stage.times.backward_s * (1 - 1 / stage.num_layers)
+                ends[r, s] = StageEnd(end_s, hidden_s if overlap and s == 0 else 0.0)
+                if s < len(replica.backward_hops):
+                    left_s += stage.times.backward_s + replica.backward_hops[s].total_s
+        return ends
 
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]

@@ -16,7 +16,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import SyncGroup, sync_groups
+from megatron_hetero.cost.sync import SyncGroup, pass_latency_s, ring, sync_groups
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.simulator_engine import Collective, Crossing, StageId
 
@@ -77,23 +77,11 @@ def gradient_collectives(
     if is_stock:
         groups = list(_stock_groups(placement, model, vocab_rows))
     else:
-        groups = _backward_order(list(sync_groups(placement, model, vocab_rows)), placement)
+        groups = list(sync_groups(placement, model, vocab_rows))
     for group in groups:
         num_bytes = group.num_params * gradient_bytes
-        ring = _ring(costs.cluster, placement, group.holders, num_bytes)
-        yield replace(ring, in_turn=is_stock)
-
-
-def _backward_order(groups: list[SyncGroup], placement: Placement) -> list[SyncGroup]:
-    """Head, layers from the last one to the first, embeddings."""
-    first_stages = tuple((r, 0) for r in range(len(placement.replicas)))
-    last_stages = tuple((r, len(x.stages) - 1) for r, x in enumerate(placement.replicas))
-    num_layer_groups = 0
-    if len(placement.replicas) > 1:
-        num_layer_groups = len({start for r in placement.replicas for start in r.first_layers})
-    layers, ends = groups[:num_layer_groups], groups[num_layer_groups:]
-    head = [g for g in ends if g.holders == last_stages and last_stages != first_stages]
-    return [*head, *reversed(layers), *(g for g in ends if g not in head)]
+        collective = _ring(costs, placement, group.holders, num_bytes)
+        yield replace(collective, in_turn=is_stock)
 
 
 def _stock_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
@@ -111,31 +99,21 @@ def _stock_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> It
 
 
 def _ring(
-    cluster: Cluster, placement: Placement, holders: tuple[StageId, ...], num_bytes: float
+    costs: CostModel, placement: Placement, holders: tuple[StageId, ...], num_bytes: float
 ) -> Collective:
     """A ring over the first ranks of the holders; the others work beside them, pair by pair."""
     stages = [placement.replicas[r].stages[s] for r, s in holders]
-    stages.sort(key=lambda stage: ring_key(cluster, stage.devices[0]))
-    num_ranks = len(stages)
-    hop_bytes = 2 * (num_ranks - 1) / num_ranks * num_bytes
-    hops: list[tuple[str, float]] = []
-    latency_s = 0.0
-    for sender, receiver in zip(stages, stages[1:] + stages[:1], strict=True):
-        link = cluster.link(sender.devices[0], receiver.devices[0])
-        seconds = hop_bytes / link.bytes_per_s
-        latency_s = max(latency_s, link.latency_s)
-        if sender.devices[0].node == receiver.devices[0].node:
-            seconds /= min(sender.width, receiver.width)
-        hops += [(path, seconds) for path in paths(cluster, sender.devices, receiver.devices)]
+    cluster = costs.cluster
+    ring_hops = ring(cluster, costs.workload.model, stages)
+    hops = [
+        (path, 2 * hop.s_per_byte * num_bytes)
+        for hop in ring_hops
+        for path in paths(cluster, hop.sender.devices, hop.receiver.devices)
+    ]
     return Collective(
         "gradients of " + ", ".join(f"replica {r} stage {s}" for r, s in holders),
         holders,
         tuple(hops),
-        2 * (num_ranks - 1) * latency_s,
+        2 * pass_latency_s(ring_hops),
         num_bytes,
     )
-
-
-def ring_key(cluster: Cluster, device: Device) -> tuple[str, Device]:
-    """A ring visits sites, then nodes, one after the other, as NCCL's own search would."""
-    return cluster.node_by_name[device.node].site, device

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cluster.spec import Device, Link
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import gradient_sync_s, sync_groups
-from tests.cost.builders import BETWEEN, FAST, SLOW, make_cluster, make_workload
+from megatron_hetero.cost.sync import GradientExchange, StageEnd, sync_groups
+from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4))
 
@@ -22,14 +22,13 @@ def test_layers_are_grouped_by_their_holders() -> None:
     placement = Placement((replica("a", 1, 3), replica("b", 2, 2)))
     layer = layer_params(model, even_share(model, 1))
     found = [(g.holders, g.num_params) for g in sync_groups(placement, model, 1024)]
-    assert found[:3] == [
-        (((0, 0), (1, 0)), layer),
-        (((0, 1), (1, 0)), layer),
-        (((0, 1), (1, 1)), 2 * layer),
-    ]
-    assert found[3:] == [
-        (((0, 0), (1, 0)), 1024 * 512),
+    # As the backward pass comes by: output layer, deep layers first, embedding.
+    assert found == [
         (((0, 1), (1, 1)), 1024 * 512),
+        (((0, 1), (1, 1)), 2 * layer),
+        (((0, 1), (1, 0)), layer),
+        (((0, 0), (1, 0)), layer),
+        (((0, 0), (1, 0)), 1024 * 512),
     ]
 
 
@@ -46,12 +45,69 @@ def test_two_replicas_on_two_nodes_send_every_gradient_once_each_way() -> None:
     placement = Placement((replica("a", 4), replica("b", 4)))
     params = 4 * layer_params(model, even_share(model, 1)) + 2 * 1024 * 512
     expected = 4 * params / BETWEEN.bytes_per_s + 3 * 2 * BETWEEN.latency_s
-    assert gradient_sync_s(placement, CLUSTER, model, 1024, 4) == pytest.approx(expected)
+    exchange = GradientExchange(CLUSTER, model, 4, None)
+    assert exchange.alone_s(placement, 1024) == pytest.approx(expected)
 
 
 def test_stages_of_a_node_share_its_card() -> None:
     model = make_workload(tied_embeddings=False, position_embedding="rope").model
     one = Placement((replica("a", 4), replica("b", 4)))
     two = Placement((replica("a", 2, 2), replica("b", 2, 2)))
-    times = [gradient_sync_s(p, CLUSTER, model, 1024, 4) for p in (one, two)]
+    exchange = GradientExchange(CLUSTER, model, 4, None)
+    times = [exchange.alone_s(p, 1024) for p in (one, two)]
     assert times[1] == pytest.approx(times[0], rel=0.01)
+
+
+UNTIED = make_workload(tied_embeddings=False, position_embedding="rope").model
+
+
+def test_a_ring_passes_a_slow_link_twice_not_at_every_round() -> None:
+    """Four replicas on two sites: one pass leads over the long way once, back once."""
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2), between=Link(1e12, 10e-3))
+    placement = Placement((*(replica("a", 4, first=i) for i in (0, 1)),
+                           *(replica("b", 4, first=i) for i in (0, 1))))  # fmt: skip
+    (head, layers, embedding) = GradientExchange(cluster, UNTIED, 4, None).groups(placement, 1024)
+    assert [g.holders for g in (head, layers, embedding)] == [((0, 0), (1, 0), (2, 0), (3, 0))] * 3
+    latency_s = 2 * (2 * 10e-3 + INSIDE.latency_s)
+    assert layers.seconds == pytest.approx(latency_s, rel=0.03)
+
+
+def test_the_distributed_optimizer_sends_parts_to_owners_and_weights_back() -> None:
+    """Two replicas: half of the gradients there, half of the 16-bit weights back."""
+    placement = Placement((replica("a", 4), replica("b", 4)))
+    params = 4 * layer_params(UNTIED, even_share(UNTIED, 1)) + 2 * 1024 * 512
+    exchange = GradientExchange(CLUSTER, UNTIED, 4, 2)
+    expected = (0.5 * 4 + 0.5 * 2) * params / BETWEEN.bytes_per_s + 3 * 2 * BETWEEN.latency_s
+    assert exchange.alone_s(placement, 1024) == pytest.approx(expected)
+    # Parts cross between all pairs: of eight holders on two nodes 4 * 4 / 8 of the buffer.
+    eight = Placement(tuple(replica(n, 4, first=i) for n in "ab" for i in range(4)))
+    direct_s = (4 * 4 / 8 * 4 + 7 / 8 * 2) * params / BETWEEN.bytes_per_s
+    assert exchange.alone_s(eight, 1024) == pytest.approx(direct_s, rel=0.01)
+
+
+def test_stages_that_end_early_exchange_in_the_bubble() -> None:
+    """What comes after the pipeline is the exchange of the first stage, which ends last."""
+    placement = Placement((replica("a", 2, 2), replica("b", 2, 2)))
+    exchange = GradientExchange(CLUSTER, UNTIED, 4, None)
+    alone_s = exchange.alone_s(placement, 1024)
+    ends = {(r, s): StageEnd(1.0 - 0.5 * s, 0.0) for r in (0, 1) for s in (0, 1)}
+    late_s = exchange.exposed_s(placement, 1024, ends, 1.0)
+    assert late_s == pytest.approx(alone_s / 2, rel=0.01)
+    # With a head start of any length the first layer's gradients still come last.
+    early = {k: StageEnd(e.end_s, 0.9 if k[1] == 0 else 0.0) for k, e in ends.items()}
+    hidden_s = exchange.exposed_s(placement, 1024, early, 1.0)
+    *_, embedding = exchange.groups(placement, 1024)
+    assert 0 < hidden_s < late_s
+    assert hidden_s == pytest.approx(embedding.last_layer_s)
+
+
+def test_uneven_shares_pace_the_exchange_by_the_largest() -> None:
+    model = make_workload(tied_embeddings=False, position_embedding="rope").model
+
+    def exchange_s(shares: tuple[int, ...] | None) -> float:
+        groups = [tuple(Device("a", i) for i in pair) for pair in ((0, 1), (2, 3))]
+        stages = [PlacedStage(devices, 4, shares) for devices in groups]
+        placement = Placement(tuple(PlacedReplica((stage,), 2) for stage in stages))
+        return GradientExchange(CLUSTER, model, 4, None).alone_s(placement, 1024)
+
+    assert exchange_s((3, 1)) == pytest.approx(1.5 * exchange_s(None), rel=0.05)
