@@ -202,6 +202,13 @@ class CostModel:
             )
         )
 
+    def sharded_among(self, num_replicas: int) -> CostModel:
+        """The price list for placements of so many replicas whose depth is not known yet: the
+        states of a tied embedding divided among as many stages as can hold it."""
+        if not self.workload.training.use_distributed_optimizer:
+            return self
+        return self.variant(holders=StateHolders(num_replicas, 2 * num_replicas))
+
     @property
     def activation_bytes(self) -> int:
         """Size of the tensor that crosses a stage boundary for one micro-batch."""

@@ -161,4 +161,6 @@ def _layers_held(
 ) -> int:
     # Other widths can only make the padded vocabulary longer.
     rows = problem.costs.vocab_rows([width])
-    return problem.costs.memory(pool.node, width, first, last, in_flight, rows).max_layers
+    # The more replicas, the less of the distributed optimizer's states has each device.
+    costs = problem.costs.sharded_among(max(problem.replica_counts(), default=1))
+    return costs.memory(pool.node, width, first, last, in_flight, rows).max_layers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megatron_hetero.cost.memory import StateHolders
 from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
@@ -35,7 +36,7 @@ class LaunchRule:
         self.costs = costs
         self._shapes = shapes
         self._least_s: dict[ReplicaShape, float] = {}
-        self._counted: dict[ReplicaShape, Counted | None] = {}
+        self._counted: dict[tuple[ReplicaShape, StateHolders], Counted | None] = {}
 
     def apply(
         self, placement: Placement, cost: PlacementCost, vocab_rows: int
@@ -50,10 +51,11 @@ class LaunchRule:
         least_s = max(cost.card_s, *(self._least_pipeline_s(r, c, vocab_rows) for r, c in priced))
         if cost.step_time_s - cost.pipelines_s + least_s > (1 - MIN_GAIN) * cost.step_time_s:
             return None
-        options = [(own, self._counts(*own, vocab_rows) or own) for own in priced]
+        costs = self.costs.sharded_as(placement)
+        options = [(own, self._counts(costs, *own, vocab_rows) or own) for own in priced]
         pipelines_s = max(cost.card_s, *(counted[1].pipeline_s for _, counted in options))
         chosen = [own if own[1].pipeline_s <= pipelines_s else counted for own, counted in options]
-        found = with_replicas(cost, chosen)
+        found = with_replicas(costs, chosen, vocab_rows)
         return found if found[1].step_time_s <= (1 - MIN_GAIN) * cost.step_time_s else None
 
     def _least_pipeline_s(
@@ -69,16 +71,20 @@ class LaunchRule:
             )
         return self._least_s[key]
 
-    def _counts(self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int) -> Counted | None:
+    def _counts(
+        self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
+    ) -> Counted | None:
         """The replica with counts that are faster than 1F1B's own, and fit; else None."""
-        key = self._shapes.of(replica, vocab_rows)
+        key = (self._shapes.of(replica, vocab_rows), costs.holders)
         if key not in self._counted:
-            self._counted[key] = self._price(replica, cost, vocab_rows)
+            self._counted[key] = self._price(costs, replica, cost, vocab_rows)
         counted = self._counted[key]
         # An equal replica on other devices may have been priced.
         return counted and (replace(replica, launch_counts=counted[0].launch_counts), counted[1])
 
-    def _price(self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int) -> Counted | None:
+    def _price(
+        self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
+    ) -> Counted | None:
         round_trips_s = [
             there.total_s + back.total_s
             for there, back in zip(cost.forward_hops, cost.backward_hops, strict=True)
@@ -87,10 +93,10 @@ class LaunchRule:
         least_s = _NEGLIGIBLE * max(times_s)
         hops_s = [trip_s / 2 if trip_s > least_s else 0.0 for trip_s in round_trips_s]
         wanted = launch_counts(times_s, hops_s)
-        counted = _most_that_fit(self.costs, replica, wanted, vocab_rows)
+        counted = _most_that_fit(costs, replica, wanted, vocab_rows)
         if counted.launch_counts is None:
             return None
-        counted_cost = self.costs.replica(counted, vocab_rows)
+        counted_cost = costs.replica(counted, vocab_rows)
         faster = counted_cost.pipeline_s < _WORTH * cost.pipeline_s
         return (counted, counted_cost) if faster and _fits(counted_cost) else None
 
@@ -142,11 +148,11 @@ def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
 
 
 def with_replicas(
-    cost: PlacementCost, counted: Sequence[Counted]
+    costs: CostModel, counted: Sequence[Counted], vocab_rows: int
 ) -> tuple[Placement, PlacementCost]:
-    """A placement of other launch counts: the exchange and the update stay as they are."""
-    replicas = Placement(tuple(replica for replica, _ in counted))
-    return replicas, replace(cost, replicas=tuple(price for _, price in counted))
+    """A placement of other launch counts, from replicas that are priced already."""
+    placement = Placement(tuple(replica for replica, _ in counted))
+    return placement, costs.combine(placement, tuple(price for _, price in counted), vocab_rows)
 
 
 def _moved(

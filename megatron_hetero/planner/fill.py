@@ -30,7 +30,7 @@ class Filler:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._chains: dict[tuple[Chain, int, int, tuple[int, ...] | None], FilledChain] = {}
+        self._chains: dict[tuple[Chain, int, int, tuple[int, ...] | None, int], FilledChain] = {}
 
     def chain(
         self,
@@ -38,13 +38,15 @@ class Filler:
         vocab_rows: int,
         max_in_flight: int,
         most: tuple[int, ...] | None = None,
+        num_replicas: int = 1,
     ) -> FilledChain:
         """Minimax layers within memory; where nothing fits, the split that lacks least memory.
 
         Args:
             most: layers that a stage may have beside what its memory says, shape [stage].
+            num_replicas: among which the distributed optimizer divides its states.
         """
-        key = (chain, vocab_rows, max_in_flight, most)
+        key = (chain, vocab_rows, max_in_flight, most, num_replicas)
         if key not in self._chains:
             self._chains[key] = self._fill(*key)
         return self._chains[key]
@@ -57,7 +59,7 @@ class Filler:
             return None
         rows = problem.costs.vocab_rows(sorted({u.width for chain in chains for u in chain}))
         most = problem.num_micro_batches - len(chains) + 1
-        filled = [self.chain(chain, rows, most) for chain in chains]
+        filled = [self.chain(chain, rows, most, num_replicas=len(chains)) for chain in chains]
         shares = share_micro_batches(
             problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
         )
@@ -71,9 +73,14 @@ class Filler:
         )
 
     def _fill(
-        self, chain: Chain, vocab_rows: int, max_in_flight: int, most: tuple[int, ...] | None
+        self,
+        chain: Chain,
+        vocab_rows: int,
+        max_in_flight: int,
+        most: tuple[int, ...] | None,
+        num_replicas: int,
     ) -> FilledChain:
-        problem, costs = self.problem, self.problem.costs
+        problem, costs = self.problem, self.problem.costs.sharded_among(num_replicas)
         nodes = problem.cluster.node_by_name
         num_stages, last = len(chain), len(chain) - 1
         pieces = [costs.pieces(nodes[u.node], u.width, vocab_rows) for u in chain]

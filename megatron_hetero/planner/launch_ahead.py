@@ -48,7 +48,7 @@ class LaunchAhead:
 
     def _search_counts(self, board: Scoreboard, candidate: Candidate, max_work: int) -> None:
         """Better counts for the replica that ends last, as long as there are."""
-        costs = board.problem.costs
+        costs = board.problem.costs.sharded_as(candidate.placement)
         rows = costs.vocab_rows(candidate.placement.widths)
         cost = candidate.cost
         counted = list(zip(candidate.placement.replicas, cost.replicas, strict=True))
@@ -63,4 +63,4 @@ class LaunchAhead:
                 break
             counted[last], improved = found, True
         if improved:
-            board.keep_counts(*with_replicas(cost, counted), self.name)
+            board.keep_counts(*with_replicas(costs, counted, rows), self.name)

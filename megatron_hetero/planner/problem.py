@@ -135,10 +135,6 @@ def make_problem(
             f"--global-batch-size {training.global_batch_size} is no multiple of "
             f"--micro-batch-size {training.micro_batch_size}; change one of them"
         )
-    if training.use_distributed_optimizer:
-        raise UnsupportedError(
-            "--use-distributed-optimizer is not supported on unlike replicas yet; drop the flag"
-        )
     if workload.model.num_experts:
         raise UnsupportedError(
             f"mixture-of-experts models are not planned yet (--num-experts "

@@ -160,7 +160,7 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
     quotient, left_over = divmod(problem.num_layers, num_stages)
     even = tuple(quotient + (i >= num_stages - left_over) for i in range(num_stages))
     yield even
-    costs, nodes = problem.costs, problem.cluster.node_by_name
+    costs, nodes = problem.costs.sharded_among(len(chains)), problem.cluster.node_by_name
     width = chains[0][0].width
     rows = costs.vocab_rows([width])
     per_layer, base, caps, missing, added = [], [], [], [], []

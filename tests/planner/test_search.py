@@ -178,8 +178,6 @@ def test_the_job_itself_is_checked() -> None:
     cluster = make_cluster(("a", FAST, 1))
     with pytest.raises(UsageError, match="no multiple"):
         plan_cluster(cluster, make_workload(global_batch_size=5, micro_batch_size=2))
-    with pytest.raises(UnsupportedError, match="--use-distributed-optimizer"):
-        plan_cluster(cluster, make_workload(use_distributed_optimizer=True))
     with pytest.raises(UnsupportedError, match="--num-experts 8"):
         plan_cluster(cluster, make_workload(num_experts=8))
 
@@ -222,3 +220,18 @@ def test_sixteen_gpus_are_planned_within_the_work_limit() -> None:
     cluster = make_cluster(("a", FAST, 8), ("b", SLOW, 8))
     board = search(make_problem(cluster, workload))
     assert board.best is not None and board.num_priced < 20_000
+
+
+def test_the_distributed_optimizer_makes_room() -> None:
+    """Eight replicas of a model whose states fit on no GPU by themselves; the estimates say so."""
+    cluster = make_cluster(("a", replace(FAST, memory_bytes=600 << 20), 8))
+    jobs = [
+        make_workload(num_layers=12, global_batch_size=8, use_distributed_optimizer=on)
+        for on in (True, False)
+    ]
+    sharded, whole = (plan_cluster(cluster, job) for job in jobs)
+    assert len(sharded.replicas) > len(whole.replicas)
+    assert sharded.estimates is not None and whole.estimates is not None
+    assert sharded.estimates.step_time_s < whole.estimates.step_time_s
+    assert sharded.estimates == estimate_plan(sharded, cluster)
+    validate_plan(sharded, cluster)

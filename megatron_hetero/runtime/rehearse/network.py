@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.sync import ring_key
 from megatron_hetero.errors import UsageError
-from megatron_hetero.schedule.simulator_network import paths, ring_key
+from megatron_hetero.schedule.simulator_network import paths
 
 
 @dataclass(frozen=True)
