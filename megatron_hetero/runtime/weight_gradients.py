@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,13 @@ from megatron.core.tensor_parallel import layers
 from megatron.core.utils import prepare_input_tensors_for_wgrad_compute
 
 from megatron_hetero.runtime.megatron import linear_backward
+
+
+class Due(Protocol):
+    """Work that makes weight gradients."""
+
+    def make(self) -> None:
+        """Do it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class WeightGradients:
     """Weight gradients that are due, by the backward pass that put them off."""
 
     def __init__(self) -> None:
-        self._due: dict[tuple[int, int], deque[_PutOff]] = {}
+        self._due: dict[tuple[int, int], deque[Due]] = {}
 
     @contextmanager
     def putting_off(self, chunk: int, micro_batch: int) -> Iterator[None]:
@@ -79,8 +86,16 @@ class WeightGradients:
             due.popleft().make()
 
 
-_due_now: deque[_PutOff] | None = None
+_due_now: deque[Due] | None = None
 """Where backward passes put weight gradients just now; autograd runs them on threads of its own."""
+
+
+def put_off(due: Due) -> bool:
+    """Leave `due` to `WeightGradients.make`, if weight gradients are being put off just now."""
+    if _due_now is None:
+        return False
+    _due_now.append(due)
+    return True
 
 
 def activate() -> None:
@@ -94,14 +109,13 @@ def _first_part(ctx: Any, output_gradient: torch.Tensor) -> tuple[Any, ...] | No
     `ctx` is that of Megatron's `LinearWithGradAccumulationAndAsyncCommunication`.  The gradient is
     summed over the tensor-parallel group; under sequence parallelism it is this rank's shard.
     """
-    if _due_now is None or not ctx.needs_input_grad[1]:
-        return None
     own_input, weight = ctx.saved_tensors
     group = ctx.tp_group
     gather_group = group if ctx.sequence_parallel else None
-    _due_now.append(
-        _PutOff(weight, own_input, output_gradient, gather_group, ctx.gradient_accumulation_fusion)
-    )
+    is_fused = ctx.gradient_accumulation_fusion
+    due = _PutOff(weight, own_input, output_gradient, gather_group, is_fused)
+    if not ctx.needs_input_grad[1] or not put_off(due):
+        return None
     gradient = output_gradient.matmul(weight)
     if ctx.allreduce_dgrad:
         dist.all_reduce(gradient, group=group)

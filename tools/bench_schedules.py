@@ -1,0 +1,190 @@
+"""What each schedule gains on uneven pipelines over slow hops: simulated, and really run.
+
+    python tools/bench_schedules.py                 # the simulated table, seconds
+    python tools/bench_schedules.py --run           # also runs every plan at a hop of one period
+
+A period is the slowest stage's forward and backward.  A run is the runtime's executor on one
+process a stage (`tools/sleeping_pipeline.py`).  Markdown on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.schedule.list_schedule import Pipeline
+from megatron_hetero.schedule.one_f_one_b import launch_counts, one_f_one_b
+from megatron_hetero.schedule.programme import Schedule
+from megatron_hetero.schedule.simulate import simulate
+from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.synthesise import synthesise
+from megatron_hetero.schedule.zero_bubble import zero_bubble
+
+HOPS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Latency of the slow hop, in periods."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Stage times (forward + backward of one micro-batch, in periods) and the slow hop's place."""
+
+    name: str
+    times: tuple[float, ...]
+    slow: int
+
+
+CASES = (
+    Case("even", (1.0, 1.0, 1.0, 1.0), 1),
+    Case("fast second half", (1.0, 1.0, 0.7, 0.7), 1),
+    Case("slow middle", (0.6, 1.0, 0.8), 0),
+    Case("slow ends", (1.0, 0.5, 0.5, 1.0), 2),
+    Case("five stages", (0.4, 1.0, 0.7, 0.9, 0.5), 2),
+)
+SCHEDULES = (
+    "1F1B",
+    "HARP's steps",
+    "launch counts",
+    "interleaved",
+    "zero-bubble",
+    "synthesised",
+    "synthesised, 2x memory",
+)
+
+
+def pipeline(case: Case, hop: float, num_micro_batches: int, num_chunks: int = 1) -> Pipeline:
+    """A third of each stage's time is forward, a third each part of backward; hops are latency."""
+    num_stages = len(case.times)
+    chain = tuple(range(num_stages)) * num_chunks
+    hops = tuple(
+        BoundaryTime(0.0, hop if {a, b} == {case.slow, case.slow + 1} else 0.0)
+        for a, b in pairwise(chain)
+    )
+    # The way back from the last stage to the first crosses the slow hop too.
+    if num_chunks > 1:
+        hops = tuple(
+            BoundaryTime(0.0, hop) if (a, b) == (num_stages - 1, 0) else old
+            for (a, b), old in zip(pairwise(chain), hops, strict=True)
+        )
+    times = tuple((ChunkTimes(*[t / 3 / num_chunks] * 3),) * num_chunks for t in case.times)
+    return Pipeline(chain, num_micro_batches, times, hops, hops)
+
+
+def schedules(case: Case, hop: float, m: int) -> Iterator[tuple[str, Pipeline, Schedule]]:
+    """Every schedule of a case, in the order of `SCHEDULES`, with `m` micro-batches or a few fewer:
+    interleaving takes a multiple of the stages."""
+    num_stages = len(case.times)
+    m -= m % num_stages
+    plain = pipeline(case, hop, m)
+    hops = [h.total_s for h in plain.forward_hops]
+    rule = [min(count, m) for count in launch_counts(case.times, hops)]
+    yield "1F1B", plain, one_f_one_b(num_stages, m)
+    yield "HARP's steps", plain, one_f_one_b(num_stages, m, harp_counts(case.times, hops))
+    yield "launch counts", plain, one_f_one_b(num_stages, m, rule)
+    chunked = pipeline(case, hop, m, 2)
+    yield "interleaved", chunked, interleaved(chunked.chain, m)
+    yield "zero-bubble", plain, zero_bubble(plain, rule).schedule
+    yield "synthesised", plain, synthesise(plain, rule).schedule
+    doubled = [2 * count for count in rule]
+    yield "synthesised, 2x memory", plain, synthesise(plain, doubled).schedule
+
+
+def harp_counts(times: Sequence[float], hops: Sequence[float]) -> list[int]:
+    """HARP's three steps: one more forward ahead, two over a hop of a tenth of a period, three over
+    one of a half."""
+    counts = [1]
+    for hop in reversed(hops):
+        ratio = hop / max(times)
+        counts.append(counts[-1] + (1 if ratio < 0.1 else 2 if ratio < 0.5 else 3))
+    return counts[::-1]
+
+
+def simulated_s(asked: Pipeline, schedule: Schedule) -> float:
+    """Makespan in periods."""
+    return simulate(schedule, asked.times, asked.forward_hops, asked.backward_hops).makespan_s
+
+
+def simulated_table(num_micro_batches: int) -> Iterator[str]:
+    """Markdown: time of each schedule over 1F1B with the rule's launch counts."""
+    yield f"| pipeline | hop | {' | '.join(SCHEDULES)} |"
+    yield "| --- " * (len(SCHEDULES) + 2) + "|"
+    ratios: dict[tuple[float, str], list[float]] = {}
+    for case in CASES:
+        for hop in HOPS:
+            made = {
+                name: simulated_s(asked, schedule)
+                for name, asked, schedule in schedules(case, hop, num_micro_batches)
+            }
+            base_s = made["launch counts"]
+            cells = []
+            for name in SCHEDULES:
+                ratio = made[name] / base_s
+                ratios.setdefault((hop, name), []).append(ratio)
+                shown = f"{base_s:.1f} periods" if name == "launch counts" else f"{ratio:.3f}"
+                cells.append(shown)
+            yield f"| {case.name} | {hop:g} | {' | '.join(cells)} |"
+    for hop in HOPS:
+        means = [f"{fmean(ratios[hop, name]):.3f}" for name in SCHEDULES]
+        yield f"| **mean** | {hop:g} | {' | '.join(means)} |"
+
+
+def run_table(hops: Sequence[float], num_micro_batches: int, period_s: float) -> Iterator[str]:
+    """Markdown: runs beside the simulation."""
+    # Ranks are forked, which CUDA does not survive.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from megatron_hetero.runtime.local_launch import preload
+    from tools.sleeping_pipeline import measure
+
+    preload()
+    yield "| pipeline | hop | schedule | simulated | run | run / simulated |"
+    yield "| --- " * 6 + "|"
+    errors = []
+    for case in CASES:
+        for hop in hops:
+            for name, asked, schedule in schedules(case, hop, num_micro_batches):
+                expected_s = simulated_s(asked, schedule)
+                with tempfile.TemporaryDirectory(prefix="megatron-hetero-") as folder:
+                    found_s = measure(asked, schedule, period_s, Path(folder))
+                errors.append(abs(found_s / expected_s - 1))
+                print(f"{case.name}, {hop:g}, {name}: {errors[-1]:.1%}", file=sys.stderr)
+                yield (
+                    f"| {case.name} | {hop:g} | {name} | {expected_s:.2f} | {found_s:.2f} | "
+                    f"{found_s / expected_s:.3f} |"
+                )
+    within = sum(error <= 0.05 for error in errors)
+    yield ""
+    yield (
+        f"{len(errors)} runs, a period of {period_s * 1e3:g} ms: mean error {fmean(errors):.1%}, "
+        f"worst {max(errors):.1%}; {within} within 5 %."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--micro-batches", type=int, default=32, help="simulated (default: 32)")
+    parser.add_argument("--run", action="store_true", help="run a share of the cases too")
+    parser.add_argument("--run-hops", type=float, nargs="+", default=[1.0], help="(default: 1)")
+    parser.add_argument("--run-micro-batches", type=int, default=12, help="(default: 12)")
+    parser.add_argument("--period", type=float, default=0.3, help="of a run, s (default: 0.3)")
+    options = parser.parse_args()
+    for line in simulated_table(options.micro_batches):
+        print(line, flush=True)
+    if options.run:
+        print()
+        for line in run_table(options.run_hops, options.run_micro_batches, options.period):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
