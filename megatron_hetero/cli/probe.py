@@ -74,9 +74,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with output.progress("measuring") as on_progress:
         measured = command.probe(request, on_progress)
     if arguments.json:
-        output.json(
-            {"profile": str(arguments.output), "measured": list(command.summary(measured))}
-        )
+        output.json({"profile": str(arguments.output), "measured": list(command.summary(measured))})
         return 0
     for found in measured:
         output.show(*_lines(found.width, found.result))

@@ -14,9 +14,7 @@ from megatron_hetero.errors import FileFormatError
 MAX_TEXT = 4 << 20
 """Characters of a log that are read at most."""
 
-_ROW = re.compile(
-    r"^\s*(?P<bytes>\d+)\s+(?P<count>\d+)\s+(?P<type>\w+)\s+(?P<rest>.*)$"
-)
+_ROW = re.compile(r"^\s*(?P<bytes>\d+)\s+(?P<count>\d+)\s+(?P<type>\w+)\s+(?P<rest>.*)$")
 _NCCL_TEST = re.compile(r"(?P<name>all_reduce|sendrecv|all_gather|reduce_scatter)_perf")
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s")
 _JOINS = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")

@@ -17,5 +17,6 @@ class EveryRankProvider:
     provide: Callable[..., tuple[Any, ...]]
     is_distributed: ClassVar[bool] = True
 
-    def __call__(self, num_samples: Any) -> tuple[Any, ...]:
+    def __call__(self, num_samples: Any, vp_stage: int | None = None) -> tuple[Any, ...]:
+        """Stock Megatron asks once for each model chunk; all of them are given the same."""
         return self.provide(num_samples)

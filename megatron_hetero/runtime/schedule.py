@@ -25,9 +25,7 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 class ReplicaSchedule:
     """Callable like Megatron's forward-backward functions.  `plan` is the whole job's."""
 
-    def __init__(
-        self, plan: Plan, groups: RankGroups, watch: StageWatch | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, groups: RankGroups, watch: StageWatch | None = None) -> None:
         self._groups = groups
         schedule = replica_schedule(plan, groups.position.replica)
         watched = None if watch is None else watch.watched

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.arguments import split_arguments
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
 from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 
 CASES = {
@@ -82,6 +84,31 @@ def test_a_symmetric_plan_is_plain_megatron(name: str, tmp_path: Path) -> None:
         assert _bits(runs["ours without clipping"][rank]) == _bits(
             runs["plain without clipping"][rank]
         )
+
+
+def test_interleaved_stages_are_plain_megatrons(tmp_path: Path) -> None:
+    """Two chunks on each of two stages, against Megatron's own interleaved schedule."""
+    asked = with_interleaving(plan("tp1:2,tp1:2 @4"), 0, [(0, 1), (1, 1), (0, 1), (1, 1)])
+    shrunk = shrink(asked, workload(tied_embeddings=False))
+    jobs = VerifyJobs(shrunk, Options(steps=3), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    save_plan(asked, tmp_path / "plan.json")
+    common = (*jobs.training_arguments("adam"), *backend.CPU_FLAGS, "--clip-grad=0")
+
+    def run_plain(recorder: Recorder) -> None:
+        backend.activate_cpu_backend()
+        stages = ("--pipeline-model-parallel-size=2", "--pipeline-model-parallel-layout=Et|t|t|tL")
+        entry.train_stock((*common, *stages), entry.World.from_environment(), recorder)
+
+    def run_ours(recorder: Recorder) -> None:
+        backend.activate_cpu_backend()
+        arguments = split_arguments((*common, f"--hetero-plan={tmp_path / 'plan.json'}"))
+        entry.train_asymmetric(asked, arguments, entry.World.from_environment(), recorder)
+
+    plain = _train("plain", run_plain, 2, tmp_path)
+    ours = _train("ours", run_ours, 2, tmp_path)
+    for rank in range(2):
+        assert _bits(ours[rank]) == _bits(plain[rank])
 
 
 def _train(

@@ -60,8 +60,7 @@ def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
             stage.stage,
             plan.replicas[stage.replica].stages[stage.stage].devices,
             tuple(
-                OpSpan(o.kind, o.micro_batch, o.chunk, o.start_s, o.end_s)
-                for o in stage.operations
+                OpSpan(o.kind, o.micro_batch, o.chunk, o.start_s, o.end_s) for o in stage.operations
             ),
         )
         for stage in sorted(rehearsal.stages, key=lambda stage: (stage.replica, stage.stage))
