@@ -4,8 +4,10 @@
 
 Nothing is dilated: two processes on two cores train a small GPT in Megatron's own loop.  The probe
 gives the model's pieces (profile.json), memory bandwidth and the link between two processes
-(cluster.yaml); the planner makes two plans of them, a pipeline of both and its own choice.  Other
-load on the machine falsifies all of it: the figures hold on an idle one.
+(cluster.yaml); the planner makes two plans of them, a pipeline of both and its own choice.
+
+Other load on the machine falsifies all of it.  So the layer is probed once more at the end: where
+its time has changed by more than a tenth, the figures are void, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,6 +54,7 @@ TRAINING = (
 )
 NUM_RANKS = 2
 SKIPPED_STEPS = 4
+MAX_DRIFT = 0.1
 CLUSTER = """version: 1
 nodes: [{{name: here, gpu: CPU, count: {ranks}}}]
 gpu_types:
@@ -69,19 +73,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-probe-") as name:
-        rows = compare(Path(name), arguments.steps, arguments.seconds)
+        rows, drift = compare(Path(name), arguments.steps, arguments.seconds)
+    void = abs(drift) > MAX_DRIFT
     if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
+        print(json.dumps({"plans": rows, "drift": drift, "void": void}, indent=2))
+        sys.exit(int(void))
     for row in rows:
         print(
             f"{row['layout']:<28} predicted {row['predicted_step_time_s'] * 1e3:7.1f} ms   "
             f"measured {row['measured_step_time_s'] * 1e3:7.1f} ms   error {row['error']:+.1%}"
         )
+    print(f"a layer, probed again at the end: {drift:+.1%}" + ("; the figures are void" * void))
+    sys.exit(int(void))
 
 
-def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
-    """One row for each plan: layout, predicted and measured step time, error."""
+def compare(folder: Path, steps: int, seconds: float) -> tuple[list[dict[str, Any]], float]:
+    """A row for each plan (layout, predicted and measured step time, error), and how much the time
+    of a layer changed meanwhile."""
     workload = load_workload(None, MODEL)
     profile_path = folder / "profile.json"
     request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path)
@@ -118,7 +126,16 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
                 "error": predicted_s / measured_s - 1,
             }
         )
-    return rows
+    again = replace(request, widths=(1,), output=folder / "again.json")
+    (last,) = probe(again, lambda words: print(words, file=sys.stderr))
+    assert last.result is not None
+    return rows, layer_s(last.result) / layer_s(one.result) - 1
+
+
+def layer_s(result: dict[str, Any]) -> float:
+    """Forward and backward of a decoder layer."""
+    (layer,) = (p for p in result["pieces"] if p["piece"] == "decoder_layer")
+    return float(layer["forward_s"] + layer["backward_s"])
 
 
 def train(folder: Path, plan_path: Path, steps: int) -> float:

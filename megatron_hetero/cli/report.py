@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what `rehearse --json` printed: its timeline is drawn below the predicted one",
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="compare with plans of stock Megatron alone; the default repeats the whole search",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="PAGE.HTML")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="each figure as an SVG file")
     parser.add_argument(
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     validate_plan(plan, cluster, str(arguments.plan))
     others = [rehearsed_lanes(arguments.rehearsal, plan)] if arguments.rehearsal else []
     with output.progress("comparing plans"):
-        content = gather(plan, cluster, profile, others, plan_name=str(arguments.plan))
+        content = gather(plan, cluster, profile, others, str(arguments.plan), arguments.quick)
     written: list[Path] = []
     if arguments.output:
         arguments.output.write_text(page(content), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
@@ -15,6 +15,7 @@ from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.units import format_duration
 
 _NUM_RUNNERS_UP = 3
@@ -148,9 +149,16 @@ def explain_candidate(
     )
 
 
-def explain_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Explanation:
+def explain_plan(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    strategies: Sequence[Strategy] | None = None,
+) -> Explanation:
     """Explain any validated plan, edited by hand or not, beside what a new search finds.
 
+    Args:
+        strategies: of that search; by default those of `plan`.
     Raises:
         UsageError: the plan carries no workload.
     """
@@ -159,7 +167,9 @@ def explain_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -
     problem = make_problem(cluster, plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
     candidate = Candidate(placement, problem.costs.placement(placement), "given")
-    return explain_candidate(problem, search(problem), candidate, plan.idle_reasons)
+    return explain_candidate(
+        problem, search(problem, strategies=strategies), candidate, plan.idle_reasons
+    )
 
 
 def layout_text(placement: Placement) -> str:

@@ -14,6 +14,7 @@ from megatron_hetero.flags.launch import NodeLaunch, node_launches
 from megatron_hetero.flags.stock import is_stock, reasons_not_stock
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.explain import Explanation, explain_plan
+from megatron_hetero.planner.run import strategies_of
 from megatron_hetero.report.what_if import Variation, variations
 from megatron_hetero.schedule.simulator_engine import OpSpan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
@@ -67,12 +68,14 @@ def gather(
     profile: Profile | None = None,
     others: Sequence[LaneGroup] = (),
     plan_name: str = "plan.json",
+    quick: bool = False,
 ) -> Content:
     """Score, simulate and explain a plan that is valid on `cluster`.
 
     Args:
         others: timelines beside the predicted one.
         plan_name: how the commands call the plan's file.
+        quick: compare with the plans of stock Megatron alone, without a search.
     Raises:
         UsageError: the plan carries no model.
         UnsupportedError: it asks for something that cannot be priced yet (named).
@@ -93,7 +96,9 @@ def gather(
         plan=plan,
         cluster=cluster,
         estimates=estimates,
-        explanation=explain_plan(plan, cluster, profile),
+        explanation=explain_plan(
+            plan, cluster, profile, strategies_of("symmetric") if quick else None
+        ),
         simulation=simulation,
         timelines=(LaneGroup("predicted", simulation.step_time_s, lanes), *others),
         what_if=variations(plan, cluster, profile),
