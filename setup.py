@@ -66,6 +66,7 @@ setup(
             "megatron-core>=0.19,<0.20",
             "numpy",
             "psutil",
+            "safetensors>=0.4",
             "torch>=2.6",
             'triton; platform_system == "Linux"',
         ],

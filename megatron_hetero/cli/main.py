@@ -34,6 +34,7 @@ VERBS = {
     "discover": "write a first cluster.yaml from the GPUs of this machine",
     "probe": "measure a model on this machine, so that plans stand on measurements",
     "doctor": "find what would hang or train wrongly, before the job starts",
+    "ckpt": "weights of Hugging Face into Megatron checkpoints, and back",
     "convert": "read configurations of HexiScale and FlagScale, or write them",
     "patch": "put the hook into a Megatron-LM source tree, or take it out",
     "rehearse": "run a plan on this machine's CPU, as slowly as its GPUs and links would",

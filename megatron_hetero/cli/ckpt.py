@@ -1,0 +1,79 @@
+"""`megatron-hetero ckpt`: weights of Hugging Face into Megatron checkpoints, and back."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+
+DESCRIPTION = """\
+Start from the weights of a Hugging Face folder, or write one.
+
+  ckpt import HF_FOLDER CHECKPOINT            a checkpoint for --load
+  ckpt export CHECKPOINT HF_FOLDER --config CONFIG.JSON
+
+Families: llama, mistral, qwen2, qwen3, gpt2, gpt_neox (without parallel
+residual), opt (with gelu).  Runs on this machine's CPU with the model in memory
+once.  A checkpoint of a plan needs no export for stock Megatron, which reads it
+as it is."""
+TAKES_MEGATRON_FLAGS = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ckpt`."""
+    parser.add_argument("action", choices=("import", "export"))
+    parser.add_argument("source", type=Path, metavar="FROM")
+    parser.add_argument("target", type=Path, metavar="TO")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="CONFIG.JSON",
+        help="export: the config.json of the model, which is copied into the folder",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Convert in a process of its own, which sees no GPU."""
+    source, target = arguments.source, arguments.target
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target}: it exists and is not an empty folder; name a new one")
+    words = [arguments.action, str(source), str(target)]
+    if arguments.action == "import":
+        if not (source / "config.json").is_file():
+            raise UsageError(f"{source}: no config.json; give the folder of a Hugging Face model")
+    elif arguments.config is None or not arguments.config.is_file():
+        raise UsageError("--config: name the config.json of the model, which says its family")
+    else:
+        words.append(str(arguments.config))
+    for package in ("torch", "megatron", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise EnvironmentMismatchError(
+                f'{package} is not installed; install "megatron-hetero[runtime]"'
+            )
+    with output.progress(f"{arguments.action}ing weights"):
+        done = subprocess.run(
+            [sys.executable, "-m", "megatron_hetero.runtime.huggingface.job", *words],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        # A refusal is one line of ours; anything else is shown as it came.
+        errors = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+        sys.stderr.write("\n".join(errors) + "\n" if errors else done.stderr)
+        return done.returncode
+    if arguments.json:
+        output.json({"written": str(target), "count": int(done.stdout.split()[-1])})
+    elif arguments.action == "import":
+        output.show(f"Written to {target}. Train from it: --load {target} --finetune")
+    else:
+        output.show(f"Written to {target}: safetensors and config.json")
+    return 0

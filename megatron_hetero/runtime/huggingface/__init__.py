@@ -1,0 +1,1 @@
+"""Weights from Hugging Face folders into Megatron checkpoints, and back."""

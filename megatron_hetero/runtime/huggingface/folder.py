@@ -1,0 +1,114 @@
+"""A Hugging Face model folder: `config.json` and weights in safetensors files.
+
+Only safetensors are read: plain tensors with a JSON header, nothing that could run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from megatron_hetero.errors import CheckpointError
+from megatron_hetero.files import read_json
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_FILE_BYTES = 4 << 30
+
+
+class WeightFolder:
+    """The tensors of a folder by name, read one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Find which file has which tensor.
+
+        Raises:
+            CheckpointError: no safetensors, or an index that names what is not there.
+        """
+        self._folder = folder
+        self._file_of = self._find()
+        self._read: set[str] = set()
+
+    def _find(self) -> Mapping[str, str]:
+        if (self._folder / INDEX).is_file():
+            data = read_json(self._folder / INDEX).data
+            named = data.get("weight_map") if isinstance(data, dict) else None
+            if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+                raise CheckpointError(f"{self._folder / INDEX}: it has no map `weight_map`")
+            for file in set(named.values()):
+                if Path(file).name != file or not (self._folder / file).is_file():
+                    raise CheckpointError(f"{self._folder / INDEX}: {file} is not in the folder")
+            return named
+        if not (self._folder / SINGLE).is_file():
+            raise CheckpointError(
+                f"{self._folder}: neither {SINGLE} nor {INDEX} is there. Weights in .bin files are "
+                "pickles, which are not read; save the model as safetensors first."
+            )
+        with safe_open(self._folder / SINGLE, framework="pt") as file:
+            return dict.fromkeys(file.keys(), SINGLE)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """One tensor.
+
+        Raises:
+            CheckpointError: it is not there.
+        """
+        if name not in self._file_of:
+            raise CheckpointError(f"{self._folder}: the weights lack {name}")
+        self._read.add(name)
+        with safe_open(self._folder / self._file_of[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+    def never_read(self) -> tuple[str, ...]:
+        """Names of tensors that nobody asked for."""
+        return tuple(sorted(set(self._file_of) - self._read))
+
+
+def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], config: Path) -> int:
+    """Write tensors as Hugging Face does, with the `config.json` that describes them.
+
+    Files have about 4 GiB, so that no more than that is in memory twice.
+
+    Returns:
+        The number of files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts: list[list[str]] = []
+    held: dict[str, torch.Tensor] = {}
+    total = held_bytes = 0
+
+    def flush() -> None:
+        save_file(held, folder / f"part-{len(parts)}.safetensors", metadata={"format": "pt"})
+        parts.append(sorted(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if held and held_bytes + size > _FILE_BYTES:
+            flush()
+            held_bytes = 0
+        held[name] = tensor.contiguous()
+        held_bytes += size
+        total += size
+    flush()
+    names = [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
+    if len(parts) == 1:
+        names = [SINGLE]
+    for i, name in enumerate(names):
+        (folder / f"part-{i}.safetensors").rename(folder / name)
+    if len(parts) > 1:
+        weight_map = {t: names[i] for i, part in enumerate(parts) for t in part}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    if config.resolve() != (folder / "config.json").resolve():
+        shutil.copyfile(config, folder / "config.json")
+    return len(parts)
