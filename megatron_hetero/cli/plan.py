@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         choices=sorted(STRATEGIES),
         default="auto",
-        help="how to search (default: auto, the best plans; the others are for comparison)",
+        metavar="NAME",
+        help=f"how to search: {', '.join(sorted(STRATEGIES))} (default: auto, the best plans; the "
+        "others are for comparison)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
