@@ -13,6 +13,7 @@ from megatron_hetero.errors import FileFormatError
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.schedule.of_plan import check_schedules
 
 DESCRIPTION = """\
 Check a plan, for instance after editing it by hand: every layer on one stage,
@@ -35,6 +36,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         plan = load_plan(arguments.plan)
         cluster = load_cluster(arguments.cluster) if arguments.cluster else None
         validate_plan(plan, cluster, str(arguments.plan))
+        check_schedules(plan, str(arguments.plan))
         if cluster and plan.workload:
             # An edit may have outgrown a GPU, which the figures in the file cannot know.
             scored = replace(plan, estimates=estimate_plan(plan, cluster))

@@ -29,6 +29,9 @@ class Decision:
     printed: bool = False
 
 
+_GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
+
+
 def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iterator[Decision]:
     """For a plan that stock Megatron expresses (`stock.is_stock`).
 
@@ -45,6 +48,9 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
         yield Decision(
             "--pipeline-model-parallel-layout", (layout,), f"stages {layout}", printed=True
         )
+    if plan.replicas[0].stages[0].chunks:
+        meaning = "groups of micro-batches of interleaved stages"
+        yield _number(_GROUP_SIZE, depth, meaning)
     orders = rank_orders(plan)
     if "tp-dp-pp" not in orders:
         meaning = "ranks that follow the pipeline before the replicas"
@@ -66,6 +72,7 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
     yield _same_everywhere("--tensor-model-parallel-size", widths, "tensor-parallel width")
     yield _same_everywhere("--pipeline-model-parallel-size", depths, "pipeline depth")
     named = "its own layers for each stage"
+    yield Decision(_GROUP_SIZE, None, "its own order of computations")
     yield Decision("--pipeline-model-parallel-layout", None, named)
     yield Decision("--use-tp-pp-dp-mapping", None, "its own order of ranks")
     counted = "a fixed number of micro-batches for each replica"

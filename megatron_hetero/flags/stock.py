@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.check_schedule import default_launched_forwards
 from megatron_hetero.plan.check_workload import divided_sizes
+from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import (
     RANK_ORDERS,
@@ -15,6 +17,8 @@ from megatron_hetero.plan.stock_ranks import (
     rank_orders,
     split_node,
 )
+from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 def is_stock(plan: Plan) -> bool:
@@ -56,7 +60,7 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
     precision = None if plan.workload is None else plan.workload.training.precision
     if any(stage.precision not in (None, precision) for stage in stages):
         yield "stages with a precision of their own"
-    if any(stage.order is not None for stage in stages):
+    if any(stage.order is not None for stage in stages) and not _is_interleaved_as_megatron(plan):
         yield "stages with an order of their own"
     if len({stage.optimizer_share or 1 for stage in stages}) > 1:
         yield "unequal shares of the optimizer's state"
@@ -94,8 +98,26 @@ def _rank_reason(nodes: NodeGrid) -> str:
     )
 
 
+def _is_interleaved_as_megatron(plan: Plan) -> bool:
+    """Whether the orders are those of Megatron's interleaved schedule, chunks in turn."""
+    for r, replica in enumerate(plan.replicas):
+        on_stage, num_stages = chain(replica), len(replica.stages)
+        num_chunks, rest = divmod(len(on_stage), num_stages)
+        if rest or num_chunks < 2 or on_stage != tuple(range(num_stages)) * num_chunks:
+            return False
+        try:
+            megatrons = interleaved(on_stage, replica.num_micro_batches)
+        except PlanFormatError:
+            return False
+        if replica_schedule(plan, r) != megatrons:
+            return False
+    return True
+
+
 def _layers(replica: Replica) -> list[int]:
-    return [stage.shape.num_layers for stage in replica.stages]
+    """Along the chain of model chunks."""
+    pieces = [chunk for stage in replica.stages for chunk in stage_chunks(stage)]
+    return [chunk.num_layers for chunk in sorted(pieces, key=lambda c: c.first_layer)]
 
 
 def _is_uneven(plan: Plan, stage: Stage) -> bool:
@@ -127,16 +149,16 @@ def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
 
 def is_even_split(plan: Plan) -> bool:
     """Whether Megatron's own equal split gives every stage its layers."""
-    return len({stage.shape.num_layers for stage in plan.replicas[0].stages}) == 1
+    replica = plan.replicas[0]
+    return len(set(_layers(replica))) == 1 and not any(stage.chunks for stage in replica.stages)
 
 
 def pipeline_layout(plan: Plan) -> str:
     """`--pipeline-model-parallel-layout` of a stock plan, for example `Et*3|t*2L`.
 
     E embedding, t decoder layer, L loss; grammar of `PipelineParallelLayerLayout.parse_str_to_list`
-    (no spaces, no nesting).
+    (no spaces, no nesting).  Several chunks a stage follow each other along the chain, as Megatron
+    reads them.
     """
-    stages = [
-        "t" if n == 1 else f"t*{n}" for n in (s.shape.num_layers for s in plan.replicas[0].stages)
-    ]
+    stages = ["t" if n == 1 else f"t*{n}" for n in _layers(plan.replicas[0])]
     return f"E{'|'.join(stages)}L"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.errors import CheckFailedError, PlanFormatError
 from megatron_hetero.plan.check_schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.order import Letter, Pass, format_order, parse_order
@@ -73,11 +73,13 @@ def with_schedule(plan: Plan, replica: int, schedule: Schedule, name: ScheduleNa
     return replace(plan, replicas=tuple(replicas), schedule=name)
 
 
-def check_schedules(plan: Plan) -> None:
+def check_schedules(plan: Plan, source: str = "") -> None:
     """Prove that every replica of a valid plan can run to its end.
 
+    Args:
+        source: the plan's file, where there is one; messages begin with it.
     Raises:
-        CheckFailedError: names the replica and what waits for what.
+        PlanFormatError: names the replica and what waits for what.
     """
     proved = set()
     for r, replica in enumerate(plan.replicas):
@@ -89,4 +91,5 @@ def check_schedules(plan: Plan) -> None:
         try:
             check_schedule(replica_schedule(plan, r))
         except CheckFailedError as error:
-            raise CheckFailedError(f"replica {r}: {error}") from error
+            where = f"{source}: " if source else ""
+            raise PlanFormatError(f"{where}replica {r}: {error}") from error

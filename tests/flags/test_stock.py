@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_hetero.flags.stock import (
+    is_even_split,
     is_stock,
     pipeline_layout,
     reasons_not_stock,
@@ -15,6 +16,7 @@ from megatron_hetero.plan.plan import Plan, ReplicaShape, StageShape
 from megatron_hetero.plan.validate import validate_plan
 from tests.plan.edits import with_stage
 from tests.plan.strategies import cluster_of, node, place, workload
+from tests.runtime.schedules import with_interleaving
 
 
 def plan_of(text: str, *, with_workload: bool = False) -> Plan:
@@ -106,3 +108,17 @@ def test_a_node_at_both_ends_of_a_pipeline_is_not_stock() -> None:
 def test_pipeline_layout_is_compact() -> None:
     assert pipeline_layout(plan_of("tp1:3,tp1:1,tp1:12 @4")) == "Et*3|t|t*12L"
     assert pipeline_layout(plan_of("tp1:1 @4")) == "EtL"
+
+
+def test_megatrons_own_interleaving_is_stock() -> None:
+    """Chunks in turn in Megatron's order; another order of the same chunks is not."""
+    whole = plan_of("tp1:3,tp1:3 @4 | tp1:3,tp1:3 @4")
+    layers = [(0, 2), (1, 1), (0, 1), (1, 2)]
+    plan = with_interleaving(with_interleaving(whole, 0, layers), 1, layers)
+    assert reasons_not_stock(plan) == ()
+    assert not is_even_split(plan)
+    assert pipeline_layout(plan) == "Et*2|t|t|t*2L"
+    other = with_stage(plan, 0, 1, order="F" * 4 + "F1" * 4 + "B1" * 4 + "B" * 4)
+    assert reasons_not_stock(other) == ("stages with an order of their own",)
+    unlike = with_interleaving(plan, 1, [(0, 1), (1, 1), (0, 2), (1, 2)])
+    assert reasons_not_stock(unlike) == ("replicas with different layers in a stage",)

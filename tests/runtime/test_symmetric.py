@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.arguments import split_arguments
@@ -105,10 +106,18 @@ def test_interleaved_stages_are_plain_megatrons(tmp_path: Path) -> None:
         arguments = split_arguments((*common, f"--hetero-plan={tmp_path / 'plan.json'}"))
         entry.train_asymmetric(asked, arguments, entry.World.from_environment(), recorder)
 
-    plain = _train("plain", run_plain, 2, tmp_path)
-    ours = _train("ours", run_ours, 2, tmp_path)
+    def run_entry(recorder: Recorder) -> None:
+        entry.main((*common, f"--hetero-plan={tmp_path / 'plan.json'}"), recorder)
+
+    assert is_stock(asked)
+    plain, ours, handed_over = (
+        _train(name, run, 2, tmp_path)
+        for name, run in (("plain", run_plain), ("ours", run_ours), ("entry", run_entry))
+    )
     for rank in range(2):
         assert _bits(ours[rank]) == _bits(plain[rank])
+        assert _bits(handed_over[rank]) == _bits(plain[rank])
+        assert handed_over[rank].norms == plain[rank].norms
 
 
 def _train(
