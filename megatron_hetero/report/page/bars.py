@@ -20,9 +20,10 @@ from megatron_hetero.report.page.figure import (
 )
 from megatron_hetero.report.what_if import Variation
 from megatron_hetero.schedule.step import StepSimulation
-from megatron_hetero.units import format_duration
+from megatron_hetero.units import format_bytes, format_duration
 
 GIB = 1 << 30
+_MAX_LINKS = 8
 _LABELS, _VALUES = 300.0, 150.0
 _ROOM = PAGE_WIDTH - _LABELS - _VALUES
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
@@ -116,6 +117,24 @@ def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
         parts.append(text(_LABELS + _ROOM + 10, y + height - 3, f"{part:.0%} computing", "small"))
         y += step
     return Figure("busy", "How busy each stage is", y + 2, "".join(parts))
+
+
+def link_bars(simulation: StepSimulation) -> Figure | None:
+    """The busiest paths of the cluster; None where no message leaves a GPU."""
+    busiest = sorted(simulation.links, key=lambda link: -link.busy_s)[:_MAX_LINKS]
+    parts: list[str] = []
+    y = 2.0
+    for link in busiest:
+        part = link.busy_s / simulation.step_time_s
+        parts.append(text(0, y + 13, fitted(link.name, _LABELS - 8, 12), "small"))
+        parts.append(rect(_LABELS, y, _ROOM, 16, "lane"))
+        parts.append(rect(_LABELS, y, _ROOM * min(part, 1.0), 16, "optimizer"))
+        words = f"{part:.1%}, {format_bytes(link.num_bytes)}"
+        parts.append(text(_LABELS + _ROOM + 10, y + 13, words, "small"))
+        y += 23
+    if not busiest:
+        return None
+    return Figure("links", "How busy the busiest paths are", y + 2, "".join(parts))
 
 
 def comparison_bars(content: Content) -> Figure:

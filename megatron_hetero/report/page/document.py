@@ -12,6 +12,7 @@ from megatron_hetero.planner.explain import Alternative
 from megatron_hetero.report.page.bars import (
     busy_bars,
     comparison_bars,
+    link_bars,
     memory_bars,
     time_bar,
     what_if_bars,
@@ -43,6 +44,7 @@ def figures(content: Content) -> tuple[Figure, ...]:
         close_up(content.timelines),
         time_bar(content.explanation),
         busy_bars(content.plan, content.simulation),
+        link_bars(content.simulation),
         memory_bars(content),
         comparison_bars(content),
         what_if_bars(content.what_if),
@@ -56,7 +58,7 @@ def page(content: Content) -> str:
     body = "\n".join(
         (
             *_head(content),
-            *_where(drawn),
+            *_where(content, drawn),
             *_timeline(content, drawn),
             *_time(content, drawn),
             *_memory(content, drawn),
@@ -149,7 +151,7 @@ def _draw(figure: Figure) -> str:
     return f'<div class="scroll">{figure.inline()}</div>'
 
 
-def _where(drawn: dict[str, Figure]) -> Iterator[str]:
+def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     yield _section(
         "Where the model is",
         "Each GPU with the copy of the model (R0, R1, ...) and the part of it that it holds.",
@@ -161,6 +163,13 @@ def _where(drawn: dict[str, Figure]) -> Iterator[str]:
         "how long one micro-batch takes over that link.",
     )
     yield _draw(drawn["pipelines"])
+    for hop in content.explanation.hidden_hops:
+        yield (
+            f"<p>Replica {hop.replica} runs up to {max(hop.launch_counts)} forward passes ahead of "
+            f"its first backward pass (1F1B: {max(hop.own_launch_counts)}). That hides the slowest "
+            f"hop, between stages {hop.boundary} and {hop.boundary + 1}, behind work, and makes "
+            f"its pipeline {1 - hop.pipeline_s / hop.own_pipeline_s:.0%} shorter.</p>"
+        )
 
 
 def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
@@ -200,6 +209,12 @@ def _time(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     yield _draw(drawn["time"])
     yield '<p class="hint">How much of the step each stage computes:</p>'
     yield _draw(drawn["busy"])
+    if "links" in drawn:
+        yield (
+            '<p class="hint">How much of the step the busiest paths carry messages, and how much '
+            "they carry:</p>"
+        )
+        yield _draw(drawn["links"])
 
 
 def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
