@@ -111,6 +111,7 @@ def stage_memory(
     """
     model, training = workload.model, workload.training
     width = share.width
+    vocab_rows = share.rows_as_if_even(model, vocab_rows)
     element = ELEMENT_BYTES[training.precision]
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)

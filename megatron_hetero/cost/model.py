@@ -531,12 +531,16 @@ class CostModel:
             layer_comm = PassTimes(
                 comm.layer_forward_s, comm.layer_backward_s + comm.layer_forward_s
             )
-        gpus = [gpu for gpu, _ in members]
+        # Each member prices a vocabulary of which an even share is what it holds.
+        rows_of = [share.rows_as_if_even(workload.model, vocab_rows) for _, share in members]
+        priced = list(zip(members, rows_of, strict=True))
         analytic: dict[Piece, PassTimes] = {
-            "embedding": slowest([embedding_times(workload, g, width, vocab_rows) for g in gpus])
+            "embedding": slowest(
+                [embedding_times(workload, gpu, width, rows) for (gpu, _), rows in priced]
+            )
             + PassTimes(comm.embedding_s, 0.0),
             "decoder_layer": group_layer_times(workload, members) + layer_comm,
-            "head": slowest([head_times(workload, g, width, vocab_rows) for g in gpus])
+            "head": slowest([head_times(workload, gpu, width, rows) for (gpu, _), rows in priced])
             + PassTimes(comm.head_forward_s, comm.head_backward_s),
         }
         found = {piece: self._measured(piece, members) for piece in analytic}

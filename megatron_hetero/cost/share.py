@@ -1,7 +1,7 @@
 """What one member of a tensor-parallel group holds and computes of the model.
 
-Heads (in query groups) and MLP columns divide by the stage's shares, as the runtime divides them
-(`runtime.tensor_place`); vocabulary rows and sequences divide evenly always.
+Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the runtime
+divides them (`runtime.tensor_place`); sequences divide evenly always.
 """
 
 from __future__ import annotations
@@ -12,16 +12,30 @@ from functools import lru_cache
 from itertools import pairwise
 
 from megatron_hetero.model.spec import ModelSpec
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
 
 
 @dataclass(frozen=True)
 class TensorShare:
-    """One member of a group of `width`: its query groups and MLP columns of every layer."""
+    """One member of a group of `width`: its query groups and MLP columns of every layer.
+
+    `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.
+    """
 
     width: int
     query_groups: int
     mlp_columns: int
+    shares: tuple[int, ...] | None = None
+    index: int = 0
+
+    def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
+        """The padded vocabulary of which an even share were this member's rows."""
+        if self.shares is None:
+            return vocab_rows
+        edges = vocabulary_edges(
+            vocab_rows, model.make_vocab_size_divisible_by, self.width, self.shares
+        )
+        return (edges[self.index + 1] - edges[self.index]) * self.width
 
 
 @lru_cache(maxsize=4096)
@@ -38,11 +52,19 @@ def member_shares(
     if shares is not None and len(set(shares)) == 1 and groups % width == columns % width == 0:
         shares = None
     return tuple(
-        TensorShare(width, group_stop - group_start, column_stop - column_start)
-        for (group_start, group_stop), (column_start, column_stop) in zip(
-            pairwise(shard_edges(groups, width, shares)),
-            pairwise(shard_edges(columns, width, shares)),
-            strict=True,
+        TensorShare(
+            width,
+            group_stop - group_start,
+            column_stop - column_start,
+            shares,
+            index if shares is not None else 0,
+        )
+        for index, ((group_start, group_stop), (column_start, column_stop)) in enumerate(
+            zip(
+                pairwise(shard_edges(groups, width, shares)),
+                pairwise(shard_edges(columns, width, shares)),
+                strict=True,
+            )
         )
     )
 

@@ -65,6 +65,22 @@ def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None)
     return (0, *accumulate(_largest_remainders(num_units, shares)))
 
 
+def vocabulary_edges(
+    num_rows: int, divisor: int, width: int, shares: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Cut the padded vocabulary: in blocks of `--make-vocab-size-divisible-by` rows, for the
+    kernels' sake, where there is a block for each device and nothing left over; else row by row.
+
+    Raises:
+        PlanFormatError: as `shard_edges`.
+
+    >>> vocabulary_edges(1024, 128, 3, (2, 1, 1))
+    (0, 512, 768, 1024)
+    """
+    block = divisor if num_rows % divisor == 0 and num_rows // divisor >= width else 1
+    return tuple(edge * block for edge in shard_edges(num_rows // block, width, shares))
+
+
 def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:
     """Units of each device, proportional to `shares`, at least one each (num_units >= devices)."""
     total = sum(shares)

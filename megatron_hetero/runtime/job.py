@@ -297,6 +297,7 @@ class AsymmetricJob:
             optimizer,
             parallel_state,
             training_log,
+            vocabulary_range,
         )
         from megatron_hetero.runtime.optimizer import build_optimizer
         from megatron_hetero.runtime.schedule import ReplicaSchedule
@@ -323,6 +324,8 @@ class AsymmetricJob:
         checkpoint_metadata.apply()
         if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
             jit_warm_up.apply()
+        if not self._place.is_even:
+            vocabulary_range.apply(self._place.vocabulary_rows)
         training_log.add_observer(TokenRate().observe)
         if watch is not None:
             training_log.add_observer(StageRatio(plan, watch).observe)

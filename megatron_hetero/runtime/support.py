@@ -289,6 +289,12 @@ def check_arguments(args: Any, plan: Plan) -> None:
             "place of a tensor-parallel group there; the plan's rank 0 is another. List the "
             "devices of its stage with that node's first GPU first, or leave the flag out."
         )
+    has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
+    if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
+        raise UnsupportedError(
+            "--cross-entropy-fusion-impl te: it takes all ranks to hold equally many rows of the "
+            "vocabulary, which the plan's shares divide. Use native."
+        )
     _refuse(_REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
 
 

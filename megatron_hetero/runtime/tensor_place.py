@@ -3,8 +3,9 @@
 Megatron divides every size by the width.  A rank with an uneven share is given sizes of its own to
 divide: with 3 of 8 query groups at width 4 it builds a model of 12 groups, of which a quarter are
 its 3.  Every layer (Megatron's or Transformer Engine's) then has the right local shape, and what
-the group exchanges has the shape of activations, which shares do not touch.  Vocabulary rows and
-sequences divide evenly always.
+the group exchanges has the shape of activations, which shares do not touch.  Which rows of the
+vocabulary a rank holds is said to Megatron by `runtime.megatron.vocabulary_range`.  Sequences
+divide evenly always.
 """
 
 from __future__ import annotations
@@ -17,29 +18,35 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.plan.plan import StageShape
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
 
 _ATTRIBUTE = "hetero_tensor_place"
+_OVER_THE_VOCABULARY = (
+    "embedding.word_embeddings.weight",
+    "output_layer.weight",
+    "output_layer.bias",
+)
 
 
 @dataclass(frozen=True)
 class TensorPlace:
     """Place `index` of `width`.
 
-    `query_groups` and `mlp_columns` are the edges of all ranks' parts (`plan.shards.shard_edges`);
-    a group that divides everything evenly has one unit for each rank.
+    `query_groups`, `mlp_columns` and `vocabulary_rows` are the edges of all ranks' parts
+    (`plan.shards.shard_edges`); a group that divides everything evenly has one unit for each rank.
     """
 
     width: int
     index: int
     query_groups: tuple[int, ...]
     mlp_columns: tuple[int, ...]
+    vocabulary_rows: tuple[int, ...]
     is_even: bool = True
 
     @classmethod
     def even(cls, width: int, index: int) -> TensorPlace:
         edges = tuple(range(width + 1))
-        return cls(width, index, edges, edges)
+        return cls(width, index, edges, edges, edges)
 
     @classmethod
     def of_stage(cls, shape: StageShape, index: int, args: Any) -> TensorPlace:
@@ -58,6 +65,9 @@ class TensorPlace:
             index,
             shard_edges(groups, width, shares),
             shard_edges(args.ffn_hidden_size, width, shares),
+            vocabulary_edges(
+                args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
+            ),
             is_even=False,
         )
 
@@ -67,6 +77,8 @@ class TensorPlace:
             return self.query_groups
         if ".mlp." in name:
             return self.mlp_columns
+        if name in _OVER_THE_VOCABULARY:
+            return self.vocabulary_rows
         return tuple(range(self.width + 1))
 
     @contextmanager
@@ -81,6 +93,7 @@ class TensorPlace:
         sizes = {
             "num_attention_heads": own_groups * heads_per_group,
             "ffn_hidden_size": self._own(self.mlp_columns) * self.width,
+            "padded_vocab_size": self._own(self.vocabulary_rows) * self.width,
         }
         if args.group_query_attention:
             sizes["num_query_groups"] = own_groups

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan import shards
-from megatron_hetero.plan.shards import common_cuts, shard_edges, slices
+from megatron_hetero.plan.shards import common_cuts, shard_edges, slices, vocabulary_edges
 
 
 def test_examples_of_the_docstrings() -> None:
@@ -89,3 +89,10 @@ def test_tables_of_different_tensors_do_not_mix() -> None:
         common_cuts([(0, 4), (0, 5)])
     with pytest.raises(ValueError, match="different tensors"):
         common_cuts([])
+
+
+def test_vocabulary_rows_divide_in_blocks_where_there_are_enough() -> None:
+    assert vocabulary_edges(1024, 128, 3, (2, 1, 1)) == (0, 512, 768, 1024)
+    assert vocabulary_edges(260, 128, 2, (3, 1)) == (0, 195, 260)
+    assert vocabulary_edges(256, 128, 3, (1, 1, 1)) == (0, 86, 171, 256)
+    assert vocabulary_edges(256, 128, 2) == (0, 128, 256)

@@ -108,20 +108,31 @@ class Case:
     def optimizer(self) -> str:
         return self.values["optimizer"]
 
-    @property
-    def plan_flags(self) -> tuple[str, ...]:
-        """Flags that one process has no use for."""
-        switches = {
-            "--overlap-grad-reduce": self.values["gradient sync"] == "overlapped",
-            "--use-distributed-optimizer": self.values["optimizer state"] == "divided",
-        }
-        return tuple(flag for flag, is_on in switches.items() if is_on)
-
     def shrunk(self, plan: Plan) -> Shrunk:
         """What `verify.jobs` trains, for one of the two plans."""
         divisor = _VOCAB_MULTIPLE // lcm(*plan.layout.tensor_parallel_widths)
         args = (*self.model_args, f"--make-vocab-size-divisible-by={divisor}")
-        return Shrunk(plan, self.model, GLOBAL_BATCH_SIZE, args, _VOCAB_MULTIPLE, ())
+        return Shrunk(
+            plan,
+            self.model,
+            GLOBAL_BATCH_SIZE,
+            args,
+            _VOCAB_MULTIPLE,
+            (),
+            self._flags_of_the_plan(is_stock(plan)),
+        )
+
+    def _flags_of_the_plan(self, is_stock: bool) -> tuple[str, ...]:
+        """Flags that one process has no use for.
+
+        Stock Megatron cannot resume a divided state of torch's Adam, which is the one on a CPU.
+        """
+        divides = self.values["optimizer state"] == "divided" and not is_stock
+        switches = {
+            "--overlap-grad-reduce": self.values["gradient sync"] == "overlapped",
+            "--use-distributed-optimizer": divides,
+        }
+        return tuple(flag for flag, is_on in switches.items() if is_on)
 
 
 def cases(seed: int) -> Iterator[Case]:

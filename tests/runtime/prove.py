@@ -43,7 +43,7 @@ class Proof:
 def prove(case: Case, folder: Path) -> Proof:
     """Train `case` and one process from the same weights on the same samples."""
     bounds = tolerances(case.model, case.optimizer)
-    options = Options(steps=NUM_STEPS, optimizers=(case.optimizer,), plan_flags=case.plan_flags)
+    options = Options(steps=NUM_STEPS, optimizers=(case.optimizer,))
     jobs = VerifyJobs(case.shrunk(case.plan), options, folder)
     reference = jobs.reference_job(case.optimizer)
     try:

@@ -13,12 +13,16 @@ from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.runtime.tensor_place import TensorPlace
 
 
-def arguments(heads: int = 16, groups: int | None = 8, ffn: int = 80) -> SimpleNamespace:
+def arguments(
+    heads: int = 16, groups: int | None = 8, ffn: int = 80, vocab: int = 64
+) -> SimpleNamespace:
     return SimpleNamespace(
         num_attention_heads=heads,
         group_query_attention=groups is not None,
         num_query_groups=groups or 1,
         ffn_hidden_size=ffn,
+        padded_vocab_size=vocab,
+        make_vocab_size_divisible_by=8,
     )
 
 
@@ -30,9 +34,9 @@ def place(shares: tuple[int, ...] | None, index: int, args: SimpleNamespace) -> 
 def test_a_quarter_of_the_virtual_model_is_the_ranks_own_share() -> None:
     args = arguments()
     with place((3, 2, 2, 1), 0, args).own_sizes(args):
-        assert vars(args) == vars(arguments(heads=24, groups=12, ffn=120))
+        assert vars(args) == vars(arguments(heads=24, groups=12, ffn=120, vocab=96))
     with place((3, 2, 2, 1), 3, args).own_sizes(args):
-        assert vars(args) == vars(arguments(heads=8, groups=4, ffn=40))
+        assert vars(args) == vars(arguments(heads=8, groups=4, ffn=40, vocab=32))
     assert vars(args) == vars(arguments())
 
 

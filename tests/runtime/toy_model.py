@@ -107,6 +107,7 @@ class ToyRank:
             self.place.tensor_rank,
             shard_edges(GROUPS, width, shares),
             shard_edges(COLUMNS, width, shares),
+            tuple(range(width + 1)),
             is_even=shares is None,
         )
         config = TransformerConfig(

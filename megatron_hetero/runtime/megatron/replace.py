@@ -28,6 +28,7 @@ def fingerprint(function: Callable[..., Any]) -> str:
 class Replacement:
     """A symbol of Megatron and what stands in for it.
 
+    `name` is one of the module's, or "Class.method" for a static method of one of its classes.
     `known` maps fingerprints of the original's source to the releases that carry it.
     """
 
@@ -37,7 +38,9 @@ class Replacement:
     known: Mapping[str, str]
 
     def original(self) -> Callable[..., Any]:
-        current = getattr(import_module(self.module), self.name)
+        """Megatron's own, also while it is replaced."""
+        owner, name = self._place()
+        current = getattr(owner, name)
         return getattr(current, _ORIGINAL, current)
 
     def apply(self, substitute: Callable[..., Any]) -> None:
@@ -46,19 +49,32 @@ class Replacement:
         Raises:
             MegatronVersionError: the installed symbol is none of the known ones.
         """
-        module = import_module(self.module)
-        if not hasattr(module, self.name):
+        owner, name = self._place()
+        if not hasattr(owner, name):
             raise MegatronVersionError(self._unknown("is not there"))
         original = self.original()
         found = fingerprint(original)
         if found not in self.known:
             raise MegatronVersionError(self._unknown(f"has the unknown source {found}"))
         setattr(substitute, _ORIGINAL, original)
-        setattr(module, self.name, substitute)
+        setattr(owner, name, substitute if owner is self._module() else staticmethod(substitute))
 
     def revert(self) -> None:
         """Put Megatron's own symbol back."""
-        setattr(import_module(self.module), self.name, self.original())
+        owner, name = self._place()
+        original = self.original()
+        setattr(owner, name, original if owner is self._module() else staticmethod(original))
+
+    def _module(self) -> Any:
+        return import_module(self.module)
+
+    def _place(self) -> tuple[Any, str]:
+        """The module or class, and the name of the symbol in it."""
+        *path, name = self.name.split(".")
+        owner = self._module()
+        for part in path:
+            owner = getattr(owner, part)
+        return owner, name
 
     def _unknown(self, what: str) -> str:
         version = metadata.version("megatron-core")
