@@ -1,7 +1,7 @@
 """What one member of a tensor-parallel group holds and computes of the model.
 
-Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the runtime
-divides them (`runtime.tensor_place`); sequences divide evenly always.
+Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the
+runtime divides them (`runtime.tensor_place`); sequences divide evenly always.
 """
 
 from __future__ import annotations
