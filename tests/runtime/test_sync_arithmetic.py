@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,14 +15,11 @@ from hypothesis import strategies as st
 
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
-from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradient_memory import main_grad
 from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
-from megatron_hetero.runtime.job import World
-from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.megatron import parallel_state
 from megatron_hetero.runtime.optimizer import build_optimizer
-from tests.runtime.toy_model import ToyRank, whole_gradients
+from tests.runtime.toy_model import ToyRank, in_world, whole_gradients
 from tests.runtime.workloads import plan
 
 BOUND = 1e-12
@@ -92,7 +88,7 @@ def test_gradients_and_norm_are_those_of_the_whole_batch(
         assert sync.traffic.ratio == 1.0
 
     with TemporaryDirectory() as folder:
-        _in_world(layout, check, Path(folder))
+        in_world(layout, check, Path(folder))
 
 
 def _expected(asked: Plan, step: int, per_token: bool) -> dict[str, torch.Tensor]:
@@ -166,7 +162,7 @@ def test_two_replicas_of_unlike_width_clip_to_one_norm(divided: bool, tmp_path: 
             moved = -1e-3 * toy.part(name, expected[name]).sign().float()
             assert torch.allclose(parameter.data, moved, rtol=1e-2)
 
-    _in_world(layout, check, tmp_path)
+    in_world(layout, check, tmp_path)
     logs = {log.read_text().splitlines()[-1] for log in tmp_path.glob("rank-*.log")}
     assert len(logs) == 1
 
@@ -187,7 +183,7 @@ def test_buckets_start_in_the_backward_pass(tmp_path: Path) -> None:
             sync.finalize([toy.model])
             toy.model.zero_grad_buffer()
 
-    _in_world(layout, check, tmp_path)
+    in_world(layout, check, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,17 +209,4 @@ def test_only_unlike_shards_are_packed(layout: str, is_packed: bool, tmp_path: P
         assert sync.traffic.num_collectives == len(sync.buckets) > 0
         assert sync.traffic.payload_bytes == sync.traffic.bound_bytes
 
-    _in_world(layout, check, tmp_path)
-
-
-def _in_world(layout: str, check: Callable[[int], None], folder: Path) -> None:
-    """Run `check(rank)` on every rank of the layout, over gloo."""
-
-    def run(rank: int) -> None:
-        backend.activate_cpu_backend()
-        world = World.from_environment()
-        dist.init_process_group("gloo", store=world.store(), rank=world.rank, world_size=world.size)
-        check(rank)
-        dist.barrier()
-
-    run_jobs([Job("toy", plan(layout).layout.num_devices, run, folder)], 120)
+    in_world(layout, check, tmp_path)

@@ -7,21 +7,27 @@ that what the sync makes of it can be compared with plain arithmetic on whole te
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.groups import RankGroups, build_groups
+from megatron_hetero.runtime.job import World
+from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.shards import TIED_EMBEDDING, global_parameters, shard_of
 from megatron_hetero.runtime.tensor_place import TensorPlace, set_tensor_place
+from tests.runtime.workloads import plan as plan_of
 
 HIDDEN, GROUPS, COLUMNS, VOCABULARY = 6, 12, 24, 24
 
@@ -198,3 +204,16 @@ def _whole_model(num_layers: int) -> Iterator[tuple[str, _Spec]]:
         for name, spec in _LAYER.items():
             yield f"decoder.layers.{layer}.{name}", spec
     yield "decoder.final_layernorm.weight", _Spec((HIDDEN,))
+
+
+def in_world(layout: str, check: Callable[[int], None], folder: Path) -> None:
+    """Run `check(rank)` on every rank of the layout, over gloo."""
+
+    def run(rank: int) -> None:
+        backend.activate_cpu_backend()
+        world = World.from_environment()
+        dist.init_process_group("gloo", store=world.store(), rank=world.rank, world_size=world.size)
+        check(rank)
+        dist.barrier()
+
+    run_jobs([Job("toy", plan_of(layout).layout.num_devices, run, folder)], 120)
