@@ -6,6 +6,7 @@ know of itself, the network, is left as a value to be measured, and says so.
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -144,7 +145,9 @@ def draft_nodes(
     `joins` is of `nvidia-smi topo -m` (empty: unknown); the slowest path between two GPUs of a type
     stands for all of them.  `measured` beats it.
     """
+    # A node's name is a host name (RFC 1123); some machines are called otherwise.
     host = host or socket.gethostname().partition(".")[0]
+    host = re.sub(r"[^A-Za-z0-9-]", "-", host).strip("-")[:50] or "node"
     kinds: dict[str, list[FoundGpu]] = {}
     for gpu in gpus:
         kinds.setdefault(gpu.catalogue_name or _made_up(gpu), []).append(gpu)

@@ -67,7 +67,8 @@ def test_a_measured_link_is_no_guess(tmp_path: Path) -> None:
 
 
 def test_one_gpu_needs_no_link(tmp_path: Path) -> None:
-    nodes = draft_nodes(parse_gpus(FOUR.splitlines()[0]), {}, host="box")
+    nodes = draft_nodes(parse_gpus(FOUR.splitlines()[0]), {}, host="_my_box")
+    assert nodes[0].name == "my-box"
     assert loaded(cluster_yaml(nodes, "x"), tmp_path).devices
 
 

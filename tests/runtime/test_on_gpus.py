@@ -1,0 +1,69 @@
+"""On a machine with NVIDIA GPUs: discover, probe, plan, doctor over NCCL.  Elsewhere: skipped.
+
+    pytest -m gpu tests/runtime/test_on_gpus.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine"),
+]
+
+MODEL = [
+    "--num-layers=8", "--hidden-size=1024", "--num-attention-heads=16", "--seq-length=1024",
+    "--max-position-embeddings=1024", "--vocab-size=32000", "--micro-batch-size=1",
+    "--global-batch-size=16", "--bf16", "--transformer-impl=local", "--no-persist-layer-norm",
+    "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--lr=1e-4",
+]  # fmt: skip
+
+
+def run(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> str:
+    """One command of ours in a process of its own; its standard output."""
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    command = [*(launcher or (sys.executable,)), "-m", "megatron_hetero", *words]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cluster.yaml of this machine, a profile of its GPU, and a plan that stands on it."""
+    folder = tmp_path_factory.mktemp("gpu")
+    run(folder, "discover", "-o", "cluster.yaml")
+    gpu = json.loads(run(folder, "discover", "--json"))["gpus"][0]["catalogue_name"]
+    run(folder, "probe", "--gpu", gpu, "--seconds=2", "-o", "profile.json", *MODEL)
+    files = ("--cluster", "cluster.yaml", "--profile", "profile.json", "-o", "plan.json")
+    run(folder, "plan", *files, *MODEL)
+    return folder
+
+
+def test_the_probe_measures_by_cuda_events(folder: Path) -> None:
+    points = json.loads((folder / "profile.json").read_text())["points"]
+    assert {point["piece"] for point in points} == {"embedding", "decoder_layer", "head"}
+    assert all(0 < point["forward_s"] < 1 and 0 < point["backward_s"] < 1 for point in points)
+
+
+def test_known_values_pass_through_every_group_over_nccl(folder: Path) -> None:
+    plan = json.loads((folder / "plan.json").read_text())
+    num_ranks = sum(len(host["gpu_indices"]) for host in plan["hosts"])
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    words = ("doctor", "plan.json", "--cluster", "cluster.yaml", "--on-cluster", "--json")
+    launcher = (torchrun, "--standalone", "--nproc-per-node", str(num_ranks))
+    data = json.loads(run(folder, *words, launcher=launcher))
+    assert data["ok"]
+    assert len(data["machines"]) == num_ranks
