@@ -10,6 +10,7 @@ import pytest
 
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime import support
@@ -23,6 +24,7 @@ from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.simulator_engine import ChunkTimes
 from megatron_hetero.schedule.synthesise import synthesise
 from tests.runtime.schedules import with_chunks, with_interleaving, with_zero_bubble
+from tests.runtime.test_daily_life import number, run
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 INTERLEAVED: dict[str, tuple[str, list[tuple[int, int]], dict[str, Any]]] = {
@@ -115,6 +117,26 @@ def test_a_computed_schedule_of_chunks_trains_as_one_process(tmp_path: Path) -> 
     asked = with_schedule(chunked, 0, found.schedule, "synthesised")
     assert all("I" in (stage.order or "") for stage in asked.replicas[0].stages)
     _verify(asked, tmp_path, {"num_layers": 6, "sequence_parallel": True})
+
+
+def test_validation_runs_the_forwards_of_the_schedule(tmp_path: Path) -> None:
+    """Chunks of unlike number: the log of training and validation is that of plain stages."""
+    layers = [(0, 1), (1, 1), (2, 1), (1, 1), (2, 1)]
+    plain = plan("tp1:1,tp2:2,tp1:2 @6 | tp1:5 @1")
+    chunked = with_interleaving(plain, 0, layers)
+    jobs = VerifyJobs(shrink(chunked, workload(num_layers=5)), Options(steps=2), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    argv = [a for a in jobs.training_arguments("sgd") if not a.startswith(("--eval-", "--split"))]
+    argv += ["--split=8,1,1", "--eval-iters=2", "--eval-interval=1"]
+    logs = []
+    for name, asked in (("plain", plain), ("chunked", chunked)):
+        save_plan(asked, tmp_path / f"{name}.json")
+        flag = f"--hetero-plan={tmp_path / f'{name}.json'}"
+        logs.append(run(tmp_path / name, 5, [*argv, flag]))
+    for pattern in (r"lm loss: (\S+) ", r"lm loss value: (\S+) ", r"grad norm: (\S+) "):
+        one, other = (number(lines, pattern) for lines in logs)
+        assert len(one) >= 2
+        assert one == pytest.approx(other, rel=2e-6)
 
 
 def _verify(asked: Plan, folder: Path, changes: dict[str, Any]) -> None:
