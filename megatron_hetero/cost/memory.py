@@ -6,6 +6,7 @@ the micro-batches in flight (`cost.activations`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,13 +54,14 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
 @dataclass(frozen=True)
 class StateHolders:
     """Among how many devices the distributed optimizer divides its states of a parameter: as many
-    as hold it in all replicas, of those of a tied embedding as many as hold that.
+    as hold it in all replicas, of those of a tied embedding as many as hold that (a device that
+    keeps more than others counts them as fewer).
 
     Without `--use-distributed-optimizer` each device keeps all states of its parameters.
     """
 
-    layers: int = 1
-    tied_embedding: int = 1
+    layers: float = 1
+    tied_embedding: float = 1
 
 
 EVERY_DEVICE = StateHolders()
@@ -181,8 +183,8 @@ def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -
     return parts["optimizer"] + (parts["weights"] + parts["gradients"]) / holders.layers
 
 
-def _ceil(num: int, divisor: int) -> int:
-    return -(-num // divisor)
+def _ceil(num: int, divisor: float) -> int:
+    return math.ceil(num / divisor)
 
 
 def _working_bytes(

@@ -352,11 +352,20 @@ class CostModel:
         fill_s = sum(stage_times_s) + sum(round_trips_s)
         return fill_s, steady_period_s(stage_times_s, round_trips_s, busiest_s)
 
+    def _of_stage(self, replica: PlacedReplica, index: int) -> CostModel:
+        """The price list with what stage `index` does unlike the rest of the job; its recompute is
+        left to `stage`."""
+        parts = replica.stages[index].state_parts
+        holders = None
+        if parts is not None and self.workload.training.use_distributed_optimizer:
+            holders = StateHolders(1 / parts[0], 1 / parts[1])
+        return self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
+
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """Stage `index` of a replica."""
-        if replica.micro_batch_size is not None:
-            costs = self.variant(micro_batch_size=replica.micro_batch_size)
-            return costs.stage(replace(replica, micro_batch_size=None), index, rows)
+        costs = self._of_stage(replica, index)
+        if costs is not self:
+            return costs.stage(replica, index, rows)
         stage = replica.stages[index]
         first, last = index == 0, index == len(replica.stages) - 1
         costs = self.variant(recompute=stage.recompute)
@@ -397,10 +406,9 @@ class CostModel:
         With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
         as many later ones are sent as its sender launches ahead (`runtime.boundary`).
         """
-        if replica.micro_batch_size is not None:
-            costs = self.variant(micro_batch_size=replica.micro_batch_size)
-            plain = replace(replica, micro_batch_size=None)
-            return costs.stage_memories(plain, index, rows)
+        costs = self._of_stage(replica, index)
+        if costs is not self:
+            return costs.stage_memories(replica, index, rows)
         stage, num_in_flight = replica.stages[index], replica.num_in_flight
         first, last = index == 0, index == len(replica.stages) - 1
         num_sends_kept = None

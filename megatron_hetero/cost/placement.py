@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -21,7 +21,8 @@ class PlacedStage:
 
     `shares`: parts of the model's heads and MLP columns by device; None is equal parts.
     `recompute`: None is the job's own; with "full", `recompute_num_layers` of the stage's layers
-    (None: all).
+    (None: all).  `state_parts`: the parts of the distributed optimizer's states of its layers, and
+    of a tied embedding, that its devices keep; None is as much as every other holder.
     """
 
     devices: tuple[Device, ...]
@@ -29,6 +30,7 @@ class PlacedStage:
     shares: tuple[int, ...] | None = None
     recompute: Recompute | None = None
     recompute_num_layers: int | None = None
+    state_parts: tuple[float, float] | None = None
 
     @property
     def width(self) -> int:
@@ -126,4 +128,34 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)
+    if any(stage.optimizer_share for replica in plan.replicas for stage in replica.stages):
+        replicas = _with_state_parts(plan, replicas)
     return Placement(tuple(replicas))
+
+
+def _with_state_parts(plan: Plan, replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
+    """Stages that keep more or less of the optimizer's states than the other holders."""
+    weights = [[stage.optimizer_share or 1 for stage in r.stages] for r in plan.replicas]
+    ends = [{0, len(of_replica) - 1} for of_replica in weights]
+    tied = sum(weights[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
+    of_layer = [0] * plan.replicas[0].shape.num_layers
+    spans = [
+        [
+            range(first, first + stage.num_layers)
+            for first, stage in zip(r.first_layers, r.stages, strict=True)
+        ]
+        for r in replicas
+    ]
+    for r, of_replica in enumerate(spans):
+        for s, layers in enumerate(of_replica):
+            for layer in layers:
+                of_layer[layer] += weights[r][s]
+    made = []
+    for r, replica in enumerate(replicas):
+        stages = []
+        for s, stage in enumerate(replica.stages):
+            own = weights[r][s]
+            part = sum(own / of_layer[layer] for layer in spans[r][s]) / stage.num_layers
+            stages.append(replace(stage, state_parts=(part, own / tied)))
+        made.append(replace(replica, stages=tuple(stages)))
+    return made

@@ -141,6 +141,21 @@ def test_the_distributed_optimizer_divides_states_and_update() -> None:
         assert after["gradients"] == before["gradients"]
 
 
+def test_a_stage_may_keep_more_of_the_divided_states() -> None:
+    """Three quarters on the replica that asks for three times as much as the other."""
+    workload = make_workload(use_distributed_optimizer=True)
+    plan = edit_first_stage(place("tp2:4 @3 | tp1:2,tp1:2 @1", workload), optimizer_share=3)
+    equal, unequal = (
+        estimate_plan(p, CLUSTER) for p in (edit_first_stage(plan, optimizer_share=None), plan)
+    )
+    states = [e.devices["a:0"].parts_bytes["optimizer"] for e in (equal, unequal)]
+    words = 12 * 1024 * 512 // 2  # of the tied embedding, which three stages hold
+    layers = 2 * (states[0] - words / 3)
+    assert states[1] == pytest.approx(0.75 * layers + words * 3 / 5, rel=1e-6)
+    others = [e.devices["b:0"].parts_bytes["optimizer"] for e in (equal, unequal)]
+    assert others[1] < others[0]
+
+
 def test_launch_counts_are_priced_in_time_and_memory() -> None:
     """A hand-edited plan: forwards ahead hide a hop of many milliseconds, for their activations."""
     workload = make_workload(global_batch_size=16)
