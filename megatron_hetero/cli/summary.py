@@ -19,6 +19,8 @@ def plan_summary(plan: Plan, path: Path | None) -> dict[str, Any]:
         "stock_megatron": is_stock(plan),
         "step_time_s": estimates and estimates.step_time_s,
         "tokens_per_s": estimates and estimates.tokens_per_s,
+        "price_per_hour": estimates and estimates.price_per_hour,
+        "price_per_million_tokens": estimates and estimates.price_per_million_tokens,
         "bound_s": estimates and estimates.bound_s,
         "gap": estimates and estimates.gap,
         "bound_relaxes": estimates and estimates.bound_relaxes,

@@ -35,14 +35,16 @@ def load_cluster(path: Path | str) -> Cluster:
     _check_unique_names(file.nodes, references)
     gpu_types = _gpu_types(file, references)
     inside_links = _inside_links(file, gpu_types, references)
+    gpu_prices = {gpu_types[name].name: g.price_per_hour for name, g in file.gpu_types.items()}
     return Cluster(
         nodes=tuple(
-            _node(i, section, gpu_types[section.gpu], inside_links, references)
+            _node(i, section, gpu_types[section.gpu], inside_links, gpu_prices, references)
             for i, section in enumerate(file.nodes)
         ),
         node_links=resolve_node_links(file.links, file.nodes, references),
         limits=resolve_limits(file.limits, {n.name: n.count for n in file.nodes}, references),
         source=str(path),
+        prices_per_gb=_prices_per_gb(file),
     )
 
 
@@ -75,9 +77,16 @@ def cluster_hash(cluster: Cluster) -> str:
                 "no_tensor_parallel_across": sorted(limits.no_tensor_parallel_across),
                 "no_data_parallel_across_sites": limits.no_data_parallel_across_sites,
                 "memory_reserve_bytes": limits.memory_reserve_bytes,
+                **_given(max_price_per_hour=limits.max_price_per_hour),
             },
+            **_given(prices_per_gb={f"{a} {b}": p for (a, b), p in cluster.prices_per_gb.items()}),
         }
     )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that say something: a file without prices keeps the hash that it has always had."""
+    return {name: value for name, value in values.items() if value not in (None, {})}
 
 
 def _node_content(node: Node) -> dict[str, Any]:
@@ -92,6 +101,7 @@ def _node_content(node: Node) -> dict[str, Any]:
         "site": node.site,
         "host": node.host,
         "link": _link_content(node.link),
+        **_given(price_per_hour=node.price_per_hour, gpu_price_per_hour=node.gpu_price_per_hour),
     }
 
 
@@ -204,6 +214,7 @@ def _node(
     section: NodeSection,
     gpu: GpuType,
     inside_links: Mapping[str, LinkSection],
+    gpu_prices: Mapping[str, float | None],
     references: References,
 ) -> Node:
     link = section.link or inside_links.get(gpu.name)
@@ -222,4 +233,16 @@ def _node(
         host=section.host or section.name,
         # A single GPU has no neighbour in its node; its own memory stands in.
         link=resolve_link(link) if link else Link(gpu.memory_bytes_per_s, 0.0),
+        price_per_hour=section.price_per_hour,
+        gpu_price_per_hour=gpu_prices.get(gpu.name),
     )
+
+
+def _prices_per_gb(file: ClusterSection) -> dict[tuple[str, str], float]:
+    """Both orders of the sites between which traffic costs."""
+    prices = {}
+    for between in file.links.between_sites:
+        if between.price_per_gb is not None:
+            one, other = between.sites
+            prices[one, other] = prices[other, one] = between.price_per_gb
+    return prices

@@ -36,6 +36,7 @@ def resolve_limits(
         last_stage_nodes=section.last_stage,
         no_tensor_parallel_across=_no_tensor_parallel_across(section, references),
         no_data_parallel_across_sites=section.no_data_parallel_across_sites,
+        max_price_per_hour=section.max_price_per_hour,
         memory_reserve_bytes=section.memory_reserve,
     )
 

@@ -25,6 +25,10 @@ HostName = Annotated[
     str, AfterValidator(check_host_name), WithJsonSchema({"type": "string", "maxLength": 253})
 ]
 Count = Annotated[int, Field(ge=1, le=MAX_PARALLEL_SIZE)]
+Price = Annotated[
+    float,
+    Field(ge=0, le=1e9, strict=False, description="In any one currency, the same everywhere."),
+]
 
 
 class _Section(BaseModel):
@@ -48,6 +52,7 @@ class GpuSection(_Section):
     fp32: Peak | None = None
     fp8: Peak | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
+    price_per_hour: Price | None = None
 
 
 class NodeSection(_Section):
@@ -59,12 +64,14 @@ class NodeSection(_Section):
     site: HostName = "main"
     host: HostName | None = None
     link: LinkSection | None = None
+    price_per_hour: Price | None = None
 
 
 class SiteLinkSection(LinkSection):
     """The path between the nodes of two sites, both directions."""
 
     sites: Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
+    price_per_gb: Price | None = None
 
 
 class MeasuredLinkSection(LinkSection):
@@ -106,6 +113,7 @@ class LimitsSection(_Section):
     last_stage: tuple[str, ...] = ()
     no_tensor_parallel_across: tuple[str, ...] = ("nodes",)
     no_data_parallel_across_sites: bool = False
+    max_price_per_hour: Price | None = None
     memory_reserve: MemorySize = 1 << 30
 
 

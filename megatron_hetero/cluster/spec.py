@@ -30,7 +30,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with `num_gpus` equal GPUs.  `link` joins any two of them."""
+    """A machine with `num_gpus` equal GPUs.  `link` joins any two of them.
+
+    `price_per_hour` is that of the whole machine, `gpu_price_per_hour` that of each GPU in use;
+    None where it is not known.  All prices are in one currency of the user's.
+    """
 
     name: str
     gpu_type: GpuType
@@ -38,6 +42,8 @@ class Node:
     site: str
     host: str
     link: Link
+    price_per_hour: float | None = None
+    gpu_price_per_hour: float | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -68,6 +74,7 @@ class Limits:
     """Classes ("nodes", "sites") or node names inside which TP is forbidden.  A class forbids TP
     groups that span two nodes (sites); a node name forbids TP wider than 1 on that node."""
     no_data_parallel_across_sites: bool = False
+    max_price_per_hour: float | None = None
     memory_reserve_bytes: int = 1 << 30
     """Kept free on every device for the CUDA context, libraries and fragmentation."""
 
@@ -78,13 +85,15 @@ class Cluster:
 
     `node_links[(a, b)]` (node names, both orders present) is the path between one GPU of `a` and
     one GPU of `b`; `cluster.description` fills it from link classes and measured pairs, and refuses
-    a cluster in which one is missing.
+    a cluster in which one is missing.  `prices_per_gb[(a, b)]` (site names, both orders) is what
+    1e9 bytes from one site to the other cost; what is not there costs nothing.
     """
 
     nodes: tuple[Node, ...]
     node_links: Mapping[tuple[str, str], Link]
     limits: Limits = field(default_factory=Limits)
     source: str = ""
+    prices_per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

@@ -6,6 +6,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.bound import BOUND_RELAXES, step_time_bound_s
 from megatron_hetero.cost.model import CostModel, PlacementCost
 from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.price import price_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan
@@ -32,6 +33,7 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
 def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Estimates:
     """The figures of an already priced placement in the form that plan.json holds."""
     workload = costs.workload
+    price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
     bound_s = step_time_bound_s(costs)
     devices = {}
@@ -56,4 +58,8 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
         devices=devices,
         bound_relaxes=BOUND_RELAXES,
         measured=cost.measured,
+        price_per_hour=None if price is None else price.per_hour,
+        price_per_million_tokens=(
+            None if price is None else price.of_tokens(1e6, cost.step_time_s, tokens)
+        ),
     )

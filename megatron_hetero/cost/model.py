@@ -481,6 +481,17 @@ class CostModel:
             max(s.update_s for r in replicas for s in r.stages),
         )
 
+    def bytes_between_nodes(
+        self, placement: Placement, cost: PlacementCost
+    ) -> dict[tuple[str, str], float]:
+        """Bytes of a step on each path between two nodes: boundaries and gradient exchange."""
+        seconds = _path_seconds(placement, cost.replicas)
+        for group in self._exchange.groups(placement, self.vocab_rows(placement.widths)):
+            for path, path_s in group.path_s.items():
+                seconds[path] = seconds.get(path, 0.0) + path_s
+        links = self.cluster.node_links
+        return {path: path_s * links[path].bytes_per_s for path, path_s in seconds.items()}
+
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
         """Seconds of the gradient exchange of a placement, hidden behind nothing."""
         return self._exchange.alone_s(placement, vocab_rows)
@@ -597,6 +608,13 @@ MakeCosts = Callable[[Cluster, Workload, Profile | None], CostModel]
 
 def _busiest_card_s(placement: Placement, replicas: tuple[ReplicaCost, ...]) -> float:
     """Seconds for which the busiest path between two nodes, in one direction, is taken."""
+    return max(_path_seconds(placement, replicas).values(), default=0.0)
+
+
+def _path_seconds(
+    placement: Placement, replicas: tuple[ReplicaCost, ...]
+) -> dict[tuple[str, str], float]:
+    """Seconds for which boundaries take each path between two nodes in a step."""
     card_s: dict[tuple[str, str], float] = {}
     for placed, cost in zip(placement.replicas, replicas, strict=True):
         nodes = [stage.devices[0].node for stage in placed.stages]
@@ -609,4 +627,4 @@ def _busiest_card_s(placement: Placement, replicas: tuple[ReplicaCost, ...]) -> 
             ):
                 busy_s = placed.num_micro_batches * hop.serialisation_s
                 card_s[path] = card_s.get(path, 0.0) + busy_s
-    return max(card_s.values(), default=0.0)
+    return card_s

@@ -153,6 +153,25 @@ def data_parallel_stays_in_sites(plan: Plan, cluster: Cluster) -> Iterator[Viola
         )
 
 
+def price_limit_holds(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+    limit = cluster.limits.max_price_per_hour
+    if limit is None or plan.estimates is None:
+        return
+    price = plan.estimates.price_per_hour
+    if price is None:
+        yield Violation(
+            ("estimates", "price_per_hour"),
+            f"the cluster's limits allow {limit:g} an hour (max_price_per_hour), but not all "
+            "machines of the plan have a price. Give price_per_hour for each node or GPU type.",
+        )
+    elif price > limit:
+        yield Violation(
+            ("estimates", "price_per_hour"),
+            f"the machines of the plan cost {price:g} an hour; the cluster's limits allow "
+            f"{limit:g} (max_price_per_hour). Use fewer or cheaper ones.",
+        )
+
+
 def estimated_memory_fits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
     if plan.estimates is None:
         return
@@ -189,5 +208,6 @@ INVARIANTS = (
     pinned_stages_are_where_they_belong,
     tensor_parallel_stays_where_allowed,
     data_parallel_stays_in_sites,
+    price_limit_holds,
     estimated_memory_fits,
 )

@@ -158,6 +158,10 @@ class Estimates:
     devices: Mapping[str, DeviceEstimate]
     bound_relaxes: str = ""
     measured: bool = False
+    price_per_hour: float | None = None
+    """Of the machines in use, in the cluster file's currency; None where it gives no price."""
+    price_per_million_tokens: float | None = None
+    """With what the traffic between sites costs."""
 
 
 @dataclass(frozen=True)

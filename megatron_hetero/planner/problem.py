@@ -135,6 +135,11 @@ def make_problem(
             f"--global-batch-size {training.global_batch_size} is no multiple of "
             f"--micro-batch-size {training.micro_batch_size}; change one of them"
         )
+    if cluster.limits.max_price_per_hour is not None:
+        raise UnsupportedError(
+            f"limits.max_price_per_hour ({cluster.limits.max_price_per_hour:g}): the search does "
+            "not keep to a price yet; remove it, and keep machines idle by limits.idle"
+        )
     if workload.model.num_experts:
         raise UnsupportedError(
             f"mixture-of-experts models are not planned yet (--num-experts "

@@ -216,6 +216,12 @@ def _speed(estimates: Estimates) -> Iterable[tuple[str, str]]:
         yield "lower bound", f"{bound}; this plan is within {estimates.gap:.1%} of it"
         if estimates.bound_relaxes:
             yield "", f"(the bound relaxes: {estimates.bound_relaxes})"
+    if estimates.price_per_hour is not None and estimates.price_per_million_tokens is not None:
+        yield (
+            "price",
+            f"{estimates.price_per_hour:,.2f} an hour, "
+            f"{estimates.price_per_million_tokens:,.4g} for a million tokens",
+        )
     if not estimates.measured:
         yield "basis", NOT_MEASURED
 

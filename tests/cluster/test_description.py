@@ -247,3 +247,31 @@ def test_the_json_schema_names_every_section() -> None:
     assert schema["required"] == ["version", "nodes"]
     bandwidth = schema["$defs"]["LinkSection"]["properties"]["bandwidth"]
     assert bandwidth["type"] == "string" and bandwidth["examples"] == ["25 Gb/s"]
+
+
+def test_prices_are_read_and_count_in_the_hash(tmp_path: Path) -> None:
+    text = (
+        "version: 1\n"
+        "nodes:\n"
+        "  - {name: a, gpu: T4, count: 2, site: west, price_per_hour: 3}\n"
+        "  - {name: b, gpu: T4, count: 1, site: east}\n"
+        "gpu_types:\n"
+        "  T4: {price_per_hour: 0.35}\n"
+        "links:\n"
+        "  inside_node: {T4: {bandwidth: 10 GB/s, latency: 10 us}}\n"
+        "  between_sites:\n"
+        "    - {sites: [west, east], bandwidth: 1 Gb/s, latency: 9 ms, price_per_gb: 0.02}\n"
+        "limits: {max_price_per_hour: 5}\n"
+    )
+    cluster = _load(tmp_path, text)
+    assert [(n.price_per_hour, n.gpu_price_per_hour) for n in cluster.nodes] == [
+        (3.0, 0.35),
+        (None, 0.35),
+    ]
+    assert cluster.prices_per_gb == {("west", "east"): 0.02, ("east", "west"): 0.02}
+    assert cluster.limits.max_price_per_hour == 5
+    for old in ("price_per_hour: 3}", "0.35", "0.02", "max_price_per_hour: 5"):
+        other = _load(
+            tmp_path, text.replace(old, old.replace("3", "4").replace("2", "6").replace("5", "7"))
+        )
+        assert cluster_hash(other) != cluster_hash(cluster)

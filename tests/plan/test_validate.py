@@ -320,6 +320,14 @@ BROKEN_FOR_CLUSTER: dict[Callable[..., Any], list[tuple[Plan, Cluster, str]]] = 
             r"replicas hold layer 0 on sites cloud, main \(5 layers in all\)",
         ),
     ],
+    check_cluster.price_limit_holds: [
+        (
+            with_estimates(PLAN, price_per_hour=6.5),
+            limited(max_price_per_hour=6.0),
+            "cost 6.5 an hour; the cluster's limits allow 6",
+        ),
+        (with_estimates(PLAN), limited(max_price_per_hour=6.0), "have a price"),
+    ],
     check_cluster.estimated_memory_fits: [
         (
             with_estimates(PLAN, devices={"b:0": DeviceEstimate(80 * GIB, 30 * GIB, {})}),

@@ -1,0 +1,57 @@
+"""What a plan costs in money: machines by the hour, and bytes between sites.
+
+A machine with a price of its own is paid for whole once any of its GPUs is used; a GPU type's price
+is paid for each GPU in use.  Idle machines cost nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.model import CostModel, PlacementCost
+from megatron_hetero.cost.placement import Placement
+
+
+@dataclass(frozen=True)
+class Price:
+    """In the currency of the cluster file: machines for an hour, traffic of one step."""
+
+    per_hour: float
+    egress_per_step: float
+
+    def of_tokens(self, num_tokens: float, step_time_s: float, tokens_per_step: float) -> float:
+        """What so many tokens of training cost."""
+        per_step = self.per_hour * step_time_s / 3600 + self.egress_per_step
+        return per_step * num_tokens / tokens_per_step
+
+
+def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
+    """Of the machines and GPUs in use; None where the price of one is not given."""
+    used: dict[str, int] = {}
+    for device in devices:
+        used[device.node] = used.get(device.node, 0) + 1
+    total = 0.0
+    for name, num_gpus in sorted(used.items()):
+        node = cluster.node_by_name[name]
+        if node.price_per_hour is not None:
+            total += node.price_per_hour
+        elif node.gpu_price_per_hour is not None:
+            total += num_gpus * node.gpu_price_per_hour
+        else:
+            return None
+    return total
+
+
+def price_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Price | None:
+    """The price of a priced placement; None where a machine's is not given."""
+    per_hour = price_per_hour(costs.cluster, placement.devices())
+    if per_hour is None:
+        return None
+    nodes, prices = costs.cluster.node_by_name, costs.cluster.prices_per_gb
+    egress = 0.0
+    for (here, there), num_bytes in costs.bytes_between_nodes(placement, cost).items():
+        sites = nodes[here].site, nodes[there].site
+        egress += prices.get(sites, 0.0) * num_bytes / 1e9
+    return Price(per_hour, egress)
