@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.bound import BOUND_RELAXES, step_time_bound_s
+from megatron_hetero.cost.bound import step_time_bound
 from megatron_hetero.cost.model import CostModel, PlacementCost
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.price import price_of
@@ -35,7 +35,7 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    bound_s = step_time_bound_s(costs)
+    bound = step_time_bound(costs)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -49,14 +49,14 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     return Estimates(
         step_time_s=cost.step_time_s,
         tokens_per_s=tokens / cost.step_time_s,
-        bound_s=bound_s,
-        gap=cost.step_time_s / bound_s - 1,
+        bound_s=bound.step_time_s,
+        gap=cost.step_time_s / bound.step_time_s - 1,
         replica_times_s=tuple(r.pipeline_s for r in cost.replicas),
         stage_times_s=tuple(tuple(s.times.total_s for s in r.stages) for r in cost.replicas),
         boundary_times_s=tuple(tuple(h.total_s for h in r.forward_hops) for r in cost.replicas),
         gradient_sync_s=cost.gradient_sync_s,
         devices=devices,
-        bound_relaxes=BOUND_RELAXES,
+        bound_relaxes=bound.relaxes,
         measured=cost.measured,
         price_per_hour=None if price is None else price.per_hour,
         price_per_million_tokens=(
