@@ -19,7 +19,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import usable_gpus
 
 BOUND_RELAXES = (
-    "whole replicas and which GPUs share a node, stage boundaries, gradient exchange, update"
+    "whole replicas, which GPUs share a node, stage boundaries, part of the gradient exchange, "
+    "update"
 )
 WORK_BOUND_RELAXES = (
     "memory, whole layers and micro-batches, pipeline fill, stage boundaries, gradient exchange, "
@@ -32,8 +33,12 @@ _MAX_LAYER_OPTIONS = 4000
 """The same, by layers times the ways to hold them."""
 _LONGEST = 2.0
 """The bound is looked for up to this many times the bound by work."""
-_PRECISION = 0.01
-_MAX_ROUNDS = 6
+_FIRST_RATIO = 1.06
+_LAST_RATIO = 1.005
+"""Step times proved one after the other grow by these ratios, ever smaller."""
+_MAX_ROUNDS = 10
+_MAX_WORK = 100_000_000
+"""States looked at: after that nothing more is proved."""
 _NARROW = 1.01
 """Numbers of micro-batches this near to each other are taken together."""
 
@@ -56,34 +61,62 @@ def step_time_bound(costs: CostModel) -> Bound:
     classes = _classes(costs)
     work_s = _work_bound_s(costs, classes)
     num_gpus = sum(c.num_gpus for c in classes)
-    options = [option for index, c in enumerate(classes) for option in _options(costs, c, index)]
     num_layers = costs.workload.model.num_layers
-    too_large = num_gpus > _MAX_GPUS or num_layers * len(options) > _MAX_LAYER_OPTIONS
-    if not options or too_large:
+    num_options = sum(len(c.widths) for c in classes)
+    if not classes or num_gpus > _MAX_GPUS or num_layers * num_options > _MAX_LAYER_OPTIONS:
         return Bound(work_s, WORK_BOUND_RELAXES)
     training = costs.workload.training
-    prover = _Prover(
-        ChainPricer(options, num_layers),
-        [c.num_gpus for c in classes],
-        training.global_batch_size // training.micro_batch_size,
-    )
-    low_s, high_s = work_s, _LONGEST * work_s
-    while high_s > (1 + _PRECISION) * low_s:
-        middle_s = (low_s * high_s) ** 0.5
-        if prover.is_impossible(middle_s):
-            low_s = middle_s
+    num_micro_batches = training.global_batch_size // training.micro_batch_size
+    provers = []
+    for fewest, most in _replica_ranges(costs, min(num_micro_batches, num_gpus)):
+        options = [o for index, c in enumerate(classes) for o in _options(costs, c, index, fewest)]
+        if options:
+            gpus = [c.num_gpus for c in classes]
+            pricer = ChainPricer(options, num_layers)
+            provers.append(_Prover(pricer, gpus, num_micro_batches, (fewest, most)))
+    proved_s, ratio = work_s, _FIRST_RATIO
+    while ratio > _LAST_RATIO and proved_s < _LONGEST * work_s:
+        if _all_impossible(provers, ratio * proved_s):
+            proved_s *= ratio
         else:
-            high_s = middle_s
-    return Bound(low_s, BOUND_RELAXES)
+            ratio **= 0.5
+    return Bound(proved_s, BOUND_RELAXES)
+
+
+def _all_impossible(provers: list[_Prover], step_s: float) -> bool:
+    """Whether no number of replicas allows the step time; the prover that fails comes first from
+    then on."""
+    for index, prover in enumerate(provers):
+        if sum(p.pricer.work for p in provers) > _MAX_WORK or not prover.is_impossible(step_s):
+            provers.insert(0, provers.pop(index))
+            return False
+    return True
+
+
+def _replica_ranges(costs: CostModel, most: int) -> list[tuple[int, int]]:
+    """Numbers of replicas that are bounded together: 1, 2, 3 to 4, 5 to 8, ..."""
+    wanted = costs.cluster.limits.num_replicas
+    if wanted is not None:
+        return [(wanted, wanted)]
+    ranges, fewest, end = [], 1, 1
+    while fewest <= most:
+        ranges.append((fewest, min(end, most)))
+        fewest, end = end + 1, 2 * end
+    return ranges
 
 
 @dataclass
 class _Class:
     """GPUs that are alike wherever they are, but for who their neighbours are."""
 
-    node: Node
+    nodes: list[Node]
     widths: tuple[int, ...]
     num_gpus: int
+
+    @property
+    def node(self) -> Node:
+        """One of them."""
+        return self.nodes[0]
 
 
 def _classes(costs: CostModel) -> list[_Class]:
@@ -96,8 +129,9 @@ def _classes(costs: CostModel) -> list[_Class]:
         key = (node.gpu_type.name, node.gpu_type.memory_bytes, node.link, widths)
         if key in found:
             found[key].num_gpus += num_gpus
+            found[key].nodes.append(node)
         else:
-            found[key] = _Class(node, widths, num_gpus)
+            found[key] = _Class([node], widths, num_gpus)
     return list(found.values())
 
 
@@ -129,7 +163,9 @@ def _work_bound_s(costs: CostModel, classes: Sequence[_Class]) -> float:
     return max(work_s, num_layers * fastest_layer_s + fastest_head_s)
 
 
-def _options(costs: CostModel, gpu_class: _Class, index: int) -> list[StageOption]:
+def _options(
+    costs: CostModel, gpu_class: _Class, index: int, num_replicas: int
+) -> list[StageOption]:
     model, training = costs.workload.model, costs.workload.training
     num_micro_batches = training.global_batch_size // training.micro_batch_size
     most_in_flight = min(num_micro_batches, model.num_layers)
@@ -155,6 +191,10 @@ def _options(costs: CostModel, gpu_class: _Class, index: int) -> list[StageOptio
             pieces.layer.total_s,
             pieces.head.total_s,
             tuple(rows),
+            min(
+                (costs.least_sync(node, width, num_replicas) for node in gpu_class.nodes),
+                key=lambda sync: sync.layer_s,
+            ),
         )
         if max(rows[0]) > 0:
             options.append(option)
@@ -165,16 +205,22 @@ class _Prover:
     """Looks for prices that prove a step time impossible; keeps the last ones to start from."""
 
     def __init__(
-        self, pricer: ChainPricer, num_gpus: Sequence[int], num_micro_batches: int
+        self,
+        pricer: ChainPricer,
+        num_gpus: Sequence[int],
+        num_micro_batches: int,
+        num_replicas: tuple[int, int],
     ) -> None:
         self.pricer = pricer
         self.num_gpus = num_gpus
         self.num_micro_batches = num_micro_batches
+        self.num_replicas = num_replicas
         speeds = [0.0] * len(num_gpus)
         for option in pricer.options:
             speed = 1 / (option.width * option.layer_s)
             speeds[option.gpu_class] = max(speeds[option.gpu_class], speed)
-        self.prices = self._scaled(speeds)
+        self.prices = self._scaled([*speeds, 0.0])
+        """Of one GPU of each class; the last is that of any replica, which may be negative."""
 
     def is_impossible(self, step_s: float) -> bool:
         """Whether prices were found that prove it."""
@@ -187,28 +233,32 @@ class _Prover:
             better = self._better_prices(rows)
             if better is None:
                 return False
-            # Half way: the corners of the linear programme swing from one GPU class to another.
-            mixed = [(old + new) / 2 for old, new in zip(self.prices, better, strict=True)]
-            self.prices = self._scaled(mixed if len(rows) < _MAX_ROUNDS - 1 else better)
+            self.prices = self._scaled(better)
         return False
+
+    def _total(self, prices: Sequence[float]) -> float:
+        """Most that all replicas of all GPUs cost together."""
+        gpus = sum(p * n for p, n in zip(prices, self.num_gpus, strict=False))
+        return gpus + max(prices[-1] * n for n in self.num_replicas)
 
     def _scaled(self, prices: Sequence[float]) -> list[float]:
         """Prices at which all GPUs together cost just less than all micro-batches."""
-        total = sum(p * n for p, n in zip(prices, self.num_gpus, strict=True))
-        factor = (1 - 1e-6) * self.num_micro_batches / total
+        factor = (1 - 1e-6) * self.num_micro_batches / self._total(prices)
         return [factor * price for price in prices]
 
     def _bargain(self, step_s: float) -> tuple[int, CheapestChain] | None:
         """A replica that may cost less than the micro-batches that it does; None proves that none
         does."""
-        ranges = [(1, self.num_micro_batches)]
+        fewest, most = self.num_replicas
+        largest = self.num_micro_batches - fewest + 1
+        ranges = [(1 if most > 1 else largest, largest)]
         while ranges:
             low, high = ranges.pop()
             chain = self.pricer.cheapest(step_s, low, self.prices)
-            if chain is None or high <= chain.price:
+            if chain is None or high <= chain.price + self.prices[-1]:
                 continue
             # Any number from the chain's price on would be a bargain.
-            low = max(low, int(chain.price))
+            low = max(low, int(chain.price + self.prices[-1]))
             if high <= max(low, _NARROW * low):
                 return high, chain
             middle = min(max(low + 1, int((low * high) ** 0.5)), high)
@@ -217,18 +267,29 @@ class _Prover:
         return None
 
     def _better_prices(self, rows: Sequence[tuple[int, CheapestChain]]) -> list[float] | None:
-        """Least prices at which none of the replicas seen is a bargain; None if all GPUs then cost
-        as much as the micro-batches."""
+        """Prices at which the replicas seen are as far from a bargain as can be, in parts of what
+        they do; None if some is one at any prices."""
         from scipy.optimize import linprog  # a third of a second
 
         classes = range(len(self.num_gpus))
-        taken = [[-float(chain.gpus.get(c, 0)) for c in classes] for _, chain in rows]
+        fewest, most = self.num_replicas
+        # The replica's price is a difference of two that are not negative; the margin comes last.
+        rising = [
+            [-float(c.gpus.get(k, 0)) for k in classes] + [-1.0, 1.0, float(count)]
+            for count, c in rows
+        ]
+        total = [float(n) for n in self.num_gpus] + [float(most), -float(fewest), 0.0]
+        largest = float(self.num_micro_batches)
         found = linprog(
-            [float(n) for n in self.num_gpus],
-            A_ub=taken,
+            [0.0] * (len(total) - 1) + [-1.0],
+            A_ub=rising,
             b_ub=[-float(count) for count, _ in rows],
+            A_eq=[total],
+            b_eq=[largest],
+            bounds=[(0, None)] * len(self.num_gpus) + [(0, largest)] * 2 + [(None, 1.0)],
             method="highs",
         )
-        if float(found.fun) >= self.num_micro_batches:
+        if found.x is None or float(found.x[-1]) <= 0:
             return None
-        return [float(price) + 1e-9 for price in found.x]
+        *prices, above, below, _ = (float(price) for price in found.x)
+        return [*(price + 1e-9 for price in prices), above - below]

@@ -44,7 +44,14 @@ from megatron_hetero.cost.share import (
     even_share_or_none,
     member_shares,
 )
-from megatron_hetero.cost.sync import GradientExchange, StageEnd, StageId
+from megatron_hetero.cost.sync import (
+    NO_SYNC,
+    GradientExchange,
+    LeastSync,
+    StageEnd,
+    StageId,
+    least_sync,
+)
 from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
@@ -524,6 +531,16 @@ class CostModel:
                 if s < len(replica.backward_hops):
                     left_s += stage.times.backward_s + replica.backward_hops[s].total_s
         return ends
+
+    def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:
+        """What a stage of `width` GPUs of a node exchanges at least between its own last backward
+        pass and the end of a step, in any placement of so many replicas or more; nothing where
+        that may hide or is no all-reduce.  The lower bound counts on it."""
+        training, model = self.workload.training, self.workload.model
+        if training.overlap_grad_reduce or training.use_distributed_optimizer:
+            return NO_SYNC
+        gradient_bytes = state_bytes(training).gradient
+        return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
 
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]

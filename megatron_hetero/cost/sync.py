@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share, largest_fraction, member_shares
@@ -282,3 +282,42 @@ class GradientExchange:
                     link = self._cluster.node_links[here, there]
                     paths[here, there] = num_here * num_there / num / link.bytes_per_s
         return max([busiest, *paths.values()]), paths
+
+
+@dataclass(frozen=True)
+class LeastSync:
+    """Seconds that the all-reduce of what a stage holds takes at least."""
+
+    layer_s: float
+    embedding_s: float
+    head_s: float
+
+
+NO_SYNC = LeastSync(0.0, 0.0, 0.0)
+
+
+def least_sync(
+    cluster: Cluster,
+    model: ModelSpec,
+    node: Node,
+    width: int,
+    num_replicas: int,
+    gradient_bytes: int,
+) -> LeastSync:
+    """The least all-reduce of a stage of `width` GPUs of a node, in any placement of so many
+    replicas or more.
+
+    A ring inside a node has a group of every replica there, one GPU wide at least, and goes out of
+    the stage at the link's speed for each of its GPUs.  Any other ring leaves some node.
+    """
+    if num_replicas < 2:
+        return NO_SYNC
+    between = [link.bytes_per_s for link in cluster.node_links.values()]
+    ways_s = [1 / max(between)] if between else []
+    if node.num_gpus >= width + num_replicas - 1:
+        ways_s.append(1 / (width * node.link.bytes_per_s))
+    per_byte_s = min(ways_s, default=0.0)
+    per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
+    words = model.vocab_size * model.hidden_size
+    ends_s = words * per_param_s
+    return LeastSync(layer_params(model, even_share(model, 1)) * per_param_s, ends_s, ends_s)

@@ -83,7 +83,7 @@ def placements(draw: st.DrawFn, nodes: dict[str, int], num_layers: int) -> Place
 
 
 @pytest.mark.parametrize("referee", ["hexiscale", "sailor"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_our_prices_are_the_referees(
     tmp_path_factory: pytest.TempPathFactory, referee: str, data: st.DataObject
@@ -107,7 +107,8 @@ def test_our_prices_are_the_referees(
             least_s = before_s * (index > 0) + after_s * (index + 1 < len(groups))
             assert least_s <= load_s * (1 + 1e-12)
     num_micro_batches = workload.training.global_batch_size // workload.training.micro_batch_size
-    if sum(r.num_micro_batches for r in replicas) >= num_micro_batches:
+    fits = cost.missing_bytes <= 0  # the bound is of plans that fit
+    if fits and sum(r.num_micro_batches for r in replicas) >= num_micro_batches:
         assert step_time_bound_s(costs) <= score.step_s * (1 + 1e-12)
 
 

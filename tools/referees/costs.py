@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.memory import StageMemory
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.sync import NO_SYNC, LeastSync
 from megatron_hetero.errors import UnsupportedError
 
 
@@ -21,6 +23,10 @@ class RefereeCosts(CostModel):
     def vocab_rows(self, widths: Sequence[int]) -> int:
         """Not padded: the referees know one vocabulary."""
         return self.workload.model.vocab_size
+
+    def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:
+        """Nothing: the referees' exchanges are not those that the project's own model bounds."""
+        return NO_SYNC
 
     def stage_memories(
         self, replica: PlacedReplica, index: int, rows: int
