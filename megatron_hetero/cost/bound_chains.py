@@ -3,8 +3,9 @@
 A stage with n layers of t seconds a micro-batch, behind stages of together S seconds, ends a step
 of m micro-batches at S + m t at the earliest, whatever the launch counts: its first forward waits
 for the first micro-batch, and its last backward for all its own work.  The exchange of its
-gradients follows, but may hide behind the backward passes of stages before it.  Hops between stages are left out.  The dynamic programme runs over the layers
-held so far and over S, rounded down to a grid, so that it never finds less than there is.
+gradients follows, but may hide behind the backward passes of stages before it.  Hops between
+stages are left out.  The dynamic programme runs over the layers held so far and over S, rounded
+down to a grid, so that it never finds less than there is.
 """
 
 from __future__ import annotations
