@@ -21,6 +21,7 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensorFactory,
 )
 from megatron.core.utils import get_model_config, unwrap_model
+from megatron.training import get_args
 
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.megatron.checkpoint_metadata import ONE_KEY_PER_LAYER
@@ -44,6 +45,7 @@ def _corrected(original: Callable[..., Any], correct: _Correction) -> Callable[.
     def sharded_state_dict(
         prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
+        _refuse_state_by_buffer(metadata)
         state = original(prefix, sharded_offsets, metadata)
         if metadata is not None and metadata.get(ONE_KEY_PER_LAYER):
             return dict_list_map_inplace(correct, state)
@@ -56,6 +58,18 @@ def _corrected(original: Callable[..., Any], correct: _Correction) -> Callable[.
         return state
 
     return sharded_state_dict
+
+
+def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
+    """What Megatron's own distributed optimizer saves lies in the order of its ranks' buffers."""
+    args = get_args()
+    form = (metadata or {}).get("distrib_optim_sharding_type")
+    if form is not None and not (args.no_load_optim or args.finetune):
+        raise CheckpointError(
+            f"--load {args.load}: the optimizer's state was saved by stock Megatron's distributed "
+            f"optimizer ({form}), whose form an asymmetric plan cannot read. Start from the "
+            "weights alone, with --no-load-optim; Adam's moments then begin anew."
+        )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime import backend, entry
+from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
 from megatron_hetero.runtime.verify.shrink import shrink
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
@@ -63,6 +63,30 @@ def test_there_and_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MORE_PAIRS)
 def test_more_pairs_there_and_back(name: str, tmp_path: Path) -> None:
     _there_and_back(MORE_PAIRS[name], tmp_path)
+
+
+def test_state_of_megatrons_own_distributed_optimizer_is_refused(tmp_path: Path) -> None:
+    """The weights can be had; the state lies in the order of other ranks' buffers."""
+    shrunk = shrink(plan(DEEP), workload())
+    jobs = VerifyJobs(shrunk, Options(steps=2), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    from_seed = jobs.training_arguments("adam")
+    saved = tmp_path / "stock" / "saved"
+
+    def train_stock(rank: int) -> None:
+        save_without_a_server()
+        backend.activate_cpu_backend()
+        multiple = f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}"
+        saving = (f"--save={saved}", "--save-interval=1000", DIVIDED, multiple)
+        argv = (*from_seed, *saving, f"--data-cache-path={tmp_path}", *backend.CPU_FLAGS)
+        entry.train_stock(argv, entry.World.from_environment())
+
+    run_jobs([Job("stock", 1, train_stock, tmp_path / "stock")], 120)
+    resumed = [a for a in from_seed if not a.startswith(("--load", "--finetune", "--no-load-opt"))]
+    argv = [*resumed, DIVIDED, f"--load={saved}"]
+    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*--no-load-optim"):
+        _run(tmp_path / "refused", DEEP, argv)
+    _run(tmp_path / "weights", DEEP, [*argv, "--no-load-optim"])
 
 
 def _there_and_back(pair: Pair, folder: Path) -> None:
