@@ -5,9 +5,10 @@ longer stock Megatron's best plan takes than ours.
 
 The plans of a cluster: the planner's; the best that stock Megatron can run; the best of those with
 another grid (replicas, stages, width) or, if there is none, another split; and the best that needs
-the plug-in and has another number of replicas or of stages than the planner's.  The best of stock is searched by simulating it as stock
-Megatron runs it: all grids of equal replicas in all orders of nodes, recompute as the job has it,
-and from their even and balanced splits every move of a layer between stages that makes it faster.
+the plug-in and has another number of replicas or of stages than the planner's.  The best of stock
+is searched by simulating it as stock Megatron runs it: all grids of equal replicas in all orders of
+nodes, recompute as the job has it, and from their even and balanced splits every move of a layer
+between stages that makes it faster.
 
 A rehearsal that is in the file given with --out already is not run again.
 """
@@ -24,8 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
@@ -42,6 +42,7 @@ from megatron_hetero.planner.search import plan_of
 from megatron_hetero.planner.symmetric import Symmetric
 from megatron_hetero.schedule.step import simulate_plan
 
+ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = {
     "A100 + 4 RTX 4090": ("examples/a100-rtx4090/cluster.yaml", "7b"),
     "2 RTX 3080 + 2 RTX 4090": ("examples/rtx3080-rtx4090/cluster.yaml", "1.3b"),

@@ -22,6 +22,7 @@ from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.of_plan import replica_schedule
@@ -194,7 +195,14 @@ def simulate_plan(
     return StepSimulation(
         tuple(
             tuple(
-                _timeline(costs, replica, (r, s), rows, run.operations[r, s])
+                _timeline(
+                    costs,
+                    replica,
+                    (r, s),
+                    rows,
+                    run.operations[r, s],
+                    [chunk.num_layers for chunk in stage_chunks(plan.replicas[r].stages[s])],
+                )
                 for s in range(len(replica.stages))
             )
             for r, replica in enumerate(placement.replicas)
@@ -273,11 +281,15 @@ def _pipeline(
 
 
 def _timeline(
-    costs: CostModel, replica: PlacedReplica, place: StageId, rows: int, spans: Sequence[OpSpan]
+    costs: CostModel,
+    replica: PlacedReplica,
+    place: StageId,
+    rows: int,
+    spans: Sequence[OpSpan],
+    chunk_layers: Sequence[int],
 ) -> StageTimeline:
     index = place[1]
     stage = replica.stages[index]
-    most = peak_in_flight(spans)
     found = []
     # What one micro-batch keeps on each device: the difference between two in flight and one.
     one, two = (
@@ -286,28 +298,30 @@ def _timeline(
     for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
         kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
         held = memory.peak_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
-        found.append((held + most * kept, held, kept, memory.capacity_bytes))
-    _, held, kept, capacity_bytes = max(found, key=lambda f: f[0] / f[3])
+        by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
+        timeline = tuple(_memory(held, by_chunk, spans))
+        found.append((max(held for _, held in timeline), memory.capacity_bytes, timeline))
+    _, capacity_bytes, timeline = max(found, key=lambda f: f[0] / f[1])
     return StageTimeline(
         *place,
         tuple(device.name for device in stage.devices),
         tuple(spans),
-        tuple(_memory(held, kept, spans)),
+        timeline,
         capacity_bytes,
         tuple(peak for peak, *_ in found),
     )
 
 
-def _memory(held: int, kept: int, spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
-    """Bytes of the whole step, and the activations of every micro-batch from its forward to the
-    end of its backward pass."""
+def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
+    """Bytes of the whole step, and the activations of every micro-batch on every chunk from its
+    forward to the end of its backward pass."""
     yield 0.0, held
     for span in spans:
         if span.kind == "forward":
-            held += kept
+            held += kept[span.chunk]
             yield span.start_s, held
         elif span.kind in ("backward", "backward_weight"):
-            held -= kept
+            held -= kept[span.chunk]
             yield span.end_s, held
 
 

@@ -21,12 +21,18 @@ FIELDS = ("latest_s", "asked_s", "arrival_s")
 the described links."""
 
 
+TAKEN_KEPT = 64
+"""How many messages on a path may be taken out of turn before a gap is forgotten."""
+
+
 class Board:
     """A table in memory that all ranks share; `paths` are numbered from 0."""
 
     def __init__(self, num_paths: int, num_slots: int) -> None:
         self._lock = multiprocessing.Lock()
-        self._free_s = multiprocessing.RawArray("d", num_paths)
+        # The latest times for which each path is taken, as (begin, end), round and round.
+        self._taken_s = multiprocessing.RawArray("d", num_paths * 2 * TAKEN_KEPT)
+        self._num_taken = multiprocessing.RawArray("Q", num_paths)
         self._num_slots = num_slots
         self._keys = multiprocessing.RawArray("Q", num_slots)
         self._values = multiprocessing.RawArray("d", num_slots * len(FIELDS))
@@ -56,20 +62,39 @@ class Board:
             return self.get(key, "latest_s")
 
     def take(self, hops: Sequence[tuple[Sequence[int], float]], from_s: float) -> float:
-        """Take the paths of every hop for its seconds, each once all its paths are free.
+        """Take the paths of every hop for its seconds, each in the first gap of all its paths.
 
-        First come, first served: this is what holds a link to its bandwidth, whoever sends.
+        This is what holds a link to its bandwidth, whoever sends.  Ranks come here in the order in
+        which this machine runs them, which is not quite that of their own times: hence gaps.
 
         Returns:
             When the last hop is done.
         """
         last_s = from_s
         for paths, seconds in hops:
-            start_s = max([from_s, *(self._free_s[path] for path in paths)])
+            start_s = self._first_gap(paths, from_s, seconds)
             for path in paths:
-                self._free_s[path] = start_s + seconds
+                self._take_path(path, start_s, start_s + seconds)
             last_s = max(last_s, start_s + seconds)
         return last_s
+
+    def _first_gap(self, paths: Sequence[int], from_s: float, seconds: float) -> float:
+        taken = sorted(interval for path in paths for interval in self._intervals(path))
+        start_s = from_s
+        for begin_s, end_s in taken:
+            if begin_s < start_s + seconds and end_s > start_s:
+                start_s = end_s
+        return start_s
+
+    def _intervals(self, path: int) -> Iterator[tuple[float, float]]:
+        base = path * 2 * TAKEN_KEPT
+        for index in range(min(self._num_taken[path], TAKEN_KEPT)):
+            yield self._taken_s[base + 2 * index], self._taken_s[base + 2 * index + 1]
+
+    def _take_path(self, path: int, begin_s: float, end_s: float) -> None:
+        place = path * 2 * TAKEN_KEPT + 2 * (self._num_taken[path] % TAKEN_KEPT)
+        self._taken_s[place], self._taken_s[place + 1] = begin_s, end_s
+        self._num_taken[path] += 1
 
     def _slot(self, key: Key) -> int:
         name = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest()) or 1

@@ -40,33 +40,34 @@ class Clock:
     host_s: list[float] = field(default_factory=list)
     """Real seconds of every computation."""
     largest_lag_s: float = 0.0
-    overrun_s: float = 0.0
-    """By how much computations took longer than the GPUs', in all."""
+    lost_s: float = 0.0
+    """By how much this machine fell behind, in a pass, between passes or with a message, wherever
+    that was more than `allowance_s`."""
 
     def begin_step(self, at_s: float) -> None:
         """All ranks begin a step at the same moment."""
         self.step_begin_s = self.until_s = at_s
         self.spans, self.host_s = [], []
-        self.largest_lag_s = self.overrun_s = 0.0
+        self.largest_lag_s = 0.0
+        self.lost_s = 0.0
 
     def time(self) -> float:
         """The rank's time: that of its last event, unless the host has fallen too far behind."""
-        real_s = now()
-        lag_s = real_s - self.until_s
-        if lag_s > self.allowance_s:
-            self.until_s = real_s
-        elif lag_s > self.largest_lag_s:
-            self.largest_lag_s = lag_s
+        self.until_s = self.at(self.until_s)
         return self.until_s
+
+    def at(self, due_s: float) -> float:
+        """The rank's time of something that was due at `due_s` and is there now."""
+        lag_s = now() - due_s
+        self.largest_lag_s = max(self.largest_lag_s, lag_s)
+        if lag_s <= self.allowance_s:
+            return due_s
+        self.lost_s += lag_s
+        return due_s + lag_s
 
     def reach(self, at_s: float) -> None:
         """Something that the rank waited for was there at `at_s`."""
         self.until_s = max(self.until_s, at_s)
-
-    def wait_until(self, at_s: float) -> None:
-        """Sleep, and count the time."""
-        sleep_until(at_s)
-        self.reach(at_s)
 
     def computed(
         self, kind: str, micro_batch: int, chunk: int, begin_s: float, began: float, seconds: float
@@ -74,13 +75,7 @@ class Clock:
         """End a computation that began at `begin_s` of the rank's time and `began` of the real one,
         and takes `seconds` on the cluster."""
         self.host_s.append(now() - began)
-        end_s = begin_s + seconds * self.scale
-        real_s = now()
-        if self.scale and real_s > end_s + self.allowance_s:
-            self.overrun_s += real_s - end_s
-            end_s = real_s
-        elif not self.scale:
-            end_s = real_s
+        end_s = self.at(begin_s + seconds * self.scale) if self.scale else now()
         sleep_until(end_s)
         self.until_s = end_s
         self.spans.append(

@@ -32,11 +32,13 @@ SLACK = 3.0
 """The stretched step is at least so many times as long as this machine takes for its arithmetic."""
 MOST_TRIES = 4
 """Steps that are run for each one that is wanted, if this machine disturbs them."""
+MOST_LATE = 0.02
+"""A step counts if this machine made no rank lose more than this part of it."""
 _STRETCH_ON = 1.5
 """By so much the time scale grows after a disturbed step."""
 _WITH_COLLECTIVES = ("forward", "backward", "backward_input")
 """Passes whose end means that all members of a tensor-parallel group have begun them."""
-_LEAST_ALLOWANCE_S = 0.1
+_LEAST_ALLOWANCE_S = 0.2
 _BEGIN_IN_S = 0.01
 
 
@@ -264,23 +266,24 @@ class RehearsedRank:
         self._free_step_s = now() - self._begun_s
         if clock.scale == 0:
             return
+        length_s = clock.until_s - clock.step_begin_s
+        late_s = now() - clock.until_s
         self.records.append(
             {
                 "scale": clock.scale,
-                "is_disturbed": clock.overrun_s > 0,
-                "end_s": now() - clock.step_begin_s,
+                "is_disturbed": clock.lost_s + late_s > MOST_LATE * length_s,
+                "end_s": length_s + late_s,
                 "spans": [list(span) for span in clock.spans],
                 "sent": [list(message) for message in self.transport.sent],
                 "collectives": self.transport.collectives,
                 "largest_lag_s": clock.largest_lag_s,
-                "overrun_s": clock.overrun_s,
                 "host_s": sum(clock.host_s),
             }
         )
 
     def _judge_last_step(self) -> None:
         """Keep a step in which this machine kept pace on all ranks; else try again, more slowly."""
-        is_disturbed = bool(self._latest(float(self.clock.overrun_s > 0)))
+        is_disturbed = bool(self._latest(float(self.records[-1]["is_disturbed"])))
         self.records[-1]["is_disturbed"] = is_disturbed
         if sum(not record["is_disturbed"] for record in self.records) == self._num_steps:
             raise RehearsalDone

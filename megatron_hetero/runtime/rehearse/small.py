@@ -16,7 +16,8 @@ from megatron_hetero.cost.parameters import embedding_params, head_params, layer
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
-from megatron_hetero.plan.plan import Plan, Replica
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
 
 _SMALL_ELEMENT_BYTES = 4
@@ -100,15 +101,28 @@ def _small_rows(shrunk: Shrunk) -> int:
 
 
 def _ends(replica: Replica) -> list[int]:
-    return [stage.first_layer + stage.shape.num_layers for stage in replica.stages]
+    return [
+        chunk.first_layer + chunk.num_layers
+        for stage in replica.stages
+        for chunk in stage_chunks(stage)
+    ]
 
 
 def _renumbered(replica: Replica, cuts: list[int]) -> Replica:
     stages = []
     for stage in replica.stages:
-        first = cuts.index(stage.first_layer)
-        end = cuts.index(stage.first_layer + stage.shape.num_layers)
+        chunks = []
+        for chunk in stage_chunks(stage):
+            first = cuts.index(chunk.first_layer)
+            end = cuts.index(chunk.first_layer + chunk.num_layers)
+            chunks.append(LayerRange(first, end - first))
+        shape = replace(stage.shape, num_layers=sum(chunk.num_layers for chunk in chunks))
         stages.append(
-            replace(stage, first_layer=first, shape=replace(stage.shape, num_layers=end - first))
+            replace(
+                stage,
+                first_layer=chunks[0].first_layer,
+                shape=shape,
+                chunks=tuple(chunks) if stage.chunks else (),
+            )
         )
     return replace(replica, stages=tuple(stages))

@@ -198,13 +198,7 @@ class Transport:
 
     def waited(self, due_s: float, asked_s: float) -> None:
         """The rank asked for a message at `asked_s`, and has it now; it was due at `due_s`."""
-        there_s = max(due_s, asked_s)
-        real_s = now()
-        if real_s - there_s > self.clock.allowance_s:
-            there_s = real_s
-        else:
-            self.clock.largest_lag_s = max(self.clock.largest_lag_s, real_s - there_s)
-        self.clock.reach(there_s)
+        self.clock.reach(self.clock.at(max(due_s, asked_s)))
 
     def _number(self, key: Key) -> Key:
         """The how manieth of its kind this is, which is the same on all ranks."""
