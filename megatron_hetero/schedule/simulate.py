@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.network import BoundaryTime
@@ -20,6 +21,7 @@ from megatron_hetero.schedule.simulator_engine import (
     Crossing,
     OpSpan,
     Pipeline,
+    Run,
     run_step,
 )
 
@@ -40,12 +42,26 @@ class Event:
 @dataclass(frozen=True)
 class Simulation:
     """`makespan_s` ends with the last stage's last operation; `peak_in_flight` counts micro-batches
-    (of any chunk) between forward and the end of backward.  The last three have shape [stage]."""
+    (of any chunk) between forward and the end of backward.  It and `busy_s` are [stage]."""
 
     makespan_s: float
     busy_s: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
-    events: tuple[tuple[Event, ...], ...]
+    run: Run
+
+    @cached_property
+    def events(self) -> tuple[tuple[Event, ...], ...]:
+        """Everything that each stage did, in order of its end."""
+        events: list[list[Event]] = [
+            [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
+            for (_, s), spans in self.run.operations.items()
+        ]
+        for message in self.run.messages:
+            event = Event(message.sender, message.operation, message.start_s, message.end_s)
+            events[message.sender].append(event)
+        return tuple(
+            tuple(sorted(e, key=lambda event: (event.end_s, event.start_s))) for e in events
+        )
 
     @property
     def bubble(self) -> float:
@@ -87,19 +103,12 @@ def simulate(
     sync = Collective("gradients", holders, (("gradients", gradient_sync_s),))
     has_sync = any(i[0].kind == "gradient_sync" for p in schedule.programmes for i in p)
     run = run_step([pipeline], [sync] if has_sync else [], [[update_s] * len(times)])
-    events: list[list[Event]] = [
-        [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
-        for (_, s), spans in run.operations.items()
-    ]
-    for message in run.messages:
-        event = Event(message.sender, message.operation, message.start_s, message.end_s)
-        events[message.sender].append(event)
     spans = [run.operations[0, stage] for stage in numbers]
     return Simulation(
         run.end_s,
         tuple(computing_s(s) for s in spans),
         tuple(peak_in_flight(s) for s in spans),
-        tuple(tuple(sorted(e, key=lambda event: (event.end_s, event.start_s))) for e in events),
+        run,
     )
 
 

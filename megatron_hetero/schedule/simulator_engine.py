@@ -22,6 +22,7 @@ from megatron_hetero.schedule.programme import (
     COMPUTE,
     RECEIVES,
     SENDS,
+    Instruction,
     Operation,
     OperationKind,
     Schedule,
@@ -171,7 +172,7 @@ class _Send(NamedTuple):
 class _Instruction:
     """An instruction, compiled: what it computes, what it sends, what it waits for."""
 
-    text: str
+    source: Instruction
     compute: tuple[OperationKind, int, int, float] | None = None
     sends: tuple[_Send, ...] = ()
     receives: tuple[int, ...] = ()
@@ -248,9 +249,8 @@ class _Engine:
                 self._advance(self.ready.pop())
         for stage in self.stages.values():
             if stage.instructions:
-                raise CheckFailedError(
-                    f"stage {stage.id[1]} waits for ever at {stage.instructions[-1].text}"
-                )
+                at = " + ".join(str(operation) for operation in stage.instructions[-1].source)
+                raise CheckFailedError(f"stage {stage.id[1]} waits for ever at {at}")
         self._update(update_s)
         self.run_.path_busy_s = dict(self.busy_s)
         self.run_.end_s = max((stage.now_s for stage in self.stages.values()), default=0.0)
@@ -404,7 +404,7 @@ def _compile(pipeline: Pipeline, stage: int) -> list[_Instruction]:
             work = instruction[0]
             seconds = pipeline.times[stage][work.chunk].seconds(kind)
             compiled.append(
-                _Instruction(kind, compute=(kind, work.micro_batch, work.chunk, seconds))
+                _Instruction(instruction, compute=(kind, work.micro_batch, work.chunk, seconds))
             )
             continue
         sends, receives = [], []
@@ -425,6 +425,5 @@ def _compile(pipeline: Pipeline, stage: int) -> list[_Instruction]:
                 sends.append(_Send(key, operation, receiver, crossing))
             else:
                 receives.append(key)
-        text = " + ".join(str(operation) for operation in instruction)
-        compiled.append(_Instruction(text, None, tuple(sends), tuple(receives)))
+        compiled.append(_Instruction(instruction, None, tuple(sends), tuple(receives)))
     return compiled
