@@ -6,14 +6,13 @@ does everything around them that its schedules do: the report of losses, the cou
 `no_sync` until the last gradient of a model chunk, `finalize_model_grads_func`, timers, and
 validation, where only the forwards of the programme are run.
 
-Sends never hold up the stage.  Receives are posted as far ahead as messages can be under way
+Sends never hold up the stage.  Receives are posted as soon as their messages can be under way
 (`schedule.delivery`) and waited for where the programme has them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,9 +26,13 @@ from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.boundary import Boundary, PipelineCommunicator
 from megatron_hetero.runtime.weight_gradients import WeightGradients
-from megatron_hetero.schedule.delivery import arrived_sends, receive_windows
+from megatron_hetero.schedule.delivery import (
+    arrived_sends,
+    posts_within,
+    receive_posts,
+    receive_windows,
+)
 from megatron_hetero.schedule.programme import (
-    RECEIVES,
     Instruction,
     Message,
     Operation,
@@ -53,8 +56,6 @@ class Executor:
         self.watched = watched or (lambda _kind: contextlib.nullcontext())
         self.schedule = schedule
         self.stage = stage
-        # By boundary: on each, messages of one direction come to this stage.
-        self.windows = {b: window for (b, _), window in receive_windows(schedule, stage).items()}
         self.arrived = arrived_sends(schedule, stage)
         self._training = schedule.programmes[stage]
         forwards = (
@@ -62,10 +63,17 @@ class Executor:
             for instruction in self._training
         )
         self._validation = tuple(instruction for instruction in forwards if instruction)
+        posts = receive_posts(schedule, stage)
+        windows = receive_windows(self._training, posts, schedule, stage)
+        self._posts = posts, posts_within(self._validation, windows, schedule, stage)
 
     def programme(self, forward_only: bool) -> tuple[Instruction, ...]:
         """What a step of training, or of validation, consists of."""
         return self._validation if forward_only else self._training
+
+    def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
+        """[instruction] -> boundaries for which a receive is posted before it."""
+        return self._posts[forward_only]
 
     def message(self, operation: Operation) -> Message:
         return self.schedule.message(self.stage, operation)
@@ -183,7 +191,6 @@ class _Step:
         # What has arrived, or is to be sent, until the operation that it is for.
         self._arrived: dict[_Pass, torch.Tensor] = {}
         self._to_send: dict[_Pass, torch.Tensor] = {}
-        self._unposted: dict[int, int] = {}
         self._weights = WeightGradients()
         self.reports: list[Any] = []
         self.num_tokens = torch.zeros([], dtype=torch.int, device="cuda")
@@ -195,9 +202,13 @@ class _Step:
 
     def run(self, forward: Forward) -> None:
         """Do all that the programme has up to the exchange of gradients."""
-        self._post_first_receives()
+        for boundary in self._boundaries.values():
+            boundary.begin()
+        posts = self._executor.posts(self._forward_only)
         with _GradientSyncOff(self) as sync:
-            for instruction in self._programme:
+            for instruction, boundaries in zip(self._programme, posts, strict=True):
+                for number in boundaries:
+                    self._boundaries[number].post_receive(self._shape)
                 for operation in instruction:
                     if operation in sync.last_gradients:
                         sync.end(operation.chunk)
@@ -266,26 +277,8 @@ class _Step:
         boundary = self._boundaries[message.boundary]
         key = (operation.kind, operation.chunk, operation.micro_batch)
         self._arrived[key] = boundary.take()
-        if self._unposted[message.boundary]:
-            self._unposted[message.boundary] -= 1
-            boundary.post_receive(self._shape)
         if not self._forward_only:
             boundary.forget_sends(self._executor.arrived[message])
-
-    def _post_first_receives(self) -> None:
-        """As many as messages can be under way; each that is taken makes room for the next."""
-        wanted = Counter(
-            self._executor.message(operation).boundary
-            for instruction in self._programme
-            for operation in instruction
-            if operation.kind in RECEIVES
-        )
-        for number, boundary in self._boundaries.items():
-            boundary.begin()
-            first = min(self._executor.windows[number], wanted[number])
-            self._unposted[number] = wanted[number] - first
-            for _ in range(first):
-                boundary.post_receive(self._shape)
 
 
 class _GradientSyncOff(contextlib.ExitStack):

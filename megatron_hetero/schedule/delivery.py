@@ -1,43 +1,76 @@
-"""What one stage can know of its messages in advance: how many may be on their way to it, and which
+"""What one stage can know of its messages in advance: when one may be on its way to it, and which
 of its own have arrived.
 
-Both follow from the programmes alone.  The first says how many receives to post ahead, so that a
-sender never waits for a receiver; the second when a tensor that was sent may be let go, without
-asking the transport.
+Both follow from the programmes alone.  The first says when to post a receive, so that a sender
+never waits for a receiver; the second when a tensor that was sent may be let go, without asking the
+transport.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from megatron_hetero.schedule.programme import RECEIVES, SENDS, Message, Schedule
+from megatron_hetero.schedule.programme import RECEIVES, SENDS, Instruction, Message, Schedule
 
 Channel = tuple[int, bool]
 """(boundary, is_forward) of a `Message`."""
 
 
-def receive_windows(schedule: Schedule, stage: int) -> dict[Channel, int]:
-    """The most messages of each channel that can be sent to `stage` before it takes the first.
+def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]:
+    """[instruction of the stage] -> boundaries for which to post a receive before it.
 
-    Found by letting all other stages run as far as they can at every point of this one's programme.
+    Each receive is posted when its message can be under way at the earliest, which is found by
+    letting all other stages run as far as they can at every point of this one's programme.
     """
-    sent: Counter[Channel] = Counter()
-    taken: Counter[Channel] = Counter()
-    windows: dict[Channel, int] = {}
+    sent: Counter[int] = Counter()
+    posted: Counter[int] = Counter()
+    posts = []
     others = _Others(schedule, stage, sent)
     for instruction in schedule.programmes[stage]:
         for operation in instruction:
             if operation.kind in SENDS:
                 others.deliver(schedule.message(stage, operation))
         others.run()
+        posts.append(tuple(sorted((sent - posted).elements())))
+        posted = sent.copy()
+    return tuple(posts)
+
+
+def receive_windows(
+    programme: Sequence[Instruction], posts: Sequence[Sequence[int]], schedule: Schedule, stage: int
+) -> dict[int, int]:
+    """By boundary, the most receives that are posted and not yet taken."""
+    now: Counter[int] = Counter()
+    most: dict[int, int] = {}
+    for instruction, boundaries in zip(programme, posts, strict=True):
+        now.update(boundaries)
+        for boundary in boundaries:
+            most[boundary] = max(most.get(boundary, 0), now[boundary])
         for operation in instruction:
             if operation.kind in RECEIVES:
-                message = schedule.message(stage, operation)
-                channel = message.boundary, message.is_forward
-                windows[channel] = max(windows.get(channel, 1), sent[channel] - taken[channel])
-                taken[channel] += 1
-    return windows
+                now[schedule.message(stage, operation).boundary] -= 1
+    return most
+
+
+def posts_within(
+    programme: Sequence[Instruction], windows: Mapping[int, int], schedule: Schedule, stage: int
+) -> tuple[tuple[int, ...], ...]:
+    """As `receive_posts`, for a part of a programme: as many as `windows` at first, and one more
+    for each that is taken, as long as there are any."""
+    wanted = [
+        [schedule.message(stage, o).boundary for o in instruction if o.kind in RECEIVES]
+        for instruction in programme
+    ]
+    left = Counter(boundary for boundaries in wanted for boundary in boundaries)
+    posts: list[tuple[int, ...]] = []
+    free = Counter(windows)
+    for boundaries in wanted:
+        now = {b: min(free[b], left[b]) for b in free}
+        left.subtract(now)
+        posts.append(tuple(sorted(b for b, count in now.items() for _ in range(count))))
+        free = Counter(boundaries)
+    return tuple(posts)
 
 
 def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
@@ -65,10 +98,10 @@ def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
 class _Others:
     """All stages but `held`, running as far ahead as they can; sends are buffered.
 
-    `sent` counts what was sent to the held stage.
+    `sent` counts what was sent to the held stage, by boundary.
     """
 
-    def __init__(self, schedule: Schedule, held: int, sent: Counter[Channel]) -> None:
+    def __init__(self, schedule: Schedule, held: int, sent: Counter[int]) -> None:
         self._schedule = schedule
         self._held = held
         self._sent = sent
@@ -98,7 +131,7 @@ class _Others:
                         continue  # Posted when this instruction was first tried.
                     ends = schedule.chain[message.boundary : message.boundary + 2]
                     if self._held in ends:
-                        self._sent[message.boundary, message.is_forward] += 1
+                        self._sent[message.boundary] += 1
                     self.deliver(message)
             for operation in instruction:
                 if operation.kind in RECEIVES:

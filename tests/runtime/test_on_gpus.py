@@ -1,6 +1,6 @@
 """On a machine with NVIDIA GPUs: discover, probe, plan, doctor over NCCL.  Elsewhere: skipped.
 
-    pytest -m gpu tests/runtime/test_on_gpus.py
+pytest -m gpu tests/runtime/test_on_gpus.py
 """
 
 from __future__ import annotations
