@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.constructive import Constructive
+from megatron_hetero.planner.equal_replicas import EqualReplicas
 from megatron_hetero.planner.exhaustive import Exhaustive
 from megatron_hetero.planner.hexiscale import HexiScale
 from megatron_hetero.planner.launch_ahead import LaunchAhead
@@ -24,6 +25,7 @@ def default_strategies() -> tuple[Strategy, ...]:
         Symmetric(),
         Exhaustive(),
         Constructive(),
+        EqualReplicas(),
         LocalSearch(),
         LaunchAhead(),
     )

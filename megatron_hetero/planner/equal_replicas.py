@@ -1,0 +1,234 @@
+"""Local search over the shape of one replica, repeated as often as the cluster has room for it.
+
+A move changes all replicas at once: a stage comes, goes, or stands elsewhere, becomes wider or
+narrower, is cut in two or joined with the next, or gives a layer to another.  Moves of one replica
+(`local`) do not lead to such plans where replicas that differ make each other wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
+from megatron_hetero.planner.kinds import Kind, kinds_of
+from megatron_hetero.planner.local import unlike
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+
+Stage = tuple[int, int]
+"""(kind, width)."""
+Shape = tuple[Stage, ...]
+"""The stages of every replica."""
+
+_NUM_COUNTS = 2
+"""Numbers of replicas to price for a shape: the most, and the most with a micro-batch more each."""
+
+_MAX_PACKINGS = 8
+"""Numbers of replicas to try where as many as the GPUs would do leave odd rests on nodes."""
+
+
+class EqualReplicas:
+    """Hill climbing over shapes from the best placements so far; see the module."""
+
+    name = "equal-replicas"
+
+    def __init__(self, num_starts: int = 4, max_work: int = 40_000) -> None:
+        self.num_starts = num_starts
+        self.max_work = max_work
+        """Limit in stages priced (a placement of n stages counts n), of all climbs together."""
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        starts = unlike(board.ranking, self.num_starts)
+        search = _Search(board, self.name)
+        seen: set[Shape] = set()
+        for candidate in starts:
+            shape = search.shape_of(candidate)
+            if shape not in seen:
+                seen.add(shape)
+                search.climb(shape, self.max_work // len(starts))
+
+
+class _Search:
+    """Shapes on the nodes of a problem, priced on its board."""
+
+    def __init__(self, board: Scoreboard, name: str) -> None:
+        self.board = board
+        self.name = name
+        self.problem: Problem = board.problem
+        self.kinds: Sequence[Kind] = kinds_of(board.problem)
+        self.kind_of = {node.name: k for k, kind in enumerate(self.kinds) for node in kind.nodes}
+        self.filler = Filler(board.problem)
+        self.work = 0
+        self._found: dict[Shape, Candidate | None] = {}
+
+    def shape_of(self, candidate: Candidate) -> Shape:
+        """The shape of a candidate's first replica."""
+        stages = candidate.placement.replicas[0].stages
+        return tuple((self.kind_of[s.devices[0].node], s.width) for s in stages)
+
+    def climb(self, shape: Shape, max_work: int) -> None:
+        """From a shape to better ones, best promise first, while there are any; then layers."""
+        limit = self.work + max_work
+        best = self.price(shape, None)
+        while True:
+            better = self._improved(shape, best, limit)
+            if better is None:
+                break
+            shape, best = better
+        if best is not None:
+            self._shift_layers(best, limit)
+
+    def price(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
+        """The best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
+        best = None
+        for count, chains in self._layouts(shape):
+            filled = self._fill(chains[0])
+            most = -(-self.problem.num_micro_batches // count)
+            if not filled.fits or (beat and filled.quick_time_s(most) >= beat.step_time_s):
+                continue
+            candidate = self._score(chains, filled.layers)
+            if candidate and (best is None or candidate.key < best.key):
+                best = candidate
+        return best
+
+    def _improved(
+        self, shape: Shape, best: Candidate | None, limit: int
+    ) -> tuple[Shape, Candidate] | None:
+        """The first neighbour that is better, the most promising first."""
+        ranked = []
+        for moved in dict.fromkeys(self._moves(shape)):
+            if moved in self._found:
+                continue
+            promise_s = self._promise_s(moved)
+            if promise_s is not None and (best is None or promise_s < best.step_time_s):
+                ranked.append((promise_s, moved))
+        for _, moved in sorted(ranked):
+            if self.work >= limit:
+                return None
+            found = self.price(moved, best)
+            self._found[moved] = found
+            if found and (best is None or found.key < best.key):
+                return moved, found
+        return None
+
+    def _promise_s(self, shape: Shape) -> float | None:
+        """The pipelines' quick time alone; None where the shape has no room or does not fit."""
+        for count, chains in self._layouts(shape):
+            filled = self._fill(chains[0])
+            if filled.fits:
+                return filled.quick_time_s(-(-self.problem.num_micro_batches // count))
+        return None
+
+    def _fill(self, chain: Chain) -> FilledChain:
+        rows = self.problem.costs.vocab_rows(sorted({unit.width for unit in chain}))
+        return self.filler.chain(chain, rows, self.problem.num_micro_batches)
+
+    def _score(self, chains: Sequence[Chain], layers: Sequence[int]) -> Candidate | None:
+        each, more = divmod(self.problem.num_micro_batches, len(chains))
+        replicas = tuple(
+            placed_replica(chain, layers, each + (r < more)) for r, chain in enumerate(chains)
+        )
+        self.work += len(chains) * len(layers)
+        return self.board.score(Placement(replicas), self.name)
+
+    def _shift_layers(self, best: Candidate, limit: int) -> None:
+        """Layers from one stage to another, in all replicas at once, while that helps."""
+        improved = True
+        while improved:
+            improved = False
+            replicas = best.placement.replicas
+            layers = [stage.num_layers for stage in replicas[0].stages]
+            chains = [
+                tuple(Unit(s.devices[0].node, tuple(d.index for d in s.devices)) for s in r.stages)
+                for r in replicas
+            ]
+            for giver in range(len(layers)):
+                for taker in range(len(layers)):
+                    if giver == taker or layers[giver] == 1 or self.work >= limit:
+                        continue
+                    moved = list(layers)
+                    moved[giver] -= 1
+                    moved[taker] += 1
+                    found = self._score(chains, moved)
+                    if found and found.key < best.key:
+                        best, improved = found, True
+                        break
+                if improved:
+                    break
+
+    def _layouts(self, shape: Shape) -> Iterator[tuple[int, list[Chain]]]:
+        """As many replicas as there is room for, like stages side by side and replica by replica;
+        then fewer, with one micro-batch more each."""
+        if not 0 < len(shape) <= self.problem.max_stages():
+            return
+        for by_stage in (True, False):
+            most = self._placed(shape, None, by_stage)
+            if not most or not self.problem.chain_is_allowed(most[0]):
+                continue
+            share = -(-self.problem.num_micro_batches // len(most))
+            for extra in range(_NUM_COUNTS):
+                count = -(-self.problem.num_micro_batches // (share + extra))
+                if count in self.problem.replica_counts():
+                    chains = self._placed(shape, count, by_stage)
+                    if chains:
+                        yield count, chains
+
+    def _placed(self, shape: Shape, count: int | None, by_stage: bool) -> list[Chain]:
+        """`count` replicas on nodes (None: as many as fit); empty if they do not fit."""
+        if count is None:
+            used = [sum(w for k, w in shape if k == kind) for kind in range(len(self.kinds))]
+            room = [
+                len(kind.nodes) * kind.num_gpus // n
+                for kind, n in zip(self.kinds, used, strict=True)
+                if n
+            ]
+            allowed = [n for n in self.problem.replica_counts() if n <= min(room)]
+            counts = allowed[::-1][:_MAX_PACKINGS]
+            return next((c for n in counts if (c := self._placed(shape, n, by_stage))), [])
+        free = [
+            [(node.name, list(self.problem.gpus[node.name])) for node in kind.nodes]
+            for kind in self.kinds
+        ]
+        units: list[list[Unit | None]] = [[None] * len(shape) for _ in range(count)]
+        places = [(r, s) for r in range(count) for s in range(len(shape))]
+        if by_stage:
+            places.sort(key=lambda place: place[::-1])
+        start = [0] * len(self.kinds)
+        for r, s in places:
+            kind, width = shape[s]
+            nodes = free[kind]
+            while start[kind] < len(nodes) and not nodes[start[kind]][1]:
+                start[kind] += 1
+            found = next((n for n in nodes[start[kind] :] if len(n[1]) >= width), None)
+            if found is None:
+                return []
+            name, indices = found
+            units[r][s] = Unit(name, tuple(indices[:width]))
+            del indices[:width]
+        return [tuple(unit for unit in chain if unit is not None) for chain in units]
+
+    def _moves(self, shape: Shape) -> Iterator[Shape]:
+        """Shapes one move away; equal neighbours are one run, changed at its ends only."""
+        menu = [(k, w) for k, kind in enumerate(self.kinds) for w in kind.widths]
+        borders = [at for at in range(len(shape) + 1) if shape[at - 1 : at] != shape[at : at + 1]]
+        for at in borders:
+            for stage in menu:
+                yield (*shape[:at], stage, *shape[at:])
+        for at in sorted({b for b in borders if b < len(shape)} | {b - 1 for b in borders if b}):
+            kind, width = shape[at]
+            without = (*shape[:at], *shape[at + 1 :])
+            yield without
+            for stage in menu:
+                yield (*shape[:at], stage, *shape[at + 1 :])
+            for to in borders:
+                to -= to > at
+                yield (*without[:to], shape[at], *without[to:])
+            if width % 2 == 0:
+                half = (kind, width // 2)
+                yield (*shape[:at], half, half, *shape[at + 1 :])
+            if at + 1 < len(shape) and shape[at + 1][0] == kind:
+                joined = width + shape[at + 1][1]
+                if joined in self.kinds[kind].widths:
+                    yield (*shape[:at], (kind, joined), *shape[at + 2 :])
