@@ -28,7 +28,7 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.plan.validate import validate_plan
-from megatron_hetero.runtime import backend, machine, support
+from megatron_hetero.runtime import NO_TRANSFORMER_ENGINE, backend, machine, support
 from megatron_hetero.runtime.arguments import (
     HeteroArguments,
     follow_stage,
@@ -118,6 +118,10 @@ def job_on_plan(plan: Plan | None, arguments: HeteroArguments, judged: Sequence[
     if not backend.cuda_is_usable():
         backend.activate_cpu_backend()
         arguments = replace(arguments, megatron=(*arguments.megatron, *backend.CPU_FLAGS))
+    elif NO_TRANSFORMER_ENGINE is not None and not _names_layers(arguments.megatron):
+        if world.rank == 0:
+            print(f"> no Transformer Engine: {NO_TRANSFORMER_ENGINE}; local layers", flush=True)
+        arguments = replace(arguments, megatron=(*arguments.megatron, "--transformer-impl=local"))
     if plan is None:
         return StockJob(arguments.megatron, world)
     if is_stock(plan):
@@ -126,6 +130,10 @@ def job_on_plan(plan: Plan | None, arguments: HeteroArguments, judged: Sequence[
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
         return StockJob((*arguments.megatron, *decided), world, arguments.init)
     return AsymmetricJob(plan, arguments, world)
+
+
+def _names_layers(megatron: Sequence[str]) -> bool:
+    return any(token.partition("=")[0] == "--transformer-impl" for token in megatron)
 
 
 def check_world(plan: Plan, world: World) -> Position:
@@ -334,6 +342,7 @@ class AsymmetricJob:
             optimizer.apply(build_optimizer)
         # Before what others hang on the model: they see it as it will be trained.
         config.model.post_wrap_hooks[:0] = [
+            model_hooks.marks_hook(groups),
             model_hooks.synchronise_hook(plan, groups, weights),
             model_hooks.checkpoint_hook(groups),
         ]

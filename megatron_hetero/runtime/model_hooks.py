@@ -10,6 +10,7 @@ from megatron.training.utils import print_rank_0
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.checkpoint import describe_globally
+from megatron_hetero.runtime.custom_spec import check_marked
 from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
@@ -23,6 +24,16 @@ def initial_weights_hook(seed: int) -> ModelHook:
 
     def hook(model: list[Any]) -> list[Any]:
         initialise(model, seed)
+        return model
+
+    return hook
+
+
+def marks_hook(groups: RankGroups) -> ModelHook:
+    """A `post_wrap_hook` that refuses layers which do not say how they are divided."""
+
+    def hook(model: list[Any]) -> list[Any]:
+        check_marked(model, groups.tensor.size())
         return model
 
     return hook

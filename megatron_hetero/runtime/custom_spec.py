@@ -1,0 +1,43 @@
+"""Layers of the user's own (`--spec`) have to say how tensor parallelism divides them.
+
+A parameter's place in the whole model is read off Megatron's marks.  Its own layers, torch's and
+Transformer Engine's carry them or are copies by their kind; a parameter of another module that says
+nothing would pass for a copy, and if it is a shard its gradient would be summed with strangers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from megatron_hetero.errors import UnsupportedError
+
+_KNOWN = ("megatron.", "megatron_hetero.", "torch.", "transformer_engine.", "apex.")
+
+
+def check_marked(model: Iterable[torch.nn.Module], width: int) -> None:
+    """Refuse unmarked parameters of unknown modules in a tensor-parallel group of `width`.
+
+    Raises:
+        UnsupportedError: names them, and the mark to set.
+    """
+    if width == 1:
+        return
+    found = [name for chunk in model for name in _unmarked(chunk)]
+    if found:
+        raise UnsupportedError(
+            "--spec: these parameters do not say whether tensor parallelism divides them:\n  "
+            + "\n  ".join(found)
+            + "\nSet parameter.tensor_model_parallel = False on a copy; on a shard, call "
+            "megatron.core.tensor_parallel.set_tensor_model_parallel_attributes."
+        )
+
+
+def _unmarked(chunk: torch.nn.Module) -> Iterator[str]:
+    for prefix, module in chunk.named_modules():
+        if type(module).__module__.startswith(_KNOWN):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if not hasattr(parameter, "tensor_model_parallel"):
+                yield f"{prefix}.{name} of {type(module).__name__}"
