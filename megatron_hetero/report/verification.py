@@ -88,6 +88,8 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
         if found["same_norm_bits_on_all_ranks"]
         else "NO: the gradient norm differs between ranks"
     )
+    if not found["same_random_states_in_groups"]:
+        yield "NO: ranks of a tensor-parallel group ended with unlike random states"
     sync = found.get("gradient_sync")
     if sync is not None and sync["most_collectives_per_step"]:
         yield (

@@ -20,6 +20,7 @@ RUN: dict[str, Any] = {
     "ok": True,
     "same_samples": True,
     "same_norm_bits_on_all_ranks": True,
+    "same_random_states_in_groups": True,
     "worst": {
         "loss": "step 1", "gradients": "decoder.layers.0.mlp, step 2",
         "gradient_norm": "step 1", "weights": "decoder.layers.1.mlp",
@@ -94,7 +95,11 @@ def test_what_is_too_far_apart_says_where(found: float) -> None:
 
 
 def test_failed_checks_say_no() -> None:
-    text = printed(changed(same_samples=False, same_norm_bits_on_all_ranks=False) | {"ok": False})
+    wrong = changed(
+        same_samples=False, same_norm_bits_on_all_ranks=False, same_random_states_in_groups=False
+    )
+    text = printed(wrong | {"ok": False})
+    assert "NO: ranks of a tensor-parallel group ended with unlike random states" in text
     assert "NO: the steps did not take the same samples" in text
     assert "NO: the gradient norm differs between ranks" in text
     assert text.endswith("The plan does NOT train as one process does.\n")

@@ -10,7 +10,7 @@ from megatron_hetero.runtime.local_launch import run_jobs
 from megatron_hetero.runtime.verify.compare import Distances, Tolerances, compare, tolerances
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord
-from megatron_hetero.runtime.verify.run import data_ranks, records
+from megatron_hetero.runtime.verify.run import data_ranks, records, tensor_groups
 from tests.runtime.plan_generator import NUM_STEPS, SAVED_AT, Case
 
 TIMEOUT_S = 300.0
@@ -73,6 +73,7 @@ def prove(case: Case, folder: Path) -> Proof:
                     case.optimizer,
                     steps,
                     floor,
+                    tensor_groups(plan),
                 )
                 for job, plan, steps in runs
             )

@@ -20,6 +20,7 @@ BROKEN = {
     "weighted-by-micro-batch": {"gradients", "norm"},
     "shard-counted-twice": {"norm"},
     "sample-moved": {"loss", "gradients", "samples"},
+    "random-number-drawn-alone": {"random states"},
 }
 
 
@@ -41,6 +42,7 @@ def test_a_planted_error_is_caught(fault: str, optimizer: str, tmp_path: Path) -
         "gradients": distances.gradients.value > bounds.gradients,
         "norm": distances.gradient_norm.value > bounds.gradient_norm,
         "samples": not distances.same_samples,
+        "random states": not distances.same_random_states,
     }
     assert not outcome.ok
     assert BROKEN[fault] <= {name for name, broken in found.items() if broken}

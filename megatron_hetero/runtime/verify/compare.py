@@ -73,6 +73,9 @@ class Distances:
     weights: Worst
     same_samples: bool
     same_norm_bits: bool
+    same_random_states: bool
+    """Whether the ranks of each tensor-parallel group ended with one random state: what they hold
+    copies of they have to drop alike."""
     left_out: tuple[str, ...]
     """Tensors of which the key biases were left out: their true gradient is zero (`key_bias_rows`),
     what is computed is noise, and Adam makes a full step of it."""
@@ -85,6 +88,7 @@ class Distances:
             and self.weights.value <= bounds.weights
             and self.same_samples
             and self.same_norm_bits
+            and self.same_random_states
         )
 
 
@@ -96,6 +100,7 @@ def compare(
     optimizer: str,
     steps: range | None = None,
     floor: RankRecord | None = None,
+    tensor_groups: Sequence[Sequence[int]] = (),
 ) -> Distances:
     """Distance of the run recorded by `ranks` from the one process of `reference`.
 
@@ -104,6 +109,7 @@ def compare(
         steps: those that the run made, where it is a part of the reference's; None for all.
         floor: the one process in another order of summation.  A tensor no further off than
             `FLOOR_FACTOR` times that one's worst step counts as equal.
+        tensor_groups: the ranks of each tensor-parallel group.
     Raises:
         CheckFailedError: a record is incomplete, so that there is nothing to compare.
     """
@@ -134,6 +140,9 @@ def compare(
         tensors["weight"],
         same_samples=_same_samples(reference, [ranks[r] for r in data_ranks], steps),
         same_norm_bits=all(record.norms == ranks[0].norms for record in ranks),
+        same_random_states=all(
+            len({ranks[rank].random_state for rank in group}) == 1 for group in tensor_groups
+        ),
         left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
     )
 

@@ -130,10 +130,27 @@ def _move_sample() -> None:
     ReplicaSampler.__iter__ = broken  # type: ignore[method-assign]
 
 
+def _draw_alone() -> None:
+    """The rank that reads data draws a number from the state that its group shares."""
+    from megatron_hetero.runtime import gpt
+
+    batch = gpt._batch
+
+    def broken(data_iterator: Any, *args: Any) -> Any:
+        from megatron.core import mpu
+
+        if mpu.get_tensor_model_parallel_rank() == 0:
+            torch.rand(1, device="cuda")
+        return batch(data_iterator, *args)
+
+    gpt._batch = broken  # type: ignore[assignment]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "boundary-slice-dropped": _drop_boundary_slice,
     "slice-not-reduced": _skip_slice,
     "weighted-by-micro-batch": _weight_by_micro_batch,
     "shard-counted-twice": _count_shard_twice,
     "sample-moved": _move_sample,
+    "random-number-drawn-alone": _draw_alone,
 }

@@ -7,6 +7,7 @@ is a numpy archive without pickles and a JSON file beside it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +42,8 @@ class RankRecord:
     samples: list[int]
     traffic: Traffic | None = None
     """What its gradient sync handed to the transport; None under stock Megatron."""
+    random_state: str = ""
+    """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -120,6 +123,7 @@ class Recorder:
             "losses": self._losses,
             "norms": self._norms,
             "samples": self._samples,
+            "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
             "traffic": None if self._sync is None else asdict(self._sync.traffic),
         }
         path.with_suffix(".json").write_text(json.dumps(meta))
@@ -152,5 +156,6 @@ def read_record(path: Path) -> RankRecord:
         losses={int(step): value for step, value in meta["losses"].items()},
         norms={int(step): value for step, value in meta["norms"].items()},
         samples=meta["samples"],
+        random_state=meta["random_state"],
         traffic=None if meta["traffic"] is None else Traffic(**meta["traffic"]),
     )

@@ -110,14 +110,17 @@ def _compare(
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer)
     ranks, (reference,) = [records(job) for job in running]
     at = data_ranks(jobs.shrunk.plan)
-    distances = compare(reference, ranks, at, model, optimizer)
+    groups = tensor_groups(jobs.shrunk.plan)
+    distances = compare(reference, ranks, at, model, optimizer, tensor_groups=groups)
     floor = None
     if jobs.options.floor or not distances.within(bounds):
         job = jobs.floor_job(optimizer)
         _run([job], on_progress)
         (reordered,) = records(job)
         floor = compare(reference, [reordered], [0], model, optimizer)
-        distances = compare(reference, ranks, at, model, optimizer, floor=reordered)
+        distances = compare(
+            reference, ranks, at, model, optimizer, floor=reordered, tensor_groups=groups
+        )
     losses = {step: loss for record in ranks for step, loss in record.losses.items()}
     return Comparison(
         distances,
@@ -144,6 +147,14 @@ def _steps_done(log: Path) -> int:
         return log.read_text(errors="replace").count("elapsed time per iteration")
     except OSError:
         return 0
+
+
+def tensor_groups(plan: Plan) -> list[list[int]]:
+    """The ranks of each stage of each replica."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank, place in enumerate(rank_table(plan)):
+        groups.setdefault((place.replica, place.stage), []).append(rank)
+    return list(groups.values())
 
 
 def data_ranks(plan: Plan) -> list[int]:
@@ -189,6 +200,7 @@ def _comparison_to_data(comparison: Comparison) -> dict[str, Any]:
         "ok": comparison.ok,
         "same_samples": d.same_samples,
         "same_norm_bits_on_all_ranks": d.same_norm_bits,
+        "same_random_states_in_groups": d.same_random_states,
         "worst": {key: getattr(d, key).where for key in _NUMBERS},
         "left_out_of_weights": list(d.left_out),
         "losses": [{"one_process": a, "plan": b} for a, b in comparison.losses],
