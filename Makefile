@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-slow test-pairs check lint types layers schemas env clean help
+.PHONY: docs demo test test-slow test-pairs check lint types layers schemas env clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +24,7 @@ $(VENV)/.installed: setup.py constraints.txt tools/make_env.sh
 demo: env
 	@tools/demo.sh $(BIN) $(DEMO)
 
-test: check
+test: check docs
 	$(BIN)/python -m pytest -q -m "not slow" -n $(PYTEST_WORKERS)
 
 test-slow: env
@@ -47,6 +47,9 @@ layers: env
 
 schemas: env
 	$(BIN)/python tools/export_schemas.py
+
+docs: env
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,76 @@
+"""The commands of docs/stories.md, each as printed, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.flags.launchers.job import LaunchJob
+from megatron_hetero.plan.file import load_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+STORIES = (ROOT / "docs" / "stories.md").read_text()
+
+
+def commands_of(title: str) -> list[list[str]]:
+    """The commands of one section, as words after the program's name."""
+    section = STORIES.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = re.findall(r"^megatron-hetero (.*)$", section, re.MULTILINE)
+    assert lines, title
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "title", ["A100 and RTX cards", "Two sites", "One odd GPU", "Three GPUs", "A lost node"]
+)
+def test_a_story(title: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands_of(title):
+        if words[0] != "verify":  # minutes of training: tests/runtime has that
+            assert main(words) == 0, words
+    for path in here.glob("*.json"):
+        assert main(["validate", str(path)]) == 0
+        assert main(["flags", str(path)]) == 0
+        LaunchJob(load_plan(path)).check()
+
+
+def test_every_example_has_a_story_or_a_test() -> None:
+    told = set(re.findall(r"examples/([\w.-]+)/", STORIES))
+    elsewhere = set(re.findall(r"examples/([\w.-]+)", (ROOT / "README.md").read_text()))
+    tools = "".join(path.read_text() for path in (ROOT / "tools").glob("*.py"))
+    tools += "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    named = told | elsewhere | set(re.findall(r"examples/([\w.-]+)", tools))
+    assert {path.name for path in (ROOT / "examples").iterdir()} <= named
+
+
+def test_the_words_of_the_concepts_page_are_a_layout() -> None:
+    from megatron_hetero.plan.layout import format_layout, parse_layout
+
+    page = (ROOT / "docs" / "concepts.md").read_text()
+    line = "tp4:20,tp2(5:3):12 @12 | tp1:32 @4"
+    assert line in page and line in (ROOT / "docs/images/concepts.svg").read_text()
+    assert format_layout(parse_layout(line)) == line
+
+
+@pytest.mark.slow
+def test_the_story_of_two_sites_is_true(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 2 Gb/s the second site stays idle."""
+    path = here / "examples/two-sites/cluster.yaml"
+    path.write_text(path.read_text().replace("bandwidth: 10 Gb/s", "bandwidth: 2 Gb/s"))
+    model = str(here / "examples/two-sites/gpt-2.7b.flags")
+    assert main(["plan", "--cluster", str(path), "--model", model, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["idle_devices"] and all(d.startswith("south") for d in shown["idle_devices"])
