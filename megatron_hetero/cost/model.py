@@ -524,10 +524,10 @@ class CostModel:
         the network sets the pace, all end with it.
         """
         overlap = self.workload.training.overlap_grad_reduce
+        paced = pipelines_s > max(replica.pipeline_s for replica in replicas)
         ends = {}
         for r, replica in enumerate(replicas):
             left_s = 0.0
-            paced = pipelines_s > max(other.pipeline_s for other in replicas)
             for s, stage in enumerate(replica.stages):
                 end_s = pipelines_s if paced else replica.pipeline_s - left_s
                 hidden_s = stage.times.backward_s * (1 - 1 / stage.num_layers)

@@ -50,7 +50,7 @@ def estimates_have_the_plans_shape(plan: Plan) -> Iterator[Violation]:
 def estimates_are_possible(plan: Plan) -> Iterator[Violation]:
     if plan.estimates is None:
         return
-    for field, value in _times(plan.estimates):
+    for field, value in _amounts(plan.estimates):
         if not (math.isfinite(value) and value >= 0):
             yield Violation(
                 ("estimates", field), f"estimates.{field} holds {value}; allowed is 0 or more."
@@ -72,10 +72,14 @@ def estimates_are_possible(plan: Plan) -> Iterator[Violation]:
             )
 
 
-def _times(estimates: Estimates) -> Iterator[tuple[str, float]]:
+def _amounts(estimates: Estimates) -> Iterator[tuple[str, float]]:
     yield "step_time_s", estimates.step_time_s
     yield "tokens_per_s", estimates.tokens_per_s
     yield "gradient_sync_s", estimates.gradient_sync_s
+    for field in ("price_per_hour", "price_per_million_tokens"):
+        price = getattr(estimates, field)
+        if price is not None:
+            yield field, price
     yield from (("bound_s", v) for v in [estimates.bound_s] if v is not None)
     yield from (("gap", max(v, 0.0)) for v in [estimates.gap] if v is not None)
     yield from (("replica_times_s", v) for v in estimates.replica_times_s)

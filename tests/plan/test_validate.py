@@ -180,6 +180,7 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         ),
     ],
     check_estimates.estimates_are_possible: [
+        (with_estimates(PLAN, price_per_hour=-1.0), r"price_per_hour holds -1\.0"),
         (with_estimates(PLAN, step_time_s=float("nan")), "estimates.step_time_s holds nan"),
         (with_estimates(PLAN, tokens_per_s=-1.0), "estimates.tokens_per_s holds -1.0"),
         (with_estimates(PLAN, bound_s=2.1), "bound_s is 2.1, above step_time_s 2.0"),
