@@ -36,6 +36,8 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
     bound = step_time_bound(costs)
+    # A plan edited by hand may do what the search does not (recompute less, say), or not fit.
+    in_space = bound.step_time_s <= cost.step_time_s * (1 + 1e-9)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -49,14 +51,14 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     return Estimates(
         step_time_s=cost.step_time_s,
         tokens_per_s=tokens / cost.step_time_s,
-        bound_s=bound.step_time_s,
-        gap=cost.step_time_s / bound.step_time_s - 1,
+        bound_s=min(bound.step_time_s, cost.step_time_s) if in_space else None,
+        gap=max(0.0, cost.step_time_s / bound.step_time_s - 1) if in_space else None,
         replica_times_s=tuple(r.pipeline_s for r in cost.replicas),
         stage_times_s=tuple(tuple(s.times.total_s for s in r.stages) for r in cost.replicas),
         boundary_times_s=tuple(tuple(h.total_s for h in r.forward_hops) for r in cost.replicas),
         gradient_sync_s=cost.gradient_sync_s,
         devices=devices,
-        bound_relaxes=bound.relaxes,
+        bound_relaxes=bound.relaxes if in_space else "",
         measured=cost.measured,
         price_per_hour=None if price is None else price.per_hour,
         price_per_million_tokens=(

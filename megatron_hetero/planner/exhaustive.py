@@ -36,12 +36,12 @@ class Exhaustive:
         structures: list[tuple[Chain, ...]] = []
         num_placements = 0
         for structure in all_structures(problem):
-            num_placements += _num_fillings(problem, structure)
+            num_placements += num_fillings(problem, structure)
             if num_placements > self.max_placements:
                 return
             structures.append(structure)
         for structure in structures:
-            for placement in _fillings(problem, structure):
+            for placement in fillings(problem, structure):
                 board.score(placement, self.name)
 
 
@@ -117,12 +117,13 @@ def _with_gpus(problem: Problem, chains: tuple[tuple[Kind, ...], ...]) -> tuple[
     return tuple(structure)
 
 
-def _num_fillings(problem: Problem, structure: tuple[Chain, ...]) -> int:
+def num_fillings(problem: Problem, structure: tuple[Chain, ...]) -> int:
+    """Ways to divide layers and micro-batches over given stages."""
     splits = prod(comb(problem.num_layers - 1, len(chain) - 1) for chain in structure)
     return splits * comb(problem.num_micro_batches - 1, len(structure) - 1)
 
 
-def _fillings(problem: Problem, structure: tuple[Chain, ...]) -> Iterator[Placement]:
+def fillings(problem: Problem, structure: tuple[Chain, ...]) -> Iterator[Placement]:
     """Every way to divide layers over stages and micro-batches over replicas."""
     layer_choices: list[tuple[tuple[int, ...], ...]] = [()]
     for chain in structure:

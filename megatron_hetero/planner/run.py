@@ -8,6 +8,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.equal_replicas import EqualReplicas
+from megatron_hetero.planner.exact import Exact
 from megatron_hetero.planner.exhaustive import Exhaustive
 from megatron_hetero.planner.hexiscale import HexiScale
 from megatron_hetero.planner.launch_ahead import LaunchAhead
@@ -35,6 +36,7 @@ STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "auto": default_strategies,
     "columns": lambda: (Columns(),),
     "constructive": lambda: (Constructive(max_gpus=None),),
+    "exact": lambda: (Exact(),),
     "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),
     "symmetric-even": lambda: (Symmetric(even_layers=True),),

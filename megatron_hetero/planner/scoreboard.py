@@ -67,6 +67,8 @@ class Scoreboard:
         self.problem = problem
         self.num_priced = 0
         self.interrupted = False
+        self.is_exact = False
+        """Whether every placement of the space was priced."""
         self.nearest_miss: Candidate | None = None
         self.nearest_stock_miss: Candidate | None = None
         self._progress = progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.description import cluster_hash
@@ -16,6 +17,7 @@ from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner.exact import EXACT_RELAXES
 from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.infeasible import infeasible_error
@@ -75,6 +77,11 @@ def plan_and_explain(
         raise infeasible_error(problem, board)
     best = board.best
     plan = plan_of(problem, best, idle_reasons(problem, board, best), board.interrupted)
+    if board.is_exact and plan.estimates is not None:
+        proved = replace(
+            plan.estimates, bound_s=best.step_time_s, gap=0.0, bound_relaxes=EXACT_RELAXES
+        )
+        plan = replace(plan, estimates=proved)
     return plan, explain_candidate(problem, board, best, plan.idle_reasons)
 
 
