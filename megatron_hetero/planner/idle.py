@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.local import insertions
 from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.units import format_duration
+
+_MAX_WORK = 20_000
+"""Stages priced for a node with idle GPUs."""
+_MAX_GPUS_APART = 64
+"""In larger clusters one of several nodes that are alike answers for all."""
 
 
 def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
@@ -16,14 +23,21 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
     reasons = dict(problem.idle_reasons)
     filler = Filler(problem)
     chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
+    known: dict[tuple[object, ...], str] = {}
     for node in problem.nodes:
         idle = [i for i in problem.gpus[node.name] if f"{node.name}:{i}" not in used]
         if not idle:
             continue
+        # Nodes that are alike, with as many idle GPUs, are tried once.
+        kind = node.gpu_type.name, node.site, len(idle), problem.widths[node.name], node.link
+        if kind in known:
+            reasons.update({f"{node.name}:{i}": known[kind] for i in idle})
+            continue
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
         times_s = []
-        for moved in insertions(chains, units, problem.replica_counts()):
+        tries = insertions(chains, units, problem.replica_counts())
+        for moved in islice(tries, max(1, _MAX_WORK // sum(map(len, chains)))):
             placement = filler.placement(moved)
             candidate = board.score_with_counts(placement, "idle check") if placement else None
             if candidate is not None:
@@ -33,6 +47,8 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             reason = f"in the best place tried it makes a step {format_duration(longer_s)} longer"
         else:
             reason = "no place for it fits memory, limits and the number of layers"
+        if problem.num_gpus > _MAX_GPUS_APART:
+            known[kind] = reason
         reasons.update({f"{node.name}:{i}": reason for i in idle})
     return dict(sorted(reasons.items()))
 
