@@ -78,7 +78,7 @@ SUPPORT: tuple[Support, ...] = (
         "--exit-on-missing-checkpoint --override-opt_param-scheduler --exit-interval "
         "--exit-duration-in-mins --exit-signal-handler --log-interval --log-params-norm "
         "--log-num-zeros-in-grad --distributed-timeout-minutes --distributed-backend "
-        "--transformer-impl --use-cpu-initialization --rerun-mode --bf16 --local-rank",
+        "--transformer-impl --use-cpu-initialization",
         "checkpoints, ends of a run, the log",
     ),
     Support("refused", "--fp16", "use bf16 or fp32"),
@@ -236,7 +236,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "passed on",
-        "--accumulate-allreduce-grads-in-fp32 --checkpoint-activations "
+        "--accumulate-allreduce-grads-in-fp32 --bf16 --checkpoint-activations "
         "--cross-entropy-fusion-impl --cross-entropy-loss-fusion --deterministic-mode "
         "--disable-bf16-reduced-precision-matmul --disable-jit-fuser "
         "--distribute-saved-activations --empty-unused-memory-level --enable-experimental "
@@ -244,7 +244,7 @@ SUPPORT: tuple[Support, ...] = (
         "--no-bias-swiglu-fusion --no-clone-scatter-output-in-embedding "
         "--no-gradient-accumulation-fusion --no-initialization --no-masked-softmax-fusion "
         "--no-persist-layer-norm --no-rope-fusion --no-stream-ckpt-dequant "
-        "--recompute-activations --recompute-modules",
+        "--local-rank --recompute-activations --recompute-modules --rerun-mode",
         "kernels and arithmetic",
     ),
     Support(
