@@ -343,6 +343,7 @@ class AsymmetricJob:
         # Before what others hang on the model: they see it as it will be trained.
         config.model.post_wrap_hooks[:0] = [
             model_hooks.marks_hook(groups),
+            model_hooks.random_state_hook(groups),
             model_hooks.synchronise_hook(plan, groups, weights),
             model_hooks.checkpoint_hook(groups),
         ]

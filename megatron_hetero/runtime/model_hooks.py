@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from megatron.core.utils import get_model_config
 from megatron.training.utils import print_rank_0
 
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.checkpoint import describe_globally
 from megatron_hetero.runtime.custom_spec import check_marked
 from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
@@ -24,6 +26,23 @@ def initial_weights_hook(seed: int) -> ModelHook:
 
     def hook(model: list[Any]) -> list[Any]:
         initialise(model, seed)
+        return model
+
+    return hook
+
+
+def random_state_hook(groups: RankGroups) -> ModelHook:
+    """A `post_wrap_hook` after which a tensor-parallel group draws the same numbers again.
+
+    On a CPU the initial weights come out of the state from which dropout is drawn later, and ranks
+    with unlike shares draw unlike numbers of them.  GPUs keep the two apart.
+    """
+
+    def hook(model: list[Any]) -> list[Any]:
+        if not backend.cuda_is_usable() and groups.tensor.size() > 1:
+            state = torch.get_rng_state()
+            torch.distributed.broadcast(state, group=groups.tensor, group_src=0)
+            torch.set_rng_state(state)
         return model
 
     return hook
