@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output
@@ -10,6 +11,7 @@ from megatron_hetero.convert.flagscale import cluster_text, from_flagscale, to_f
 from megatron_hetero.convert.given import Conversion, read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan, save_plan
@@ -58,6 +60,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     read = from_hexiscale if arguments.source_system == "hexiscale" else from_flagscale
     conversion: Conversion = read(flags)
     workload = load_workload(arguments.model) if arguments.model else None
+    if workload is not None:
+        # The model's script is often the other system's own, whose flags Megatron does not know.
+        known = flag_table().known_part(workload.megatron_args)
+        workload = replace(workload, megatron_args=known)
     plan = plan_from_layout(parse_layout(conversion.layout), workload)
     if arguments.output is not None:
         save_plan(plan, arguments.output)
@@ -67,6 +73,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     for note in conversion.notes:
         output.note(note)
     output.verbatim(conversion.layout)
+    if arguments.output is not None:
+        output.note(f"written to {arguments.output}, which names no machines")
     return 0
 
 

@@ -194,3 +194,17 @@ def test_the_verb_writes_a_plan_and_reads_it_back(tmp_path: Path, capsys) -> Non
     assert "--chunks 4 4 --global_bsz_size 4 4" in written
     assert layout.startswith("tp1:8")
     assert main(["convert", str(path)]) == 2
+
+
+def test_a_plan_of_a_flagscale_script_keeps_megatrons_flags_alone(tmp_path: Path, capsys) -> None:
+    """The script is the model too; its own flags are none of Megatron's."""
+    script = tmp_path / "train.sh"
+    model = "--num-layers 32 --hidden-size 64 --num-attention-heads 8 --seq-length 16"
+    model += " --max-position-embeddings 16 --vocab-size 64 --enable-hetero"
+    script.write_text(f"torchrun pretrain_gpt.py {model} {' '.join(words(FLAGSCALE))}\n")
+    path = tmp_path / "plan.json"
+    argv = ["convert", str(script), "--from", "flagscale", "-o", str(path), "--model", str(script)]
+    assert main(argv) == 0
+    assert main(["flags", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "--hetero-layout" in shown and "--enable-hetero" not in shown
