@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from megatron_hetero.cli.arguments import check_new_folder
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 
@@ -42,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Convert in a process of its own, which sees no GPU."""
     source, target = arguments.source, arguments.target
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target}: it exists and is not an empty folder; name a new one")
+    check_new_folder(target, str(target))
     words = [arguments.action, str(source), str(target)]
     if arguments.action == "import":
         if not (source / "config.json").is_file():

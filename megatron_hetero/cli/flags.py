@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.cli.arguments import add_master_port
 from megatron_hetero.cli.output import Output
 from megatron_hetero.flags.emit import megatron_args, render_bash
 from megatron_hetero.flags.launch import (
-    DEFAULT_MASTER_PORT,
     NodeLaunch,
     node_launches,
     rank_rows,
@@ -45,13 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="where the nodes will find the plan (default: PLAN.JSON as given)",
     )
-    parser.add_argument(
-        "--master-port",
-        type=int,
-        default=DEFAULT_MASTER_PORT,
-        metavar="PORT",
-        help=f"port of the rendezvous on the first host (default: {DEFAULT_MASTER_PORT})",
-    )
+    add_master_port(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -6,9 +6,8 @@ import argparse
 import shutil
 from pathlib import Path
 
+from megatron_hetero.cli.arguments import add_master_port, check_new_folder
 from megatron_hetero.cli.output import Output
-from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
@@ -57,21 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", default="megatron-hetero", help="name of the job (default: megatron-hetero)"
     )
     parser.add_argument("--image", help="container image, for kubernetes and skypilot")
-    parser.add_argument(
-        "--master-port",
-        type=int,
-        default=DEFAULT_MASTER_PORT,
-        metavar="PORT",
-        help=f"port of the rendezvous on the first host (default: {DEFAULT_MASTER_PORT})",
-    )
+    add_master_port(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the folder."""
     folder: Path = arguments.output
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"-o {folder}: it exists and is not an empty folder; name a new one")
+    check_new_folder(folder, f"-o {folder}")
     job = LaunchJob(
         load_plan(arguments.plan),
         arguments.name,

@@ -77,8 +77,7 @@ def node_launches(
         UsageError: as `megatron_args`; or the port is not one.
         PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
     """
-    if not 1024 <= master_port <= 65535:
-        raise UsageError(f"master port {master_port}; allowed is 1024 to 65535.")
+    check_master_port(master_port)
     entry = STOCK_ENTRY if is_stock(plan) else HETERO_ENTRY
     command = (*entry, *megatron_args(plan, plan_path))
     if not plan.hosts:
@@ -146,6 +145,16 @@ def _rendezvous(hosts: tuple[Host, ...], node_rank: int, master_port: int) -> tu
         *("--master-addr", hosts[0].host),
         *("--master-port", str(master_port)),
     )
+
+
+def check_master_port(master_port: int) -> None:
+    """Refuse a port that a user's process cannot open.
+
+    Raises:
+        UsageError: below 1024, or none at all.
+    """
+    if not 1024 <= master_port <= 65535:
+        raise UsageError(f"master port {master_port}; allowed is 1024 to 65535.")
 
 
 def check_hosts(hosts: tuple[Host, ...]) -> None:

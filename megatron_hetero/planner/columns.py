@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
+from megatron_hetero.planner.fill import FilledChain, Filler, filled_placement
 from megatron_hetero.planner.kinds import Kind, kinds_of
-from megatron_hetero.planner.micro_batches import share_micro_batches
 from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.scoreboard import Scoreboard
@@ -273,14 +272,4 @@ def _placed(problem: Problem, chosen: _Choice) -> Placement | None:
         return None
     if not all(problem.chain_is_allowed(chain) for chain in chains):
         return None
-    shares = share_micro_batches(
-        problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
-    )
-    if shares is None:
-        return None
-    return Placement(
-        tuple(
-            placed_replica(chain, f.layers, share)
-            for chain, f, share in zip(chains, filled, shares, strict=True)
-        )
-    )
+    return filled_placement(problem, chains, filled)

@@ -60,17 +60,7 @@ class Filler:
         rows = problem.costs.vocab_rows(sorted({u.width for chain in chains for u in chain}))
         most = problem.num_micro_batches - len(chains) + 1
         filled = [self.chain(chain, rows, most, num_replicas=len(chains)) for chain in chains]
-        shares = share_micro_batches(
-            problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
-        )
-        if shares is None:
-            return None
-        return Placement(
-            tuple(
-                placed_replica(chain, f.layers, share)
-                for chain, f, share in zip(chains, filled, shares, strict=True)
-            )
-        )
+        return filled_placement(problem, chains, filled)
 
     def _fill(
         self,
@@ -115,6 +105,23 @@ class Filler:
         times = [b + n * t for b, n, t in zip(base, layers, per_layer, strict=True)]
         fill_s, period_s = costs.quick_times_s(times, groups)
         return FilledChain(layers, fill_s, period_s, fits)
+
+
+def filled_placement(
+    problem: Problem, chains: Sequence[Chain], filled: Sequence[FilledChain]
+) -> Placement | None:
+    """Filled chains with micro-batches in proportion to speed; None if there are too few."""
+    shares = share_micro_batches(
+        problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
+    )
+    if shares is None:
+        return None
+    return Placement(
+        tuple(
+            placed_replica(chain, f.layers, share)
+            for chain, f, share in zip(chains, filled, shares, strict=True)
+        )
+    )
 
 
 def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:

@@ -16,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,21 @@ def preload() -> None:
         import megatron_hetero.runtime.entry
         import megatron_hetero.runtime.gpt
         import megatron_hetero.runtime.model_hooks  # noqa: F401
+
+
+@contextmanager
+def kept_folder(keep: Path | None, verb: str) -> Iterator[Path]:
+    """A folder for the files of a run: `keep`, which stays, or one that is gone afterwards.
+
+    Args:
+        verb: what runs, for the name of a passing folder.
+    """
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix=f"megatron-hetero-{verb}-") as folder:
+        yield Path(folder)
 
 
 def run_jobs(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts
+from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
 from megatron_hetero.plan.plan import Host, Plan
 
 _JOB_NAME = re.compile(r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
@@ -77,8 +77,7 @@ class LaunchJob:
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."
             )
-        if not 1024 <= self.master_port <= 65535:
-            raise UsageError(f"master port {self.master_port}; allowed is 1024 to 65535.")
+        check_master_port(self.master_port)
 
     @property
     def components(self) -> tuple[Component, ...]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.local_launch import preload
+from megatron_hetero.runtime.local_launch import kept_folder, preload
 from megatron_hetero.runtime.rehearse.network import SlowLink
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 
@@ -49,15 +47,5 @@ def rehearse_plan(
         slow_ranks=slow_ranks,
         slow_links=tuple(SlowLink(*link) for link in slow_links),
     )
-    with _folder(keep) as folder:
+    with kept_folder(keep, "rehearse") as folder:
         return rehearse(plan, cluster, profile, options, folder, on_progress)
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="megatron-hetero-rehearse-") as folder:
-        yield Path(folder)

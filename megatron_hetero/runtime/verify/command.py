@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import lcm
-from pathlib import Path
 from typing import Any
 
 from megatron_hetero.errors import UsageError
@@ -18,7 +15,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Layout, Plan
-from megatron_hetero.runtime.local_launch import preload
+from megatron_hetero.runtime.local_launch import kept_folder, preload
 
 
 def verify_arguments(
@@ -58,7 +55,7 @@ def verify_arguments(
         on_progress(f"{what}: step {min(step + 1, options.steps)} of {options.steps}")
 
     on_progress("starting")
-    with _folder(arguments.keep) as folder:
+    with kept_folder(arguments.keep, "verify") as folder:
         return outcome_to_data(verify(plan, workload, options, folder, on_step))
 
 
@@ -98,13 +95,3 @@ def _defaults(layout: Layout) -> tuple[str, ...]:
         "--micro-batch-size=1",
         f"--global-batch-size={batch}",
     )
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="megatron-hetero-verify-") as folder:
-        yield Path(folder)
