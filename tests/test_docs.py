@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,9 @@ from megatron_hetero.cli.main import VERBS, main
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import make_options_page  # noqa: E402
+
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
@@ -33,6 +37,12 @@ def first_block(page: str, language: str) -> str:
     found = re.search(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert found is not None, f"{page} has no {language} block"
     return found[1]
+
+
+def test_the_page_of_options_is_what_the_parsers_say() -> None:
+    page = make_options_page.page()
+    assert make_options_page.PAGE.read_text() == page, "run python tools/make_options_page.py"
+    assert "` |  |" not in page, "an argument has no help"
 
 
 def test_committed_schemas_are_what_the_code_says() -> None:

@@ -28,9 +28,9 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `ckpt`."""
-    parser.add_argument("action", choices=("import", "export"))
-    parser.add_argument("source", type=Path, metavar="FROM")
-    parser.add_argument("target", type=Path, metavar="TO")
+    parser.add_argument("action", choices=("import", "export"), help="into Megatron, or out")
+    parser.add_argument("source", type=Path, metavar="FROM", help="the folder to read")
+    parser.add_argument("target", type=Path, metavar="TO", help="the folder to write")
     parser.add_argument(
         "--config",
         type=Path,

@@ -32,8 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source", type=Path, nargs="?", metavar="SCRIPT", help="a script; a plan.json with --to"
     )
     direction = parser.add_mutually_exclusive_group()
-    direction.add_argument("--from", dest="source_system", choices=SYSTEMS)
-    direction.add_argument("--to", dest="target_system", choices=SYSTEMS)
+    direction.add_argument(
+        "--from", dest="source_system", choices=SYSTEMS, help="the system that SCRIPT is for"
+    )
+    direction.add_argument(
+        "--to", dest="target_system", choices=SYSTEMS, help="the system to print flags for"
+    )
     parser.add_argument(
         "--hostfile",
         type=Path,

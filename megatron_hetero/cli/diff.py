@@ -19,8 +19,8 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `diff`."""
-    parser.add_argument("before", type=Path, metavar="A.JSON")
-    parser.add_argument("after", type=Path, metavar="B.JSON")
+    parser.add_argument("before", type=Path, metavar="A.JSON", help="one plan")
+    parser.add_argument("after", type=Path, metavar="B.JSON", help="the other")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology", type=Path, metavar="FILE",
         help="output of `nvidia-smi topo -m` (default: asked of this machine)",
     )  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="CLUSTER.YAML", help="write it to a file"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

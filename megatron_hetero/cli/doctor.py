@@ -43,9 +43,13 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `doctor`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
-    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
-    parser.add_argument("--profile", type=Path, metavar="PROFILE.JSON")
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
+    parser.add_argument(
+        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to predict from"
+    )
     parser.add_argument(
         "--env",
         action="append",

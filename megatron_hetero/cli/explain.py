@@ -29,8 +29,10 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `explain`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
-    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML")
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
+    parser.add_argument(
+        "--cluster", type=Path, metavar="CLUSTER.YAML", help="the machines, to score the plan anew"
+    )
     parser.add_argument(
         "--profile",
         type=Path,

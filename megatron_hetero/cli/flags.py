@@ -32,7 +32,7 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `flags`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
     parser.add_argument(
         "--style",
         choices=("bash", "line"),

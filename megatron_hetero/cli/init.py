@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a machine and its equal GPUs, for example rtx-0=2xRTX-4090; repeat it",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("cluster.yaml"), metavar="CLUSTER.YAML"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("cluster.yaml"),
+        metavar="CLUSTER.YAML",
+        help="the file to write (default: cluster.yaml)",
     )
 
 

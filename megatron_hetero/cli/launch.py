@@ -35,7 +35,7 @@ LAUNCHERS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `launch`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
     parser.add_argument(
         "--for", dest="launcher", choices=LAUNCHERS, required=True, help="what starts the job"
     )

@@ -34,7 +34,9 @@ TAKES_MEGATRON_FLAGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `plan`."""
-    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
+    )
     parser.add_argument(
         "--model",
         type=Path,

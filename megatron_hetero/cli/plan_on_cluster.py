@@ -31,14 +31,16 @@ class PlanOnCluster:
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the plan, its cluster and its profile."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON")
+    source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
     source.add_argument(
         "--layout",
         metavar="LINE",
         help='for example "tp2:3,tp1:1 @4"; takes the GPUs of the cluster in order, and the model '
         "from --model or Megatron's flags",
     )
-    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
+    parser.add_argument(
+        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
+    )
     parser.add_argument("--model", type=Path, metavar="FILE", help="of a layout, as `plan` has it")
     parser.add_argument(
         "--profile", type=Path, metavar="PROFILE.JSON", help="measured times of the model's blocks"

@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="about how long each width and size is measured (default: 5)",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("profile.json"), metavar="PROFILE.JSON"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("profile.json"),
+        metavar="PROFILE.JSON",
+        help="the file to write, or to go on with (default: profile.json)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

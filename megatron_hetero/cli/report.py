@@ -28,9 +28,13 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `report`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
-    parser.add_argument("--cluster", type=Path, required=True, metavar="CLUSTER.YAML")
-    parser.add_argument("--profile", type=Path, metavar="PROFILE.JSON")
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
+    parser.add_argument(
+        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to predict from"
+    )
     parser.add_argument(
         "--rehearsal",
         type=Path,
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare with plans of stock Megatron alone; the default repeats the whole search",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="PAGE.HTML")
+    parser.add_argument("-o", "--output", type=Path, metavar="PAGE.HTML", help="the page to write")
     parser.add_argument("--svg", type=Path, metavar="FOLDER", help="each figure as an SVG file")
     parser.add_argument(
         "--png",

@@ -25,8 +25,13 @@ TAKES_MEGATRON_FLAGS = False
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `validate`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON")
-    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML")
+    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="CLUSTER.YAML",
+        help="the machines: their names, memory and limits are checked too",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -46,7 +46,7 @@ RUNTIME_MODULES = ("torch", "megatron.core", "megatron.training")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `verify`."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON")
+    source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
     source.add_argument("--layout", metavar="LINE", help='for example "tp2:3,tp1:1 @4 | tp1:4 @2"')
     parser.add_argument(
         "--steps", type=_positive, default=5, metavar="N", help="optimizer steps (default: 5)"
