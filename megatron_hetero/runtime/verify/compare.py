@@ -63,8 +63,9 @@ class Distances:
 
     `gradients` and (with SGD) `weights` are max|x - ref| / max|ref| of a tensor.  Adam moves a
     weight whose gradient is rounding noise by a full step in a random direction; so with Adam
-    `weights` is |x - ref| / |ref - start| of a tensor, in the Euclidean norm, and `gradients` are
-    those of the first step, before any weight has moved (SGD compares them all).
+    `weights` is |x - ref| / |ref - start| of a tensor, in the Euclidean norm and beyond the
+    rounding of the weights (`_beyond_rounding`), and `gradients` are those of the first step,
+    before any weight has moved (SGD compares them all).
     """
 
     loss: Worst
@@ -166,6 +167,7 @@ class _Measure:
                 difference = record.arrays[f"{kind}/{step}/{name}"] - _part(whole, shard)
                 size = _largest
                 if kind == "weight" and self.optimizer == "adam":
+                    difference = _beyond_rounding(difference, _part(whole, shard), step)
                     size, whole = _length, whole - self.reference.arrays[f"weight/0/{name}"]
                 yield kind, name, size(_without(difference, keys)), size(_without(whole, keys))
 
@@ -206,6 +208,22 @@ def _part(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
         whole[(slice(None),) * shard.dim + (slice(start, stop),)] for start, stop in shard.intervals
     ]
     return numpy.concatenate(parts, axis=shard.dim)
+
+
+def _beyond_rounding(
+    difference: numpy.ndarray, weights: numpy.ndarray, num_steps: int
+) -> numpy.ndarray:
+    """What of a difference between weights their own rounding does not explain.
+
+    A step rounds each weight once, by half a unit in its last place at most, in both runs; so after
+    `num_steps` equal steps they are up to `num_steps` units apart.  That is nothing beside most
+    updates, but the weights of a norm are about 1, and where gradients are small beside Adam's
+    epsilon one unit (6e-8) is a thousandth of the whole tensor's update.
+    """
+    unit = numpy.spacing(numpy.maximum(numpy.abs(weights), numpy.abs(weights + difference)))
+    beyond: numpy.ndarray = numpy.maximum(numpy.abs(difference) - num_steps * unit, 0.0)
+    # A NaN must stay one: numpy.maximum keeps it.
+    return beyond
 
 
 def _relative(x: float, ref: float) -> float:
