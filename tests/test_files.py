@@ -74,7 +74,7 @@ def test_locate_gives_the_line_of_keys_and_items(tmp_path: Path) -> None:
         ("a: " + "9" * 5000, ":1: a: a number of 5000 digits; the limit is 40"),
         (b"a: 1\nb: \xff", ":2: byte 0xff is not UTF-8 text; save the file as UTF-8"),
         (b"a: \x01", ":1: not valid YAML"),
-        ("a" * (MAX_FILE_BYTES + 1), ":1: larger than 1048576 bytes, the limit of a file"),
+        ("a" * (MAX_FILE_BYTES + 1), ":1: larger than 16777216 bytes, the limit of a file"),
     ],
 )
 def test_yaml_refusals_name_line_and_key(tmp_path: Path, text: str | bytes, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.limits import TENSOR_PARALLEL_CLASSES, resolve_limits
-from megatron_hetero.cluster.links import resolve_link, resolve_node_links
+from megatron_hetero.cluster.links import entry_of_sites, resolve_link, resolve_node_links
 from megatron_hetero.cluster.references import References
 from megatron_hetero.cluster.schema import ClusterSection, GpuSection, LinkSection, NodeSection
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
@@ -44,7 +44,7 @@ def load_cluster(path: Path | str) -> Cluster:
         node_links=resolve_node_links(file.links, file.nodes, references),
         limits=resolve_limits(file.limits, {n.name: n.count for n in file.nodes}, references),
         source=str(path),
-        prices_per_gb=_prices_per_gb(file),
+        prices_per_gb=_prices_per_gb(file, references),
     )
 
 
@@ -62,11 +62,12 @@ def cluster_hash(cluster: Cluster) -> str:
     The order of keys, of nodes and of names in a limit does not count, nor does a unit ("25 Gb/s"
     is "3.125 GB/s"), nor whether a number came from the catalogue or from the file.
     """
-    limits = cluster.limits
+    limits, links = cluster.limits, cluster.link_summary
     return content_hash(
         {
             "nodes": {n.name: _node_content(n) for n in cluster.nodes},
-            "links": {f"{a} {b}": _link_content(k) for (a, b), k in cluster.node_links.items()},
+            "site_links": _links_content(links.usual),
+            "links": _links_content(links.others),
             "limits": {
                 "max_tensor_parallel": limits.max_tensor_parallel,
                 "max_pipeline_parallel": limits.max_pipeline_parallel,
@@ -103,6 +104,10 @@ def _node_content(node: Node) -> dict[str, Any]:
         "link": _link_content(node.link),
         **_given(price_per_hour=node.price_per_hour, gpu_price_per_hour=node.gpu_price_per_hour),
     }
+
+
+def _links_content(links: Mapping[tuple[str, str], Link]) -> dict[str, list[float]]:
+    return {f"{a} {b}": _link_content(link) for (a, b), link in links.items()}
 
 
 def _link_content(link: Link) -> list[float]:
@@ -238,11 +243,11 @@ def _node(
     )
 
 
-def _prices_per_gb(file: ClusterSection) -> dict[tuple[str, str], float]:
+def _prices_per_gb(file: ClusterSection, references: References) -> dict[tuple[str, str], float]:
     """Both orders of the sites between which traffic costs."""
     prices = {}
-    for between in file.links.between_sites:
-        if between.price_per_gb is not None:
-            one, other = between.sites
-            prices[one, other] = prices[other, one] = between.price_per_gb
+    for sites, index in entry_of_sites(file.links, references).items():
+        price = file.links.between_sites[index].price_per_gb
+        if price is not None:
+            prices[sites] = price
     return prices

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from itertools import combinations, combinations_with_replacement, product
 from typing import NoReturn
 
 from megatron_hetero.cluster.graph import connected_parts
+from megatron_hetero.cluster.node_links import Link, NodeLinks, NodePair
 from megatron_hetero.cluster.references import References, listed
 from megatron_hetero.cluster.schema import LinkSection, LinksSection, NodeSection
-from megatron_hetero.cluster.spec import Link
 
 
 def resolve_node_links(
     section: LinksSection, nodes: Sequence[NodeSection], references: References
-) -> dict[tuple[str, str], Link]:
+) -> NodeLinks:
     """Both directions of every pair of nodes; a measured pair beats the classes.
 
     Raises:
@@ -22,15 +22,13 @@ def resolve_node_links(
             the cluster falls apart, the message names two of its parts.
     """
     _check_names(section, references)
-    measured = {frozenset(m.nodes): resolve_link(m) for m in section.measured}
-    links: dict[tuple[str, str], Link] = {}
-    missing: list[tuple[NodeSection, NodeSection]] = []
-    for a, b in combinations(nodes, 2):
-        link = measured.get(frozenset((a.name, b.name))) or _class_link(section, a.site, b.site)
-        if link is None:
-            missing.append((a, b))
-        else:
-            links[a.name, b.name] = links[b.name, a.name] = link
+    pair_links: dict[NodePair, Link] = {}
+    for measured in section.measured:
+        a, b = measured.nodes
+        pair_links[a, b] = pair_links[b, a] = resolve_link(measured)
+    sites = {node.name: node.site for node in nodes}
+    links = NodeLinks(sites, _site_links(section, references), pair_links)
+    missing = list(_missing(links, nodes))
     if missing:
         _fail_missing(missing, links, references)
     return links
@@ -41,21 +39,63 @@ def resolve_link(section: LinkSection) -> Link:
     return Link(section.bandwidth, section.latency)
 
 
-def _class_link(section: LinksSection, site: str, other_site: str) -> Link | None:
-    if site != other_site:
-        for between in section.between_sites:
-            if set(between.sites) == {site, other_site}:
-                return resolve_link(between)
-        return None
-    between_nodes = section.between_nodes
-    if isinstance(between_nodes, dict):
-        between_nodes = between_nodes.get(site)
-    return resolve_link(between_nodes) if between_nodes else None
+def _site_links(section: LinksSection, references: References) -> dict[tuple[str, str], Link]:
+    """By (site, site), both orders; a site with itself is the path between its nodes."""
+    links = {
+        pair: resolve_link(section.between_sites[index])
+        for pair, index in entry_of_sites(section, references).items()
+    }
+    inside = section.between_nodes
+    for site in references.sites:
+        found = inside.get(site) if isinstance(inside, dict) else inside
+        if found is not None:
+            links[site, site] = resolve_link(found)
+    return links
+
+
+def entry_of_sites(section: LinksSection, references: References) -> dict[tuple[str, str], int]:
+    """By (site, site), both orders, the entry of `between_sites` that counts: of the lists that
+    hold both sites the shortest.
+
+    Raises:
+        ClusterError: two lists are equally short.
+    """
+    entries: dict[tuple[str, str], int] = {}
+    for index, between in enumerate(section.between_sites):
+        length = len(between.sites)
+        for a, b in combinations(between.sites, 2):
+            known = entries.get((a, b))
+            known_length = length + 1 if known is None else len(section.between_sites[known].sites)
+            if known_length == length:
+                references.fail(
+                    ["links", "between_sites", index, "sites"],
+                    f"{listed((a, b))} are both in between_sites[{known}] too, which has as many "
+                    "sites; the shortest list that holds two sites counts for them, so make one "
+                    "of the two shorter or longer",
+                )
+            if known_length > length:
+                entries[a, b] = entries[b, a] = index
+    return entries
+
+
+def _missing(
+    links: NodeLinks, nodes: Sequence[NodeSection]
+) -> Iterator[tuple[NodeSection, NodeSection]]:
+    """Pairs of nodes without a link; looks at nodes only where their sites have none."""
+    nodes_of: dict[str, list[NodeSection]] = {}
+    for node in nodes:
+        nodes_of.setdefault(node.site, []).append(node)
+    for one, other in combinations_with_replacement(nodes_of, 2):
+        if (one, other) in links.site_links:
+            continue
+        ones, others = nodes_of[one], nodes_of[other]
+        pairs = combinations(ones, 2) if one == other else product(ones, others)
+        yield from ((a, b) for a, b in pairs if (a.name, b.name) not in links.pair_links)
 
 
 def _fail_missing(
     missing: Sequence[tuple[NodeSection, NodeSection]],
-    links: dict[tuple[str, str], Link],
+    links: NodeLinks,
     references: References,
 ) -> NoReturn:
     parts = connected_parts(references.nodes, links)
@@ -92,11 +132,12 @@ def _check_pairs(
     for i, pair in enumerate(pairs):
         for j, name in enumerate(pair):
             references.check(["links", key, i, member, j], kind, name, known)
-        if len(set(pair)) == 1:
+        twice = next((name for name in pair if pair.count(name) > 1), None)
+        if twice is not None:
             inside = "links.between_nodes" if kind == "site" else "nodes[].link"
             references.fail(
                 ["links", key, i, member],
-                f'"{pair[0]}" stands here twice; the link inside one {kind} is {inside}',
+                f'"{twice}" stands here twice; the link inside one {kind} is {inside}',
             )
         if first.setdefault(frozenset(pair), i) != i:
             references.fail(

@@ -18,7 +18,8 @@ from megatron_hetero.cluster.names import check_host_name
 from megatron_hetero.cluster.quantities import Bandwidth, Latency, MemorySize, Peak
 
 MAX_GPUS_PER_NODE = 64
-MAX_NODES = 1024
+MAX_NODES = 8192
+MAX_SITES_OF_LINK = 256
 MAX_PARALLEL_SIZE = 1024
 
 HostName = Annotated[
@@ -68,9 +69,12 @@ class NodeSection(_Section):
 
 
 class SiteLinkSection(LinkSection):
-    """The path between the nodes of two sites, both directions."""
+    """The path between the nodes of any two of these sites, both directions.
 
-    sites: Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
+    Of several lists that hold two sites, the shortest counts.
+    """
+
+    sites: Annotated[tuple[str, ...], Field(min_length=2, max_length=MAX_SITES_OF_LINK)]
     price_per_gb: Price | None = None
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from megatron_hetero.cluster.node_links import Link as Link
+from megatron_hetero.cluster.node_links import LinkSummary, NodePair, summarise_links
+
 
 @dataclass(frozen=True)
 class GpuType:
@@ -18,14 +21,6 @@ class GpuType:
     """Keys "bf16", "fp16", "fp32", "fp8"."""
     compute_capability: str | None
     source: str
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`."""
-
-    bytes_per_s: float
-    latency_s: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,7 @@ class Cluster:
     """
 
     nodes: tuple[Node, ...]
-    node_links: Mapping[tuple[str, str], Link]
+    node_links: Mapping[NodePair, Link]
     limits: Limits = field(default_factory=Limits)
     source: str = ""
     prices_per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -103,6 +98,11 @@ class Cluster:
     @cached_property
     def node_by_name(self) -> dict[str, Node]:
         return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def link_summary(self) -> LinkSummary:
+        """The links between nodes by pairs of sites."""
+        return summarise_links({n.name: n.site for n in self.nodes}, self.node_links)
 
     def gpu_type(self, device: Device) -> GpuType:
         return self.node_by_name[device.node].gpu_type

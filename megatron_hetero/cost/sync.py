@@ -312,8 +312,8 @@ def least_sync(
     """
     if num_replicas < 2:
         return NO_SYNC
-    between = [link.bytes_per_s for link in cluster.node_links.values()]
-    ways_s = [1 / max(between)] if between else []
+    fastest = cluster.link_summary.fastest_bytes_per_s
+    ways_s = [1 / fastest] if fastest else []
     if node.num_gpus >= width + num_replicas - 1:
         ways_s.append(1 / (width * node.link.bytes_per_s))
     per_byte_s = min(ways_s, default=0.0)

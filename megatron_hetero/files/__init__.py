@@ -1,8 +1,8 @@
 """The only reader and writer of YAML and JSON: strict, bounded, and always knowing the line.
 
 A file is a stranger's: it is read as plain data (null, bool, int, float, str, list, dict) and never
-constructs an object.  Refused with `file:line`: more than 1 MiB, text that is not UTF-8, more than
-32 levels or 100 000 values, duplicate keys, keys that are not text, NaN and infinities, YAML
+constructs an object.  Refused with `file:line`: more than 16 MiB, text that is not UTF-8, more than
+32 levels or 1 000 000 values, duplicate keys, keys that are not text, NaN and infinities, YAML
 aliases, anchors, merge keys, tags, and more than one document.
 """
 

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 from megatron_hetero.errors import FileFormatError
 
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 16 << 20
+"""A plan for 10,000 GPUs has a few MiB."""
 MAX_DEPTH = 32
-MAX_VALUES = 100_000
+MAX_VALUES = 1_000_000
 
 KeyPath = tuple[str | int, ...]
 

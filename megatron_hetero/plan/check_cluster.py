@@ -45,7 +45,8 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 def every_device_is_used_or_idle(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
     if not plan.hosts:
         return
-    known = [device.name for device in cluster.devices]
+    known = dict.fromkeys(device.name for device in cluster.devices)
+    idle = set(plan.idle_devices)
     for device in plan.idle_devices:
         if device not in known:
             yield Violation(
@@ -53,7 +54,7 @@ def every_device_is_used_or_idle(plan: Plan, cluster: Cluster) -> Iterator[Viola
             )
     used = {device for _, _, stage in stages(plan) for device in stage.devices}
     for device in known:
-        if device not in used and device not in plan.idle_devices:
+        if device not in used and device not in idle:
             yield Violation(
                 ("idle_devices",),
                 f"device {device} of the cluster is in no stage and not among idle_devices; "
@@ -62,7 +63,7 @@ def every_device_is_used_or_idle(plan: Plan, cluster: Cluster) -> Iterator[Viola
 
 
 def idle_limit_holds(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    limit = cluster.limits.idle_devices
+    limit = set(cluster.limits.idle_devices)
     for r, s, stage in stages(plan):
         for device in stage.devices:
             if device in limit or _node(device) in limit:

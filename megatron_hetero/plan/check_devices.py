@@ -73,6 +73,7 @@ def each_device_in_one_place(plan: Plan) -> Iterator[Violation]:
 
 
 def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
+    seen: dict[str, int] = {}
     for i, host in enumerate(plan.hosts):
         key = ("hosts", i)
         if not is_host_name(host.host):
@@ -81,7 +82,7 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
                 f"host {host.host!r} of node {host.node} is not a host name; allowed are RFC 1123 "
                 "names (letters, digits, '-' inside, '.') and IP addresses.",
             )
-        if host.node in [other.node for other in plan.hosts[:i]]:
+        if seen.setdefault(host.node, i) != i:
             yield Violation((*key, "node"), f"node {host.node} is listed twice among the hosts.")
         if not host.gpu_indices:
             yield Violation(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from megatron_hetero.cluster.node_links import mapped_links
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.profile import Profile
@@ -74,11 +75,10 @@ def _changed(
 
 
 def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
-    links = {
-        pair: Link(link.bytes_per_s * faster, link.latency_s * later)
-        for pair, link in cluster.node_links.items()
-    }
-    return replace(cluster, node_links=links)
+    def change(link: Link) -> Link:
+        return Link(link.bytes_per_s * faster, link.latency_s * later)
+
+    return replace(cluster, node_links=mapped_links(cluster.node_links, change))
 
 
 def _slower(gpu: GpuType) -> GpuType:

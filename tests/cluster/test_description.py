@@ -141,6 +141,7 @@ def _replaced(old: str, new: str) -> str:
         (_replaced("sites: [lab, cloud]", "sites: [lab, clout]"), 'did you mean "cloud"?'),
         (_replaced("sites: [lab, cloud]", "sites: [lab, lab]"), '"lab" stands here twice'),
         (_replaced("sites: [lab, cloud]", "sites: [lab]"), "at least 2 items"),
+        (_replaced("sites: [lab, cloud]", "sites: [lab, cloud, lab]"), '"lab" stands here twice'),
         (
             _replaced("nodes: [rtx-0, a100-0]", "nodes: [rtx-0, a100-1]"),
             ':20: links.measured[0].nodes[1]: there is no node "a100-1" (did you mean "a100-0"?)',

@@ -1,0 +1,130 @@
+"""The links between nodes, kept as classes: a cluster has far more pairs than kinds of path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+NodePair = tuple[str, str]
+"""Names of two nodes, sender first."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+class NodeLinks(Mapping[NodePair, Link]):
+    """One link for each ordered pair of nodes, made of classes and the pairs that differ.
+
+    Args:
+        sites: the site of each node, in the order of the nodes.
+        site_links: by (site, site), both orders; a site with itself is the path between its nodes.
+        pair_links: by (node, node), both orders; they beat the classes.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, str],
+        site_links: Mapping[tuple[str, str], Link],
+        pair_links: Mapping[NodePair, Link],
+    ) -> None:
+        self.sites = sites
+        self.site_links = site_links
+        self.pair_links = pair_links
+
+    def __getitem__(self, pair: NodePair) -> Link:
+        if pair in self.pair_links:
+            return self.pair_links[pair]
+        a, b = pair
+        if a == b:
+            raise KeyError(pair)
+        return self.site_links[self.sites[a], self.sites[b]]
+
+    def __iter__(self) -> Iterator[NodePair]:
+        return ((a, b) for a, b in product(self.sites, self.sites) if (a, b) in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, pair: object) -> bool:
+        try:
+            self[pair]  # type: ignore[index]
+        except (KeyError, TypeError, ValueError):
+            return False
+        return True
+
+    def mapped(self, change: Callable[[Link], Link]) -> NodeLinks:
+        """The same with every link changed."""
+        return NodeLinks(
+            self.sites,
+            {pair: change(link) for pair, link in self.site_links.items()},
+            {pair: change(link) for pair, link in self.pair_links.items()},
+        )
+
+
+def mapped_links(
+    links: Mapping[NodePair, Link], change: Callable[[Link], Link]
+) -> Mapping[NodePair, Link]:
+    """`links` with every link changed."""
+    if isinstance(links, NodeLinks):
+        return links.mapped(change)
+    return {pair: change(link) for pair, link in links.items()}
+
+
+@dataclass(frozen=True)
+class LinkSummary:
+    """The links of a cluster in the one form that does not depend on how they are given.
+
+    `usual` is, by (site, site), the link that most ordered pairs of their nodes have (of equally
+    many the slowest); `others` are the pairs with another.
+    """
+
+    usual: Mapping[tuple[str, str], Link]
+    others: Mapping[NodePair, Link]
+
+    @cached_property
+    def fastest_bytes_per_s(self) -> float | None:
+        """Bandwidth of the fastest link between two nodes; None with one node."""
+        links = (*self.usual.values(), *self.others.values())
+        return max((link.bytes_per_s for link in links), default=None)
+
+
+def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) -> LinkSummary:
+    """The links between nodes by pairs of sites, in time that grows with the pairs of sites and the
+    pairs of nodes that have a link of their own.
+
+    Args:
+        site_of: the site of every node; links of other nodes do not count.
+    """
+    nodes_of: dict[str, list[str]] = {}
+    for name, site in site_of.items():
+        nodes_of.setdefault(site, []).append(name)
+    classes = links.site_links if isinstance(links, NodeLinks) else {}
+    own: dict[tuple[str, str], dict[NodePair, Link]] = {}
+    for pair, link in (links.pair_links if isinstance(links, NodeLinks) else links).items():
+        a, b = pair
+        if a in site_of and b in site_of:
+            own.setdefault((site_of[a], site_of[b]), {})[pair] = link
+    usual: dict[tuple[str, str], Link] = {}
+    others: dict[NodePair, Link] = {}
+    for key in dict.fromkeys([*classes, *own]):
+        pairs = own.get(key, {})
+        ones, rest = nodes_of.get(key[0], []), nodes_of.get(key[1], [])
+        found = Counter(pairs.values())
+        if key in classes:
+            found[classes[key]] += len(ones) * (len(rest) - (key[0] == key[1])) - len(pairs)
+        if not any(found.values()):
+            continue
+        link = min(found, key=lambda k: (-found[k], k.bytes_per_s, k.latency_s))
+        usual[key] = link
+        if key in classes and link != classes[key]:  # most pairs have a link of their own
+            pairs = {(a, b): links[a, b] for a, b in product(ones, rest) if a != b}
+        others |= {pair: other for pair, other in pairs.items() if other != link}
+    return LinkSummary(usual, others)
