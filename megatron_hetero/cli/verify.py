@@ -8,6 +8,7 @@ The work is done by `megatron_hetero.runtime.verify.command.verify_arguments`, w
     megatron_args: tuple[str]     words after `--`
     steps: int                    optimizer steps, >= 1
     optimizer: "adam" | "sgd" | None    None: both
+    precision: "fp32" | "bf16" | "fp16"
     floor: bool                   also measure the rounding floor
     json: bool                    one JSON object on stdout, text for people on stderr
     plant: str | None             name of a planted error, which must make the check fail
@@ -53,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--optimizer", choices=("adam", "sgd"), help="default: both, one after the other"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="fp32",
+        help="of weights and activations; a third run, in fp32, measures what is rounding "
+        "(default: fp32)",
     )
     parser.add_argument(
         "--floor",

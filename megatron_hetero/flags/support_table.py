@@ -81,7 +81,11 @@ SUPPORT: tuple[Support, ...] = (
         "--transformer-impl --use-cpu-initialization",
         "checkpoints, ends of a run, the log",
     ),
-    Support("refused", "--fp16", "use bf16 or fp32"),
+    Support(
+        "proved",
+        "--bf16 --fp16 --initial-loss-scale --loss-scale-window --hysteresis",
+        "precision; all ranks agree on overflows, and so have one loss scale",
+    ),
     Support(
         "refused",
         "--context-parallel-size --num-experts --expert-model-parallel-size --fp8-format "
@@ -185,12 +189,6 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "elsewhere",
-        "--loss-scale --loss-scale-window --initial-loss-scale --min-loss-scale --hysteresis "
-        "--no-log-loss-scale-to-tensorboard --fp16-lm-cross-entropy",
-        "the loss scale of fp16, which is refused",
-    ),
-    Support(
-        "elsewhere",
         "--mamba-* --linear-* --disable-mamba-mem-eff-path --dsa-* --no-dsa-* --q-lora-rank "
         "--kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mla-* --mtp-* "
         "--rotary-scaling-factor --mscale --mscale-all-dim --kitchen-* --use-kitchen-attention "
@@ -236,7 +234,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "passed on",
-        "--accumulate-allreduce-grads-in-fp32 --bf16 --checkpoint-activations "
+        "--accumulate-allreduce-grads-in-fp32 --checkpoint-activations "
         "--cross-entropy-fusion-impl --cross-entropy-loss-fusion --deterministic-mode "
         "--disable-bf16-reduced-precision-matmul --disable-jit-fuser "
         "--distribute-saved-activations --empty-unused-memory-level --enable-experimental "
@@ -244,7 +242,8 @@ SUPPORT: tuple[Support, ...] = (
         "--no-bias-swiglu-fusion --no-clone-scatter-output-in-embedding "
         "--no-gradient-accumulation-fusion --no-initialization --no-masked-softmax-fusion "
         "--no-persist-layer-norm --no-rope-fusion --no-stream-ckpt-dequant "
-        "--local-rank --recompute-activations --recompute-modules --rerun-mode",
+        "--local-rank --recompute-activations --recompute-modules --rerun-mode "
+        "--loss-scale --min-loss-scale --fp16-lm-cross-entropy",
         "kernels and arithmetic",
     ),
     Support(
@@ -303,7 +302,8 @@ SUPPORT: tuple[Support, ...] = (
         "--gpu-sniff-test-interval --log-device-memory-used --log-energy "
         "--log-memory-interval --log-memory-to-tensorboard --log-progress --log-throughput "
         "--log-timers-to-tensorboard --log-validation-ppl-to-tensorboard "
-        "--log-world-size-to-tensorboard --logging-level --manual-gc --manual-gc-interval "
+        "--no-log-loss-scale-to-tensorboard --log-world-size-to-tensorboard --logging-level "
+        "--manual-gc --manual-gc-interval "
         "--memory-snapshot-path --no-barrier-with-level-1-timing "
         "--no-check-for-nan-in-loss-and-grad --no-flight-recorder-dump-on-timeout "
         "--no-flight-recorder-extra-dump-on-exec --no-flight-recorder-include-only-active "

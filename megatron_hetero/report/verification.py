@@ -90,6 +90,8 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
     )
     if not found["same_random_states_in_groups"]:
         yield "NO: ranks of a tensor-parallel group ended with unlike random states"
+    if not found["same_loss_scales"]:
+        yield "NO: some rank scaled a loss, or skipped a step, otherwise than the one process"
     sync = found.get("gradient_sync")
     if sync is not None and sync["most_collectives_per_step"]:
         yield (

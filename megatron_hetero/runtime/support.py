@@ -44,7 +44,6 @@ _REFUSED: tuple[_Rule, ...] = (
         lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
         "use --use-distributed-optimizer",
     ),
-    ("--fp16", lambda a: a.fp16, "use --bf16, or fp32"),
     ("--fp8-format", lambda a: a.fp8 is not None, "leave it out"),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
     ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),

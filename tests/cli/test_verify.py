@@ -38,6 +38,7 @@ def test_defaults() -> None:
         "layout": None,
         "steps": 5,
         "optimizer": None,
+        "precision": "fp32",
         "floor": False,
         "keep": None,
         "json": False,

@@ -21,6 +21,7 @@ RUN: dict[str, Any] = {
     "same_samples": True,
     "same_norm_bits_on_all_ranks": True,
     "same_random_states_in_groups": True,
+    "same_loss_scales": True,
     "worst": {
         "loss": "step 1", "gradients": "decoder.layers.0.mlp, step 2",
         "gradient_norm": "step 1", "weights": "decoder.layers.1.mlp",

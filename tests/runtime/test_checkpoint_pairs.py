@@ -40,6 +40,8 @@ class Pair:
     common_flags: tuple[str, ...] = ()
 
 
+_FP16 = ("--fp16", "--initial-loss-scale=16")
+
 PAIRS = {
     "divided to whole": Pair(DEEP, WIDE, (DIVIDED,), ()),
     "divided to divided, bf16": Pair(UNEVEN, DEEP, (DIVIDED,), (DIVIDED,), ("--bf16",)),
@@ -48,6 +50,7 @@ MORE_PAIRS = {
     "whole to whole": Pair(DEEP, UNEVEN),
     "whole to divided": Pair(WIDE, UNEVEN, (), (DIVIDED,)),
     "bf16, divided to whole": Pair(WIDE, DEEP, (DIVIDED,), (), ("--bf16",)),
+    "fp16, divided to whole": Pair(WIDE, UNEVEN, (DIVIDED,), (), _FP16),
     "more replicas": Pair(DEEP, THREE, (DIVIDED,), (DIVIDED,)),
     "three to uneven": Pair(THREE, UNEVEN, (DIVIDED,), ()),
     "one replica": Pair("tp2:1,tp1:3 @6", DEEP, (DIVIDED,), (DIVIDED,)),

@@ -78,7 +78,6 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["--fp16"], "--fp16"),
         (
             ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
             "--overlap-param-gather",
@@ -228,5 +227,5 @@ def _on_hosts(asked: Plan) -> Plan:
 
 def test_nothing_is_printed_before_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     """Megatron prints some thousand lines of arguments as it parses them."""
-    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--fp16"], UnsupportedError)
+    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--sft"], UnsupportedError)
     assert "num_layers" not in capsys.readouterr().out

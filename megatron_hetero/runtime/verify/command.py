@@ -48,6 +48,7 @@ def verify_arguments(
         steps=arguments.steps,
         optimizers=(arguments.optimizer,) if arguments.optimizer else OPTIMIZERS,
         floor=arguments.floor,
+        precision=arguments.precision,
         fault=arguments.plant,
     )
 

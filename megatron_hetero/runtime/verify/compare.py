@@ -6,7 +6,7 @@ measures how far one process is from itself when it takes its micro-batches in a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -14,7 +14,7 @@ import numpy
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.runtime.shards import ParameterShard
-from megatron_hetero.runtime.verify.record import RankRecord
+from megatron_hetero.runtime.verify.record import SKIPPED, RankRecord
 
 LOSS_TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = 5e-6
@@ -77,6 +77,8 @@ class Distances:
     same_random_states: bool
     """Whether the ranks of each tensor-parallel group ended with one random state: what they hold
     copies of they have to drop alike."""
+    same_loss_scales: bool
+    """Whether all ranks scaled every loss, and skipped every step, as the one process (fp16)."""
     left_out: tuple[str, ...]
     """Tensors of which the key biases were left out: their true gradient is zero (`key_bias_rows`),
     what is computed is noise, and Adam makes a full step of it."""
@@ -90,6 +92,7 @@ class Distances:
             and self.same_samples
             and self.same_norm_bits
             and self.same_random_states
+            and self.same_loss_scales
         )
 
 
@@ -118,6 +121,38 @@ def compare(
     _require_complete(reference, ranks, steps)
     measure = _Measure(model, optimizer, reference)
     noise = measure.noise(floor) if floor is not None else {}
+    loss, gradients, norm, weights = _worst(measure, ranks, steps, noise)
+    return Distances(
+        loss,
+        gradients,
+        norm,
+        weights,
+        same_samples=_same_samples(reference, [ranks[r] for r in data_ranks], steps),
+        same_norm_bits=all(record.norms == ranks[0].norms for record in ranks),
+        same_random_states=all(
+            len({ranks[rank].random_state for rank in group}) == 1 for group in tensor_groups
+        ),
+        same_loss_scales=all(_scaled_alike(record, reference, steps) for record in ranks),
+        left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
+    )
+
+
+def rounding_of(
+    reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
+) -> tuple[Worst, Worst, Worst, Worst]:
+    """How far half precision moves one process: loss, gradients, norm and weights of `reference`
+    from `single`, the same in fp32 (without the steps that an overflow skipped)."""
+    return _worst(_Measure(model, optimizer, reference), [single], single.steps, {})
+
+
+def _worst(
+    measure: _Measure,
+    ranks: Sequence[RankRecord],
+    steps: Sequence[int],
+    noise: Mapping[tuple[str, str], float],
+) -> tuple[Worst, Worst, Worst, Worst]:
+    """The worst of losses, gradients, norms and weights; tensors within their `noise` are equal."""
+    reference = measure.reference
     loss = norm = Worst(0.0)
     tensors = {"gradient": Worst(0.0), "weight": Worst(0.0)}
     for rank, record in enumerate(ranks):
@@ -125,27 +160,15 @@ def compare(
             where = f"step {step}, rank {rank}"
             if step in record.losses:
                 loss = loss.or_worse(_relative(record.losses[step], reference.losses[step]), where)
-            norm = norm.or_worse(
-                _relative(float.fromhex(record.norms[step]), float.fromhex(reference.norms[step])),
-                where,
-            )
+            if SKIPPED not in (record.norms[step], reference.norms[step]):
+                at, due = (float.fromhex(r.norms[step]) for r in (record, reference))
+                norm = norm.or_worse(_relative(at, due), where)
             for kind, name, difference, scale in measure.tensors(record, step):
                 if difference <= noise.get((kind, name), 0.0):
                     continue
                 distance = difference / scale if scale else difference
                 tensors[kind] = tensors[kind].or_worse(distance, f"{name}, {where}")
-    return Distances(
-        loss,
-        tensors["gradient"],
-        norm,
-        tensors["weight"],
-        same_samples=_same_samples(reference, [ranks[r] for r in data_ranks], steps),
-        same_norm_bits=all(record.norms == ranks[0].norms for record in ranks),
-        same_random_states=all(
-            len({ranks[rank].random_state for rank in group}) == 1 for group in tensor_groups
-        ),
-        left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
-    )
+    return loss, tensors["gradient"], norm, tensors["weight"]
 
 
 @dataclass(frozen=True)
@@ -161,7 +184,7 @@ class _Measure:
         for name, shard in record.shards.items():
             keys = key_bias_rows(name, self.model)
             for kind in ("gradient", "weight"):
-                if kind == "gradient" and self.optimizer == "adam" and step > 1:
+                if kind == "gradient" and not self._has_equal_gradients(step):
                     continue
                 whole = self.reference.arrays[f"{kind}/{step}/{name}"]
                 difference = record.arrays[f"{kind}/{step}/{name}"] - _part(whole, shard)
@@ -170,6 +193,13 @@ class _Measure:
                     difference = _beyond_rounding(difference, _part(whole, shard), step)
                     size, whole = _length, whole - self.reference.arrays[f"weight/0/{name}"]
                 yield kind, name, size(_without(difference, keys)), size(_without(whole, keys))
+
+    def _has_equal_gradients(self, step: int) -> bool:
+        """Not where they overflowed; with Adam, not after weights have moved (see `Distances`)."""
+        if self.reference.norms[step] == SKIPPED:
+            return False
+        moved = (s for s in self.reference.steps if self.reference.norms[s] != SKIPPED)
+        return self.optimizer != "adam" or step == next(moved)
 
     def noise(self, floor: RankRecord) -> dict[tuple[str, str], float]:
         """By (kind, name) the distance that is rounding, whatever the tensor's own size.
@@ -200,6 +230,14 @@ def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord], steps:
             raise CheckFailedError(f"rank {rank} recorded steps {record.steps}, not {tuple(steps)}")
         if record.losses and set(record.losses) != set(steps):
             raise CheckFailedError("a rank of a last stage did not report the loss of every step")
+
+
+def _scaled_alike(record: RankRecord, reference: RankRecord, steps: range) -> bool:
+    return all(
+        record.loss_scales[step] == reference.loss_scales[step]
+        and (record.norms[step] == SKIPPED) == (reference.norms[step] == SKIPPED)
+        for step in steps
+    )
 
 
 def _part(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:

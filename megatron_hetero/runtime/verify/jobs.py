@@ -8,11 +8,12 @@ through `entry.main`, as a user's job does.
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
@@ -30,12 +31,25 @@ LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
 OPTIMIZERS = tuple(LEARNING_RATE)
 
 
+def precision_flags(precision: Precision, per_token_loss: bool) -> tuple[str, ...]:
+    """Megatron's flags to train in `precision`; the loss scale of fp16 grows within a few steps.
+
+    It starts where the small model's gradients are far from both ends of fp16: a loss per token is
+    a sum over the batch, otherwise a mean.
+    """
+    if precision != "fp16":
+        return () if precision == "fp32" else ("--bf16",)
+    scale = 2**4 if per_token_loss else 2**12
+    return ("--fp16", f"--initial-loss-scale={scale}", "--loss-scale-window=2", "--hysteresis=1")
+
+
 @dataclass(frozen=True)
 class Options:
     """How to verify.
 
     `optimizers` are trained with one after the other; `fault` names an error of `faults` that is
-    planted in the plan's runs.  `plan_flags` are Megatron flags of the plan's runs alone.
+    planted in the plan's runs.  `plan_flags` are Megatron flags of the plan's runs alone;
+    `precision` is that of all runs.
     """
 
     steps: int = 5
@@ -43,6 +57,7 @@ class Options:
     floor: bool = False
     fault: str | None = None
     plan_flags: tuple[str, ...] = ()
+    precision: Precision = "fp32"
 
 
 class VerifyJobs:
@@ -68,14 +83,23 @@ class VerifyJobs:
             "--num-workers=0",
             "--distributed-timeout-minutes=5",
             "--ckpt-format=torch_dist",
-            # Last, so that a workload's own weight decay or clipping counts.
-            *shrunk.model_args,
         )
+        if options.precision != "fp32":
+            # Above the rounding of half precision: below it Adam's update is the sign of a gradient
+            # that may be nothing but rounding.
+            self._common += ("--adam-eps=1e-2",)
+        per_token = "--calculate-per-token-loss" in shrunk.model_args
+        self._precision = precision_flags(options.precision, per_token)
         self._one_process = (f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}",)
 
-    def training_arguments(self, optimizer: str) -> tuple[str, ...]:
+    def _model_arguments(self, in_fp32: bool = False) -> tuple[str, ...]:
+        precision = () if in_fp32 else self._precision
+        # The model's last, so that a workload's own weight decay or clipping counts.
+        return (*self._common, *precision, *self.shrunk.model_args)
+
+    def training_arguments(self, optimizer: str, in_fp32: bool = False) -> tuple[str, ...]:
         return (
-            *self._common,
+            *self._model_arguments(in_fp32),
             f"--train-iters={self.options.steps}",
             f"--optimizer={optimizer}",
             f"--lr={LEARNING_RATE[optimizer]}",
@@ -89,7 +113,7 @@ class VerifyJobs:
     def seed_job(self) -> Job:
         """Stock Megatron makes the weights that every run starts from."""
         argv = (
-            *self._common,
+            *self._model_arguments(),
             *self._one_process,
             "--train-iters=1",
             "--lr=0",
@@ -120,11 +144,26 @@ class VerifyJobs:
         """The same, with the micro-batches of each step in reverse order."""
         return self._one_process_job("floor", optimizer, lambda: ReversedRecorder(self.shrunk))
 
-    def _one_process_job(self, name: str, optimizer: str, make: Callable[[], Recorder]) -> Job:
+    def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> Job:
+        """The same in fp32; it leaves out the steps that half precision has skipped."""
+        flags: tuple[str, ...] = ()
+        if skipped:
+            flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
+        return self._one_process_job("fp32", optimizer, Recorder, flags, in_fp32=True)
+
+    def _one_process_job(
+        self,
+        name: str,
+        optimizer: str,
+        make: Callable[[], Recorder],
+        flags: Sequence[str] = (),
+        in_fp32: bool = False,
+    ) -> Job:
         folder = self._folder / optimizer / name
         argv = (
-            *self.training_arguments(optimizer),
+            *self.training_arguments(optimizer, in_fp32),
             *self._one_process,
+            *flags,
             f"--data-cache-path={folder / 'cache'}",
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.provider import EveryRankProvider
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.traffic import Traffic
+
+SKIPPED = "skipped"
+"""Instead of the norm of a step whose gradients overflowed, so that no rank updated."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,18 @@ class RankRecord:
     """What its gradient sync handed to the transport; None under stock Megatron."""
     random_state: str = ""
     """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
+    loss_scales: dict[int, float] = field(default_factory=dict)
+    """What each step's loss was multiplied with (fp16); gradients are recorded without it."""
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Those after which the optimizer has moved, in order."""
+        """Those that were logged, in order."""
         return tuple(sorted(self.norms))
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """The steps after which no weight has moved, because a gradient was infinite or NaN."""
+        return tuple(step for step in self.steps if self.norms[step] == SKIPPED)
 
 
 class Recorder:
@@ -60,6 +70,7 @@ class Recorder:
         self._shards: dict[str, ParameterShard] = {}
         self._losses: dict[int, float] = {}
         self._norms: dict[int, str] = {}
+        self._loss_scales: dict[int, float] = {}
         self._samples: list[int] = []
         self._sync: GradientSync | None = None
 
@@ -88,7 +99,9 @@ class Recorder:
             done = get_args().curr_iteration
             if not self._norms:
                 self._keep("weight", done, lambda p: p.data)
-            self._keep("gradient", done + 1, main_grad)
+            scale = float(config.grad_scale_func(torch.ones(1, device="cuda")))
+            self._loss_scales[done + 1] = scale
+            self._keep("gradient", done + 1, main_grad, scale)
 
         config.finalize_model_grads_func = finalize
         return model
@@ -102,15 +115,17 @@ class Recorder:
 
         return EveryRankProvider(provide)
 
-    def _keep(self, kind: str, step: int, tensor: Callable[[Any], torch.Tensor]) -> None:
+    def _keep(
+        self, kind: str, step: int, tensor: Callable[[Any], torch.Tensor], scale: float = 1.0
+    ) -> None:
         for name, parameter in self._parameters.items():
             value = tensor(parameter).detach().float().cpu().numpy()
-            self._arrays[f"{kind}/{step}/{name}"] = value.copy()
+            self._arrays[f"{kind}/{step}/{name}"] = value / numpy.float32(scale)
 
     def _observe_step(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
         if "lm loss" in loss_dict:
             self._losses[iteration] = float(loss_dict["lm loss"])
-        self._norms[iteration] = float(grad_norm).hex()
+        self._norms[iteration] = SKIPPED if grad_norm is None else float(grad_norm).hex()
         self._keep("weight", iteration, lambda p: p.data)
 
     def save(self, path: Path) -> None:
@@ -122,6 +137,7 @@ class Recorder:
             "shards": [asdict(s) for s in self._shards.values()],
             "losses": self._losses,
             "norms": self._norms,
+            "loss_scales": self._loss_scales,
             "samples": self._samples,
             "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
             "traffic": None if self._sync is None else asdict(self._sync.traffic),
@@ -156,6 +172,7 @@ def read_record(path: Path) -> RankRecord:
         losses={int(step): value for step, value in meta["losses"].items()},
         norms={int(step): value for step, value in meta["norms"].items()},
         samples=meta["samples"],
+        loss_scales={int(step): value for step, value in meta["loss_scales"].items()},
         random_state=meta["random_state"],
         traffic=None if meta["traffic"] is None else Traffic(**meta["traffic"]),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,14 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.traffic import Traffic
-from megatron_hetero.runtime.verify.compare import Distances, Tolerances, compare, tolerances
+from megatron_hetero.runtime.verify.compare import (
+    FLOOR_FACTOR,
+    Distances,
+    Tolerances,
+    compare,
+    rounding_of,
+    tolerances,
+)
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord, read_record
 from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
@@ -108,6 +115,8 @@ def _compare(
     running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
     _run(running, on_progress)
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer)
+    if jobs.options.precision != "fp32":
+        return _compare_in_half_precision(jobs, optimizer, running, on_progress)
     ranks, (reference,) = [records(job) for job in running]
     at = data_ranks(jobs.shrunk.plan)
     groups = tensor_groups(jobs.shrunk.plan)
@@ -121,6 +130,56 @@ def _compare(
         distances = compare(
             reference, ranks, at, model, optimizer, floor=reordered, tensor_groups=groups
         )
+    return _comparison(distances, bounds, reference, ranks, floor)
+
+
+def _compare_in_half_precision(
+    jobs: VerifyJobs,
+    optimizer: str,
+    trained: list[Job],
+    on_progress: Callable[[str, int], None],
+) -> Comparison:
+    """Measure the plan and one process, both `trained` in bf16 or fp16, against the same in fp32.
+
+    How much rounding to 8 or 11 bits changes has no bound that is both sound and tight; what it
+    changes of the one process can be measured.  The plan rounds the same numbers at other places,
+    so it may be `FLOOR_FACTOR` times as far from the one process as that one is from fp32.
+    """
+    model, plan = jobs.shrunk.model, jobs.shrunk.plan
+    ranks, (reference,) = [records(job) for job in trained]
+    job = jobs.fp32_job(optimizer, reference.skipped)
+    _run([job], on_progress)
+    (single,) = records(job)
+    steps = range(1, len(reference.steps) + 1)
+    distances = compare(
+        reference,
+        ranks,
+        data_ranks(plan),
+        model,
+        optimizer,
+        steps,
+        single,
+        tensor_groups(plan),
+    )
+    loss, gradients, norm, weights = rounding_of(reference, single, model, optimizer)
+    bounds = replace(
+        tolerances(model, optimizer),
+        loss=FLOOR_FACTOR * loss.value,
+        gradient_norm=FLOOR_FACTOR * norm.value,
+    )
+    rounding = replace(
+        distances, loss=loss, gradients=gradients, gradient_norm=norm, weights=weights
+    )
+    return _comparison(distances, bounds, reference, ranks, rounding)
+
+
+def _comparison(
+    distances: Distances,
+    bounds: Tolerances,
+    reference: RankRecord,
+    ranks: Sequence[RankRecord],
+    floor: Distances | None,
+) -> Comparison:
     losses = {step: loss for record in ranks for step, loss in record.losses.items()}
     return Comparison(
         distances,
@@ -201,6 +260,7 @@ def _comparison_to_data(comparison: Comparison) -> dict[str, Any]:
         "same_samples": d.same_samples,
         "same_norm_bits_on_all_ranks": d.same_norm_bits,
         "same_random_states_in_groups": d.same_random_states,
+        "same_loss_scales": d.same_loss_scales,
         "worst": {key: getattr(d, key).where for key in _NUMBERS},
         "left_out_of_weights": list(d.left_out),
         "losses": [{"one_process": a, "plan": b} for a, b in comparison.losses],
