@@ -225,8 +225,8 @@ class _Search:
             for to in borders:
                 to -= to > at
                 yield (*without[:to], shape[at], *without[to:])
-            if width % 2 == 0:
-                half = (kind, width // 2)
+            half = (kind, width // 2)
+            if width % 2 == 0 and half in menu:
                 yield (*shape[:at], half, half, *shape[at + 1 :])
             if at + 1 < len(shape) and shape[at + 1][0] == kind:
                 joined = width + shape[at + 1][1]

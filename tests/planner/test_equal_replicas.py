@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.equal_replicas import EqualReplicas
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.symmetric import Symmetric
+from tests.cost.builders import FAST, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 from tools.bench_planners import CASES
 from tools.referees.cases import load_case
@@ -54,3 +56,19 @@ def test_unlike_widths_and_sandwiches_of_types_are_found(
     best = search(problem, strategies=[Symmetric(), EqualReplicas()]).best
     assert best is not None
     assert round(loaded.score(asked.score(best.placement).step_s), 4) >= least
+
+
+class _WideOnly(CostModel):
+    """Prices of a profile that lacks width 1."""
+
+    def widths(self, node: Node) -> tuple[int, ...]:
+        return tuple(width for width in super().widths(node) if width > 1)
+
+
+def test_widths_without_a_price_are_left_alone() -> None:
+    cluster = make_cluster(("a", FAST, 4))
+    workload = make_workload(num_layers=4, global_batch_size=8)
+    problem = make_problem(cluster, workload, None, _WideOnly)
+    best = search(problem, strategies=[Symmetric(), EqualReplicas()]).best
+    assert best is not None
+    assert 1 not in best.placement.widths
