@@ -27,7 +27,7 @@ from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.one_f_one_b import launch_counts, one_f_one_b
 from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulate import simulate
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 from megatron_hetero.schedule.synthesise import synthesise
 from megatron_hetero.schedule.zero_bubble import zero_bubble
 

@@ -27,7 +27,7 @@ from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 
 _ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
 _BEGIN_IN_S = 0.05

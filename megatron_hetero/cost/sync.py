@@ -96,7 +96,7 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         link = cluster.link(sender.devices[0], receiver.devices[0])
         part = share
         if sender.devices[0].node == receiver.devices[0].node:
-            part *= max(_fraction(model, sender), _fraction(model, receiver))
+            part *= max(held_fraction(model, sender), held_fraction(model, receiver))
         hops.append(Hop(sender, receiver, part / link.bytes_per_s, link.latency_s))
     return tuple(hops)
 
@@ -111,7 +111,7 @@ def ring_key(cluster: Cluster, device: Device) -> tuple[str, Device]:
     return cluster.node_by_name[device.node].site, device
 
 
-def _fraction(model: ModelSpec, stage: PlacedStage) -> float:
+def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
     """The largest part of a parameter that one member of a stage holds."""
     if stage.shares is None:
         return 1 / stage.width
@@ -269,7 +269,7 @@ class GradientExchange:
             node = stage.devices[0].node
             num_of_node[node] = num_of_node.get(node, 0) + 1
             largest_of_node[node] = max(
-                largest_of_node.get(node, 0.0), _fraction(self._model, stage)
+                largest_of_node.get(node, 0.0), held_fraction(self._model, stage)
             )
         num = len(stages)
         busiest = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.report.terminal import GIB, NOT_MEASURED, devices_by_node, facts
-from megatron_hetero.schedule.step import StageTimeline, StepSimulation
+from megatron_hetero.schedule.step import StepSimulation
+from megatron_hetero.schedule.timelines import StageTimeline
 from megatron_hetero.units import format_bytes, format_duration
 
 MAX_LINKS = 12
@@ -35,6 +36,7 @@ def simulation_to_data(simulation: StepSimulation) -> dict[str, Any]:
         "step_time_s": simulation.step_time_s,
         "pipelines_s": simulation.pipelines_s,
         "gradient_sync_s": simulation.gradient_sync_s,
+        "weight_sync_s": simulation.weight_sync_s,
         "bubble": simulation.bubble,
         "sends": simulation.sends,
         "measured": simulation.measured,
@@ -89,11 +91,13 @@ def _step(simulation: StepSimulation) -> Iterator[tuple[str, str]]:
         o.end_s - o.start_s for s in simulation.timelines for o in s.operations if o.kind == "step"
     )
     yield "step time", format_duration(simulation.step_time_s)
-    parts: Mapping[str, float] = {
+    parts = {
         "pipelines": simulation.pipelines_s,
         "gradient exchange after them": simulation.gradient_sync_s,
         "optimizer": update_s,
     }
+    if simulation.weight_sync_s:
+        parts["new weights"] = simulation.weight_sync_s
     yield "", ", ".join(f"{name} {format_duration(value)}" for name, value in parts.items())
     yield "idle", f"{simulation.bubble:.1%} of all GPUs' time"
     if simulation.sends == "waited":

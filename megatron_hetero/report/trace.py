@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from megatron_hetero.schedule.simulator_engine import MessageSpan
-from megatron_hetero.schedule.step import StageTimeline
+from megatron_hetero.schedule.simulator_parts import MessageSpan
+from megatron_hetero.schedule.timelines import StageTimeline
 
 _MICROSECONDS = 1e6
 _COLORS = {
@@ -20,6 +20,7 @@ _COLORS = {
     "backward_weight": "thread_state_iowait",
     "gradient_sync": "terrible",
     "step": "grey",
+    "weight_sync": "terrible",
 }
 """Names of the format's own palette."""
 

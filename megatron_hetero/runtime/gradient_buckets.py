@@ -20,11 +20,9 @@ from math import prod
 
 import torch
 
+from megatron_hetero.cost.buckets import MAX_BUCKET_ELEMENTS
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.runtime.shards import ParameterShard
-
-MAX_BUCKET_ELEMENTS = 64 << 20
-"""256 MiB of fp32: what a bucket that has to be packed takes beside the gradients themselves."""
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 

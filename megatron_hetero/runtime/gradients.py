@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
+from megatron_hetero.cost.buckets import MAX_BUCKET_ELEMENTS
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradient_buckets import (
-    MAX_BUCKET_ELEMENTS,
     Bucket,
     local_slices,
     plan_buckets,

@@ -12,7 +12,7 @@ from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.errors import CheckFailedError, PlanFormatError
 from megatron_hetero.schedule.list_schedule import Pipeline, Policy, list_schedule
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 
 
 def interleaved(

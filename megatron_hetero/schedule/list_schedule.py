@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 
 
 @dataclass(frozen=True)

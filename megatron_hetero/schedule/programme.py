@@ -31,6 +31,7 @@ OperationKind = Literal[
     "recv_backward",
     "gradient_sync",
     "step",
+    "weight_sync",
 ]
 COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
 SENDS = ("send_forward", "send_backward")
@@ -49,8 +50,9 @@ class Operation:
     """One thing that a stage does.
 
     `backward` is a whole backward pass; `backward_input` and, later, `backward_weight` are its two
-    parts (zero bubble, arXiv 2401.10241: B and W).  `micro_batch` is -1 for the two operations of
-    the whole batch (gradient_sync, step); `chunk` counts the model chunks of the stage.
+    parts (zero bubble, arXiv 2401.10241: B and W).  `micro_batch` is -1 for the operations of the
+    whole batch: gradient_sync, step, and in timelines weight_sync, the exchange of new weights that
+    is part of the distributed optimizer's step.  `chunk` counts the model chunks of the stage.
     """
 
     kind: OperationKind

@@ -15,14 +15,14 @@ from functools import cached_property
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.schedule.programme import COMPUTE, Operation, Schedule
-from megatron_hetero.schedule.simulator_engine import (
+from megatron_hetero.schedule.simulator_engine import run_step
+from megatron_hetero.schedule.simulator_parts import (
     ChunkTimes,
     Collective,
     Crossing,
     OpSpan,
     Pipeline,
     Run,
-    run_step,
 )
 
 StageTimes = PassTimes | Sequence[ChunkTimes]

@@ -2,8 +2,7 @@
 
 Any number of pipelines share named paths.  A path carries one message at a time, first come first
 served; each direction is a path of its own.  A message takes all its paths for `serialisation_s`
-and is usable `latency_s` later.  Collectives take their paths likewise, and begin when the last of
-their holders has come to them.
+and is usable `latency_s` later.  Collectives take their paths likewise (`simulator_exchange`).
 
 Stages run ahead on their own until they send; sends and collectives are taken in order of time, so
 that paths are granted as they would be.
@@ -11,11 +10,10 @@ that paths are granted as they would be.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.schedule.programme import (
@@ -25,138 +23,39 @@ from megatron_hetero.schedule.programme import (
     Instruction,
     Operation,
     OperationKind,
-    Schedule,
+)
+from megatron_hetero.schedule.simulator_exchange import Exchange, Paths
+from megatron_hetero.schedule.simulator_parts import (
+    Collective,
+    Crossing,
+    MessageSpan,
+    OpSpan,
+    Pipeline,
+    Run,
+    StageId,
 )
 
-SendMode = Literal["buffered", "waited"]
-"""What a sender does after a send: goes on, as our runtime does, or waits until the message has
-arrived and its receiver has asked for it, as stock Megatron does."""
-
-StageId = tuple[int, int]
-"""(pipeline, stage)."""
-
-
-@dataclass(frozen=True)
-class ChunkTimes:
-    """Seconds of one micro-batch on one model chunk of a stage.
-
-    `backward_weight_s` is the part of the backward pass that makes weight gradients; it is a pass
-    of its own in zero-bubble schedules.
-    """
-
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float = 0.0
-
-    def slower(self, factor: float) -> ChunkTimes:
-        """The same, `factor` times as long."""
-        return ChunkTimes(
-            factor * self.forward_s,
-            factor * self.backward_input_s,
-            factor * self.backward_weight_s,
-        )
-
-    def seconds(self, kind: OperationKind) -> float:
-        """Duration of one computation."""
-        match kind:
-            case "forward":
-                return self.forward_s
-            case "backward":
-                return self.backward_input_s + self.backward_weight_s
-            case "backward_input":
-                return self.backward_input_s
-            case "backward_weight":
-                return self.backward_weight_s
-        raise ValueError(f"{kind} is no computation")
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """One message over a boundary in one direction."""
-
-    paths: tuple[str, ...]
-    serialisation_s: float
-    latency_s: float
-    num_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """One replica.  `times` is [stage][chunk]; crossings are [boundary of the schedule's chain]."""
-
-    schedule: Schedule
-    times: tuple[tuple[ChunkTimes, ...], ...]
-    forward: tuple[Crossing, ...]
-    backward: tuple[Crossing, ...]
-    sends: SendMode = "buffered"
-
-
-@dataclass(frozen=True)
-class Collective:
-    """What all holders do together after their pipelines.
-
-    A holder comes to all its collectives at once, when its pipeline is done, or, if they are
-    `in_turn`, to each when the one before it is done.  Each of `hops` is (path, seconds for which
-    it is taken); the holders go on when the last hop is done and `latency_s` has passed.
-    """
-
-    name: str
-    holders: tuple[StageId, ...]
-    hops: tuple[tuple[str, float], ...]
-    latency_s: float = 0.0
-    num_bytes: float = 0.0
-    in_turn: bool = False
-
-
-class OpSpan(NamedTuple):
-    """A computation of a stage, or its part of a collective (`gradient_sync`), or its `step`."""
-
-    kind: OperationKind
-    micro_batch: int
-    chunk: int
-    start_s: float
-    end_s: float
-
-
-class MessageSpan(NamedTuple):
-    """A message: posted, on its paths from `start_s` to `end_s`, usable at `arrival_s`."""
-
-    pipeline: int
-    sender: int
-    receiver: int
-    operation: Operation
-    posted_s: float
-    start_s: float
-    end_s: float
-    arrival_s: float
-
-
-@dataclass
-class Run:
-    """What happened.  Lists by (pipeline, stage) in the order of the pipelines given."""
-
-    end_s: float = 0.0
-    operations: dict[StageId, list[OpSpan]] = field(default_factory=dict)
-    messages: list[MessageSpan] = field(default_factory=list)
-    collectives: list[tuple[Collective, float, float]] = field(default_factory=list)
-    path_busy_s: dict[str, float] = field(default_factory=dict)
+_GRADIENTS = ("backward", "backward_weight")
 
 
 def run_step(
     pipelines: Sequence[Pipeline],
     collectives: Sequence[Collective] = (),
     update_s: Sequence[Sequence[float]] | None = None,
+    weights: Sequence[Collective] = (),
 ) -> Run:
     """Simulate one step.
 
     Args:
-        collectives: the gradient exchange, at the programmes' `gradient_sync`.
+        collectives: the gradient exchange, at the programmes' `gradient_sync` or, where they say
+            so, during the last backward passes.
         update_s: seconds of the optimizer on each stage, [pipeline][stage]; all stages begin it
             together, because the gradient norm is one for all.
+        weights: the exchange of new weights, which each holder begins after its update.
     Raises:
         CheckFailedError: some stage waits for a message that never comes.
     """
-    return _Engine(pipelines, collectives).run(update_s)
+    return _Engine(pipelines, collectives).run(update_s, weights)
 
 
 class _Send(NamedTuple):
@@ -174,6 +73,8 @@ class _Instruction:
 
     source: Instruction
     compute: tuple[OperationKind, int, int, float] | None = None
+    is_final: bool = False
+    """The computation completes the gradients of its chunk."""
     sends: tuple[_Send, ...] = ()
     receives: tuple[int, ...] = ()
 
@@ -182,7 +83,6 @@ class _Stage:
     """Where one stage has come to."""
 
     __slots__ = (
-        "collectives",
         "id",
         "instructions",
         "is_blocked",
@@ -197,7 +97,6 @@ class _Stage:
         self.id = identity
         self.sends_wait = sends_wait
         self.instructions: list[_Instruction] = []
-        self.collectives: list[int] = []
         self.operations: list[OpSpan] = []
         self.now_s = 0.0
         self.posted = False
@@ -210,17 +109,16 @@ class _Stage:
 
 class _Engine:
     def __init__(self, pipelines: Sequence[Pipeline], collectives: Sequence[Collective]) -> None:
-        self.collectives = collectives
+        self.paths = Paths()
+        self.exchange = Exchange(collectives, self.paths)
+        self.exchange_kind: OperationKind = "gradient_sync"
         self.run_ = Run()
         self.stages: dict[StageId, _Stage] = {}
-        self.free_s: defaultdict[str, float] = defaultdict(float)
-        self.busy_s: defaultdict[str, float] = defaultdict(float)
         self.arrival_s: dict[tuple[int, int], float] = {}
         self.asked_s: dict[tuple[int, int], float] = {}
         """When a receiver came to a message; what a waiting sender has to know."""
         self.waiting: dict[tuple[int, int], _Stage] = {}
         self.asking: dict[tuple[int, int], _Stage] = {}
-        self.present: defaultdict[int, list[float]] = defaultdict(list)
         self.queue: list[tuple[float, int, _Stage | None, int]] = []
         self.num_queued = 0
         self.ready: list[_Stage] = []
@@ -230,31 +128,33 @@ class _Engine:
                 made.instructions = list(reversed(_compile(pipeline, stage)))
                 self.stages[made.id] = made
                 self.run_.operations[made.id] = made.operations
-        for number, collective in enumerate(collectives):
-            for holder in collective.holders:
-                self.stages[holder].collectives.append(number)
 
-    def run(self, update_s: Sequence[Sequence[float]] | None) -> Run:
+    def run(self, update_s: Sequence[Sequence[float]] | None, weights: Sequence[Collective]) -> Run:
         """Until nothing can move any more."""
         for stage in self.stages.values():
             self._advance(stage)
+        self._until_nothing_moves()
+        for stage in self.stages.values():
+            if stage.instructions:
+                at = " + ".join(str(operation) for operation in stage.instructions[-1].source)
+                raise CheckFailedError(f"stage {stage.id[1]} waits for ever at {at}")
+        self._exchanged()
+        self._update(update_s)
+        self._gather(weights)
+        self.run_.path_busy_s = dict(self.paths.busy_s)
+        self.run_.end_s = max((stage.now_s for stage in self.stages.values()), default=0.0)
+        return self.run_
+
+    def _until_nothing_moves(self) -> None:
         while self.queue:
             time_s, _, posting, collective = heappop(self.queue)
             if posting is not None:
                 self._post(posting, time_s)
                 self._advance(posting)
             else:
-                self._reduce(collective, time_s)
+                self._run_collective(collective, time_s)
             while self.ready:
                 self._advance(self.ready.pop())
-        for stage in self.stages.values():
-            if stage.instructions:
-                at = " + ".join(str(operation) for operation in stage.instructions[-1].source)
-                raise CheckFailedError(f"stage {stage.id[1]} waits for ever at {at}")
-        self._update(update_s)
-        self.run_.path_busy_s = dict(self.busy_s)
-        self.run_.end_s = max((stage.now_s for stage in self.stages.values()), default=0.0)
-        return self.run_
 
     def _advance(self, stage: _Stage) -> None:
         """Go on until a message is missing, or something must be taken in order of time."""
@@ -270,6 +170,8 @@ class _Engine:
                 start_s = stage.now_s
                 stage.now_s = end_s = start_s + seconds
                 stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
+                if instruction.is_final:
+                    self._begin(self.exchange.final(stage.id, chunk, end_s))
             else:
                 end = self._end_of_messages(stage, pipeline, instruction)
                 if end is None:
@@ -279,8 +181,7 @@ class _Engine:
             stage.posted = False
             instructions.pop()
         stage.now_s = max(stage.now_s, stage.sent_until_s)
-        if stage.collectives:
-            self._come(stage)
+        self._begin(self.exchange.done(stage.id, stage.now_s))
 
     def _end_of_messages(
         self, stage: _Stage, pipeline: int, instruction: _Instruction
@@ -314,10 +215,11 @@ class _Engine:
         stage.posted = True
         pipeline, number = stage.id
         for send in stage.instructions[-1].sends:
-            start_s, end_s = self._take(
-                [(path, send.crossing.serialisation_s) for path in send.crossing.paths], now_s
+            crossing = send.crossing
+            start_s, end_s = self.paths.take(
+                [(path, crossing.serialisation_s) for path in crossing.paths], now_s
             )
-            arrival_s = end_s + send.crossing.latency_s
+            arrival_s = end_s + crossing.latency_s
             key = (pipeline, send.key)
             self.arrival_s[key] = arrival_s
             stage.sent_until_s = max(stage.sent_until_s, arrival_s)
@@ -335,39 +237,29 @@ class _Engine:
             )
             self._wake(self.waiting.pop(key, None))
 
-    def _take(self, hops: Sequence[tuple[str, float]], now_s: float) -> tuple[float, float]:
-        """Take paths, each for its seconds, once all are free; (start, end of the longest)."""
-        start_s = max([now_s, *(self.free_s[path] for path, _ in hops)])
-        end_s = start_s
-        for path, seconds in hops:
-            self.free_s[path] = start_s + seconds
-            self.busy_s[path] += seconds
-            end_s = max(end_s, start_s + seconds)
-        return start_s, end_s
+    def _begin(self, found: Iterable[tuple[float, int]]) -> None:
+        for time_s, collective in found:
+            self._queue(time_s, None, collective)
 
-    def _come(self, stage: _Stage) -> None:
-        """A stage comes to its collectives; the last holder of each starts it."""
-        here = stage.collectives
-        if self.collectives[here[0]].in_turn:
-            here = here[:1]
-        for number in here:
-            present = self.present[number]
-            present.append(stage.now_s)
-            if len(present) == len(self.collectives[number].holders):
-                self._queue(max(present), None, number)
-
-    def _reduce(self, number: int, now_s: float) -> None:
-        collective = self.collectives[number]
-        _, end_s = self._take(collective.hops, now_s)
-        end_s += collective.latency_s
-        self.run_.collectives.append((collective, now_s, end_s))
+    def _run_collective(self, number: int, now_s: float) -> None:
+        collective, start_s, end_s = self.exchange.run(number, now_s)
+        self.run_.collectives.append((collective, start_s, end_s))
         for holder in collective.holders:
-            stage = self.stages[holder]
-            stage.collectives.remove(number)
-            stage.operations.append(OpSpan("gradient_sync", -1, 0, now_s, end_s))
-            stage.now_s = max(stage.now_s, end_s)
-            if collective.in_turn and stage.collectives:
-                self._come(stage)
+            span = OpSpan(self.exchange_kind, -1, 0, start_s, end_s)
+            self.stages[holder].operations.append(span)
+        self._begin(self.exchange.after(number))
+
+    def _exchanged(self) -> None:
+        """Every stage waits for its own collectives."""
+        for stage, end_s in self.exchange.ends_s().items():
+            self.stages[stage].now_s = max(self.stages[stage].now_s, end_s)
+
+    def _gather(self, weights: Sequence[Collective]) -> None:
+        self.exchange, self.exchange_kind = Exchange(weights, self.paths), "weight_sync"
+        for stage in self.stages.values():
+            self._begin(self.exchange.done(stage.id, stage.now_s))
+        self._until_nothing_moves()
+        self._exchanged()
 
     def _update(self, update_s: Sequence[Sequence[float]] | None) -> None:
         if update_s is None:
@@ -395,7 +287,8 @@ def _compile(pipeline: Pipeline, stage: int) -> list[_Instruction]:
     num_micro_batches = schedule.num_micro_batches
     places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
     chain = schedule.chain
-    compiled = []
+    compiled: list[_Instruction] = []
+    last: dict[int, _Instruction] = {}
     for instruction in schedule.programmes[stage]:
         kind = instruction[0].kind
         if kind in ("gradient_sync", "step"):
@@ -406,6 +299,8 @@ def _compile(pipeline: Pipeline, stage: int) -> list[_Instruction]:
             compiled.append(
                 _Instruction(instruction, compute=(kind, work.micro_batch, work.chunk, seconds))
             )
+            if kind in _GRADIENTS:
+                last[work.chunk] = compiled[-1]
             continue
         sends, receives = [], []
         for operation in instruction:
@@ -425,5 +320,7 @@ def _compile(pipeline: Pipeline, stage: int) -> list[_Instruction]:
                 sends.append(_Send(key, operation, receiver, crossing))
             else:
                 receives.append(key)
-        compiled.append(_Instruction(instruction, None, tuple(sends), tuple(receives)))
+        compiled.append(_Instruction(instruction, sends=tuple(sends), receives=tuple(receives)))
+    for final in last.values():
+        final.is_final = True
     return compiled

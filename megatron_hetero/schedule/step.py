@@ -2,7 +2,8 @@
 
 The programmes are those that the runtime executes, on the paths of the cluster, which replicas
 share.  Computations last as the cost model says (tensor-parallel communication included), messages
-as the links are described; after the pipelines come the gradient exchange and the optimizer.
+as the links are described; after the pipelines, or within them, comes the gradient exchange, then
+the optimizer.
 
 Not modelled: a receiver whose buffers are full, flows that share a path fairly (messages go one
 after the other), the host's own time between kernels.
@@ -10,36 +11,39 @@ after the other), the host's own time between kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.memory import StageMemory
 from megatron_hetero.cost.model import CostModel, ReplicaCost
-from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.chunk_times import stage_chunk_times
+from megatron_hetero.schedule.gradient_exchange import GradientExchange, LastBackward
 from megatron_hetero.schedule.of_plan import replica_schedule
-from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulate import computing_s, peak_in_flight
-from megatron_hetero.schedule.simulator_engine import (
+from megatron_hetero.schedule.programme import OperationKind, Schedule
+from megatron_hetero.schedule.simulator_engine import run_step
+from megatron_hetero.schedule.simulator_network import crossing
+from megatron_hetero.schedule.simulator_parts import (
     ChunkTimes,
     Collective,
     MessageSpan,
-    OpSpan,
     Pipeline,
-    Run,
     SendMode,
     StageId,
-    run_step,
 )
-from megatron_hetero.schedule.simulator_network import crossing, gradient_collectives
+from megatron_hetero.schedule.timelines import (
+    LinkTimeline,
+    StageTimeline,
+    link_timelines,
+    stage_timeline,
+)
 
 
 @dataclass(frozen=True)
@@ -51,55 +55,6 @@ class StageTimes:
 
 
 @dataclass(frozen=True)
-class StageTimeline:
-    """What the GPUs of one stage do; all of them do the same.
-
-    `memory` is [(time_s, bytes)] on its fullest GPU, from 0 on: what is kept until the next entry.
-    `device_peak_bytes` has the peak of each GPU, `capacity_bytes` is the fullest one's.
-    """
-
-    replica: int
-    stage: int
-    devices: tuple[str, ...]
-    operations: tuple[OpSpan, ...]
-    memory: tuple[tuple[float, int], ...]
-    capacity_bytes: int
-    device_peak_bytes: tuple[int, ...] = ()
-
-    @cached_property
-    def busy_s(self) -> float:
-        """Seconds of computing: forward, backward and the optimizer."""
-        return computing_s(self.operations) + sum(
-            o.end_s - o.start_s for o in self.operations if o.kind == "step"
-        )
-
-    @cached_property
-    def compute_end_s(self) -> float:
-        """When its last backward pass ends."""
-        return max((o.end_s for o in self.operations if o.micro_batch >= 0), default=0.0)
-
-    @property
-    def peak_in_flight(self) -> int:
-        """Most micro-batches (of any chunk) kept for their backward pass."""
-        return peak_in_flight(self.operations)
-
-    @property
-    def peak_memory_bytes(self) -> int:
-        """Most bytes in use on its fullest GPU at any time of the step."""
-        return max(held for _, held in self.memory)
-
-
-@dataclass(frozen=True)
-class LinkTimeline:
-    """A path of the cluster in one direction: `a -> b` between nodes, `a:0 out` inside one."""
-
-    name: str
-    busy_s: float
-    num_messages: int
-    num_bytes: float
-
-
-@dataclass(frozen=True)
 class StepSimulation:
     """A whole step.  `stages` is [replica][stage]; times count from the step's begin."""
 
@@ -107,7 +62,8 @@ class StepSimulation:
     messages: tuple[MessageSpan, ...]
     """`pipeline` is the replica; `sender` and `receiver` are stages."""
     collectives: tuple[tuple[Collective, float, float], ...]
-    """Gradient exchanges with their start and end; holders are (replica, stage)."""
+    """Exchanges of gradients and of new weights with their start and end; holders are (replica,
+    stage)."""
     links: tuple[LinkTimeline, ...]
     step_time_s: float
     sends: SendMode
@@ -127,8 +83,16 @@ class StepSimulation:
     @property
     def gradient_sync_s(self) -> float:
         """From then until the last gradient is reduced."""
-        ends_s = [end_s for _, _, end_s in self.collectives]
-        return max(0.0, max(ends_s, default=0.0) - self.pipelines_s)
+        return max(0.0, self._last_end_s("gradient_sync") - self.pipelines_s)
+
+    @property
+    def weight_sync_s(self) -> float:
+        """Seconds that the exchange of new weights takes after the last update."""
+        return max(0.0, self._last_end_s("weight_sync") - self._last_end_s("step"))
+
+    def _last_end_s(self, kind: OperationKind) -> float:
+        spans = (o for stage in self.timelines for o in stage.operations if o.kind == kind)
+        return max((span.end_s for span in spans), default=0.0)
 
     @property
     def bubble(self) -> float:
@@ -187,15 +151,28 @@ def simulate_plan(
         )
         for r, (replica, cost) in enumerate(zip(placement.replicas, replica_costs, strict=True))
     ]
+    exchange = GradientExchange(
+        costs,
+        placement,
+        rows,
+        _last_backward(plan, costs, placement, rows, pipelines),
+        {
+            (r, s): stage.optimizer_share or 1
+            for r, replica in enumerate(plan.replicas)
+            for s, stage in enumerate(replica.stages)
+        },
+    )
+    gradients, weights = exchange.stock() if is_stock else exchange.ours()
     run = run_step(
         pipelines,
-        list(gradient_collectives(costs, placement, rows, is_stock)),
+        gradients,
         [[stage.update_s for stage in cost.stages] for cost in replica_costs],
+        weights,
     )
     return StepSimulation(
         tuple(
             tuple(
-                _timeline(
+                stage_timeline(
                     costs,
                     replica,
                     (r, s),
@@ -209,7 +186,7 @@ def simulate_plan(
         ),
         tuple(run.messages),
         tuple(run.collectives),
-        tuple(_links(pipelines, run)),
+        tuple(link_timelines(pipelines, run)),
         run.end_s,
         sends,
         all(cost.measured for replica in replica_costs for cost in replica.stages),
@@ -280,77 +257,33 @@ def _pipeline(
     )
 
 
-def _timeline(
+def _last_backward(
+    plan: Plan,
     costs: CostModel,
-    replica: PlacedReplica,
-    place: StageId,
+    placement: Placement,
     rows: int,
-    spans: Sequence[OpSpan],
-    chunk_layers: Sequence[int],
-) -> StageTimeline:
-    index = place[1]
-    stage = replica.stages[index]
-    found = []
-    # What one micro-batch keeps on each device: the difference between two in flight and one.
-    one, two = (
-        costs.stage_memories(_with_in_flight(replica, count), index, rows) for count in (1, 2)
-    )
-    for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
-        kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
-        held = memory.peak_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
-        by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
-        timeline = tuple(_memory(held, by_chunk, spans))
-        found.append((max(held for _, held in timeline), memory.capacity_bytes, timeline))
-    _, capacity_bytes, timeline = max(found, key=lambda f: f[0] / f[1])
-    return StageTimeline(
-        *place,
-        tuple(device.name for device in stage.devices),
-        tuple(spans),
-        timeline,
-        capacity_bytes,
-        tuple(peak for peak, *_ in found),
-    )
-
-
-def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
-    """Bytes of the whole step, and the activations of every micro-batch on every chunk from its
-    forward to the end of its backward pass."""
-    yield 0.0, held
-    for span in spans:
-        if span.kind == "forward":
-            held += kept[span.chunk]
-            yield span.start_s, held
-        elif span.kind in ("backward", "backward_weight"):
-            held -= kept[span.chunk]
-            yield span.end_s, held
-
-
-def _with_in_flight(replica: PlacedReplica, count: int) -> PlacedReplica:
-    """The same replica when every stage keeps `count` micro-batches."""
-    counts = (count,) * len(replica.stages)
-    return replace(replica, num_micro_batches=count, launch_counts=counts)
-
-
-def _activations(memory: StageMemory, num_layers: int) -> int:
-    return memory.parts_bytes(num_layers)["activations"]
-
-
-def _links(pipelines: Sequence[Pipeline], run: Run) -> Iterator[LinkTimeline]:
-    """Every path that something took, in alphabetical order."""
-    count: dict[str, int] = dict.fromkeys(run.path_busy_s, 0)
-    carried: dict[str, float] = dict.fromkeys(run.path_busy_s, 0.0)
-    for message in run.messages:
-        pipeline = pipelines[message.pipeline]
-        is_forward = message.operation.kind == "send_forward"
-        chunk_place = pipeline.schedule.virtual_stage(message.sender, message.operation.chunk)
-        crossed = pipeline.forward if is_forward else pipeline.backward
-        taken = crossed[chunk_place if is_forward else chunk_place - 1]
-        for path in taken.paths:
-            count[path] += 1
-            carried[path] += taken.num_bytes
-    for collective, _, _ in run.collectives:
-        ranks = len(collective.holders)
-        for path, _ in collective.hops:
-            carried[path] += 2 * (ranks - 1) / ranks * collective.num_bytes
-    for path in sorted(run.path_busy_s):
-        yield LinkTimeline(path, run.path_busy_s[path], count[path], carried[path])
+    pipelines: Sequence[Pipeline],
+) -> dict[StageId, LastBackward]:
+    """How the last backward passes of the first stages go through their layers, where the exchange
+    of gradients overlaps with them."""
+    if not costs.workload.training.overlap_grad_reduce:
+        return {}
+    found = {}
+    for r, (replica, pipeline) in enumerate(zip(placement.replicas, pipelines, strict=True)):
+        stage = replica.stages[0]
+        own = costs.variant(
+            micro_batch_size=replica.micro_batch_size, recompute=stage.recompute
+        ).group_pieces(stage.devices, stage.shares, rows)
+        layer_s = own.layer.backward_s
+        chunks = []
+        pieces = stage_chunks(plan.replicas[r].stages[0])
+        for chunk, times in zip(pieces, pipeline.times[0], strict=True):
+            before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
+            is_last = chunk.first_layer + chunk.num_layers == costs.workload.model.num_layers
+            behind_s = own.head.backward_s if is_last else 0.0
+            layers_s = chunk.num_layers * layer_s
+            # The chunk's time as it is simulated, in the proportions of its pieces.
+            ratio = times.seconds("backward") / (before_s + layers_s + behind_s)
+            chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
+        found[r, 0] = LastBackward(tuple(chunks))
+    return found

@@ -10,7 +10,7 @@ from megatron_hetero.plan.plan import LayerRange, Plan
 from megatron_hetero.schedule.interleaved import interleaved
 from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.of_plan import with_schedule
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 from megatron_hetero.schedule.zero_bubble import zero_bubble
 
 

@@ -21,7 +21,7 @@ from megatron_hetero.runtime.verify.run import outcome_to_data, verify
 from megatron_hetero.runtime.verify.shrink import shrink
 from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.of_plan import with_schedule
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 from megatron_hetero.schedule.synthesise import synthesise
 from tests.runtime.schedules import with_chunks, with_interleaving, with_zero_bubble
 from tests.runtime.test_daily_life import number, run

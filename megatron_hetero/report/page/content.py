@@ -16,7 +16,7 @@ from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.explain import Explanation, explain_plan
 from megatron_hetero.planner.run import strategies_of
 from megatron_hetero.report.what_if import Variation, variations
-from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
 
 

@@ -12,7 +12,7 @@ from megatron_hetero.files import read_json, validate_document
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.page.content import Lane, LaneGroup
 from megatron_hetero.schedule.programme import OperationKind
-from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.schedule.simulator_parts import OpSpan
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 

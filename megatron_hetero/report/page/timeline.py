@@ -21,7 +21,7 @@ from megatron_hetero.report.page.figure import (
     text,
     ticks,
 )
-from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.units import format_duration
 
 _LABELS = 190.0
@@ -37,6 +37,7 @@ KINDS = {
     "backward_weight": "backward (weights)",
     "gradient_sync": "gradient exchange",
     "step": "optimizer",
+    "weight_sync": "new weights",
 }
 
 

@@ -25,7 +25,7 @@ from megatron_hetero.runtime.rehearse.small import SmallModel
 from megatron_hetero.runtime.rehearse.transport import Transport
 from megatron_hetero.runtime.shards import global_parameters
 from megatron_hetero.schedule.programme import COMPUTE
-from megatron_hetero.schedule.simulator_engine import ChunkTimes
+from megatron_hetero.schedule.simulator_parts import ChunkTimes
 
 WARMUP_STEPS = 2
 SLACK = 3.0

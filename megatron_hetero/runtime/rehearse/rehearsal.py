@@ -11,8 +11,9 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.schedule.programme import Operation, OperationKind
-from megatron_hetero.schedule.simulator_engine import MessageSpan, OpSpan
-from megatron_hetero.schedule.step import StageTimeline, StepSimulation
+from megatron_hetero.schedule.simulator_parts import MessageSpan, OpSpan
+from megatron_hetero.schedule.step import StepSimulation
+from megatron_hetero.schedule.timelines import StageTimeline
 
 
 @dataclass(frozen=True)

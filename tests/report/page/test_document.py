@@ -20,7 +20,7 @@ from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.figure import Figure, style, ticks
 from megatron_hetero.report.page.lanes import rehearsed_lanes
 from megatron_hetero.report.page.timeline import close_up, timeline
-from megatron_hetero.schedule.simulator_engine import OpSpan
+from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import simulate_plan
 from tests.preflight.jobs import planned
 

@@ -1,0 +1,126 @@
+"""Which gradients travel together: the runtime's buckets, as far as time depends on them.
+
+`runtime.gradient_buckets` cuts every parameter at the union of all ranks' shard edges and collects
+slices with the same holders, in the order in which a backward pass finishes them, until a bucket is
+full.  Ranks of tensor-parallel groups work side by side on their own slices of the same parameters,
+so here a bucket has stages as its holders and stands for one bucket of every set of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from megatron_hetero.cost.parameters import attention_sizes, embedding_params, layer_params
+from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
+from megatron_hetero.model.spec import ModelSpec
+
+MAX_BUCKET_ELEMENTS = 64 << 20
+"""256 MiB of fp32: what a bucket that has to be packed takes beside the gradients themselves."""
+
+EMBEDDING = -1
+"""In the place of a layer: what comes before the first one."""
+
+StageId = tuple[int, int]
+"""(replica, stage)."""
+
+
+@dataclass(frozen=True)
+class StageBucket:
+    """Parameters (of the whole model, not sharded) with the same holders.
+
+    `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
+    what follows them.
+    """
+
+    holders: tuple[StageId, ...]
+    num_params: int
+    layer: int
+
+
+@dataclass(frozen=True)
+class _Slice:
+    holders: tuple[StageId, ...]
+    num_params: int
+    layer: int
+
+
+def stage_buckets(
+    placement: Placement,
+    model: ModelSpec,
+    vocab_rows: int,
+    max_elements: int = MAX_BUCKET_ELEMENTS,
+) -> tuple[StageBucket, ...]:
+    """All buckets that need an exchange, in the order in which every stage starts its own.
+
+    Args:
+        max_elements: of one bucket on one rank, unless a single slice is larger.
+    """
+    done: list[tuple[int, StageBucket]] = []
+    open_: dict[tuple[StageId, ...], tuple[int, int, int]] = {}
+    for place, piece in enumerate(_slices(placement, model, vocab_rows)):
+        size, _, _ = open_.get(piece.holders, (0, 0, 0))
+        sets = _num_rank_sets([placement.replicas[r].stages[s] for r, s in piece.holders])
+        if size and size + piece.num_params > max_elements * sets:
+            done.append(_closed(piece.holders, open_.pop(piece.holders)))
+            size = 0
+        open_[piece.holders] = (size + piece.num_params, piece.layer, place)
+    done += [_closed(holders, found) for holders, found in open_.items()]
+    return tuple(bucket for _, bucket in sorted(done, key=lambda entry: entry[0]))
+
+
+def _closed(holders: tuple[StageId, ...], found: tuple[int, int, int]) -> tuple[int, StageBucket]:
+    num_params, layer, place = found
+    return place, StageBucket(holders, num_params, layer)
+
+
+def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_Slice]:
+    """Tensors that several stages hold, as a backward pass finishes them."""
+    replicas = placement.replicas
+    first_stages = tuple((r, 0) for r in range(len(replicas)))
+    last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
+    words = vocab_rows * model.hidden_size
+    positions = embedding_params(model, 1, 0)
+    several = len(replicas) > 1
+    if several and not model.tied_embeddings:
+        yield _Slice(last_stages, words, model.num_layers)
+    if several:
+        tensors = layer_tensors(model)
+        stage_of = [len(replica.stages) - 1 for replica in replicas]
+        for layer in reversed(range(model.num_layers)):
+            for r, replica in enumerate(replicas):
+                if replica.first_layers[stage_of[r]] > layer:
+                    stage_of[r] -= 1
+            holders = tuple(enumerate(stage_of))
+            for size in tensors:
+                yield _Slice(holders, size, layer)
+        if positions:
+            yield _Slice(first_stages, positions, EMBEDDING)
+    holders = first_stages
+    if model.tied_embeddings:
+        holders = tuple(sorted(set(first_stages + last_stages)))
+    if len(holders) > 1:
+        yield _Slice(holders, words, EMBEDDING)
+
+
+def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
+    """Parameters of a layer's matrices in the order of the backward pass, norms and biases with
+    the last of them; a gated first matrix is two."""
+    share = even_share(model, 1)
+    query, key_value = attention_sizes(model, share)
+    hidden, columns = model.hidden_size, share.mlp_columns
+    matrices = [hidden * columns] * (3 if model.gated_mlp else 2)
+    matrices.append(hidden * (query + 2 * key_value))
+    return (*matrices, layer_params(model, share) - sum(matrices))
+
+
+def _num_rank_sets(stages: list[PlacedStage]) -> int:
+    """Pieces into which the shard edges of all these stages cut a matrix."""
+    edges = set()
+    for stage in stages:
+        shares = stage.shares or (1,) * stage.width
+        edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}
+    return len(edges)

@@ -1,0 +1,232 @@
+"""The exchange of a plan's gradients, and of new weights, as collectives on the cluster's paths.
+
+Our runtime starts its buckets (`cost.buckets`) in one order: an all-reduce of each, or, with the
+distributed optimizer, each part straight to its owner, two buckets at a time, and after the update
+the new weights back.  Stock Megatron reduces a stage's whole buffer at once, and after it a tied
+embedding between the first and the last stage.
+
+With `--overlap-grad-reduce` the first stage begins within its last backward pass, the others after
+theirs (`--align-grad-reduce`, Megatron's default); stock Megatron divides the buffer of its first
+stages into buckets then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.cost.buckets import (
+    EMBEDDING,
+    StageBucket,
+    StageId,
+    layer_tensors,
+    stage_buckets,
+)
+from megatron_hetero.cost.memory import state_bytes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.parameters import embedding_params, stage_params
+from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.share import even_share
+from megatron_hetero.cost.sync import held_fraction, pass_latency_s, ring
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.schedule.simulator_network import paths
+from megatron_hetero.schedule.simulator_parts import Collective, Final
+
+_BUFFERS_AT_ONCE = 2
+"""Divided buckets that our runtime has under way at a time (`runtime.gradients`)."""
+
+
+@dataclass(frozen=True)
+class LastBackward:
+    """The last backward passes of a first stage: [chunk] -> (first layer, number of layers,
+    seconds of its layers, seconds of what comes before them)."""
+
+    chunks: tuple[tuple[int, int, float, float], ...]
+
+    def final(self, layer: int) -> Final:
+        """When the gradients down to `layer` are complete."""
+        for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
+            if first <= layer < first + num_layers:
+                return Final(chunk, (layer - first) / num_layers * layers_s + before_s)
+        if layer == EMBEDDING:
+            return Final()
+        # What follows the layers is done before the last of them.
+        chunk, (_, _, layers_s, before_s) = max(
+            enumerate(self.chunks), key=lambda entry: entry[1][0]
+        )
+        return Final(chunk, layers_s + before_s)
+
+
+class GradientExchange:
+    """Makes the collectives of one plan.
+
+    Args:
+        last_backward: first stages that overlap; empty without `--overlap-grad-reduce`.
+        owner_weights: relative size of the optimizer state that each rank of a stage keeps.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        placement: Placement,
+        vocab_rows: int,
+        last_backward: Mapping[StageId, LastBackward],
+        owner_weights: Mapping[StageId, int],
+    ) -> None:
+        self._costs, self._placement = costs, placement
+        self._vocab_rows = vocab_rows
+        self._last_backward = last_backward
+        self._owner_weights = owner_weights
+        training = costs.workload.training
+        self._states = state_bytes(training)
+        self._is_divided = training.use_distributed_optimizer
+        self._overlaps = training.overlap_grad_reduce
+
+    def ours(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        """Gradients, and new weights, in our runtime."""
+        model = self._costs.workload.model
+        buckets = stage_buckets(self._placement, model, self._vocab_rows)
+        if not self._is_divided:
+            return tuple(self._ring(b, "gradients", 2) for b in buckets), ()
+        beside = _BUFFERS_AT_ONCE - 1
+        return (
+            tuple(self._to_owners(b, beside) for b in buckets),
+            tuple(self._ring(b, "weights", 1, beside) for b in buckets),
+        )
+
+    def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        """The same in stock Megatron."""
+        model, replicas = self._costs.workload.model, self._placement.replicas
+        buckets = list(self._stock_buckets(model)) if len(replicas) > 1 else []
+        passes = 1 if self._is_divided else 2
+        beside = None if self._overlaps else 0
+        gradients = [self._ring(b, "gradients", passes, beside) for b in buckets]
+        num_stages = len(replicas[0].stages)
+        if model.tied_embeddings and num_stages > 1:
+            words = self._vocab_rows * model.hidden_size
+            for r in range(len(replicas)):
+                tied = StageBucket(((r, 0), (r, num_stages - 1)), words, EMBEDDING)
+                gradients.append(self._ring(tied, "gradients", 2, 0, is_final=True))
+        weights = [self._ring(b, "weights", 1, 0) for b in buckets] if self._is_divided else []
+        return tuple(gradients), tuple(weights)
+
+    def _stock_buckets(self, model: ModelSpec) -> Iterator[StageBucket]:
+        """A stage's buffer, whole; that of a first stage that overlaps in Megatron's buckets
+        (`_ParamAndGradBuffer`: full as soon as it has `--ddp-bucket-size` elements)."""
+        replicas = self._placement.replicas
+        num_stages = len(replicas[0].stages)
+        share = even_share(model, 1)
+        for s, stage in enumerate(replicas[0].stages):
+            holders = tuple((r, s) for r in range(len(replicas)))
+            first, last = s == 0, s == num_stages - 1
+            if not (first and self._overlaps):
+                params = stage_params(model, share, stage.num_layers, first, last, self._vocab_rows)
+                yield StageBucket(holders, params, EMBEDDING)
+                continue
+            full = max(40_000_000, 1_000_000 * len(replicas)) * stage.width
+            words = self._vocab_rows * model.hidden_size
+            size = 0
+            for layer, tensor in _first_stage_tensors(model, stage.num_layers, last, words):
+                size += tensor
+                if size >= full or (layer == EMBEDDING and tensor == words):
+                    yield StageBucket(holders, size, layer)
+                    size = 0
+
+    def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
+        """Where gradients are exchanged before a stage's programme is done."""
+        if not self._overlaps:
+            return {}
+        found = {}
+        for holder in bucket.holders:
+            own = self._last_backward.get(holder)
+            found[holder] = Final() if own is None else own.final(bucket.layer)
+        return found
+
+    def _stages(self, bucket: StageBucket) -> list[PlacedStage]:
+        return [self._placement.replicas[r].stages[s] for r, s in bucket.holders]
+
+    def _ring(
+        self,
+        bucket: StageBucket,
+        what: str,
+        num_passes: int,
+        beside: int | None = None,
+        is_final: bool = False,
+    ) -> Collective:
+        """A ring over the first ranks of the holders; the others work beside them, pair by pair.
+
+        An all-reduce is two passes of (n - 1) / n of the buffer over every hop, a reduce-scatter or
+        an all-gather one.
+        """
+        element = self._states.gradient if what == "gradients" else self._states.weight
+        num_bytes = bucket.num_params * element
+        ring_hops = ring(self._costs.cluster, self._costs.workload.model, self._stages(bucket))
+        share = (len(ring_hops) - 1) / len(ring_hops)
+        hops, carried = [], []
+        for hop in ring_hops:
+            for path in paths(self._costs.cluster, hop.sender.devices, hop.receiver.devices):
+                hops.append((path, num_passes * hop.s_per_byte * num_bytes))
+                carried.append(num_passes * share * num_bytes)
+        return Collective(
+            f"{what} of {_words(bucket.holders)}",
+            bucket.holders,
+            tuple(hops),
+            num_passes * pass_latency_s(ring_hops),
+            tuple(carried),
+            beside,
+            {} if is_final or what == "weights" else self._final(bucket),
+        )
+
+    def _to_owners(self, bucket: StageBucket, beside: int) -> Collective:
+        """Every holder sends every other one the part that it owns, directly."""
+        cluster, model = self._costs.cluster, self._costs.workload.model
+        num_bytes = bucket.num_params * self._states.gradient
+        stages = self._stages(bucket)
+        whole = sum(self._owner_weights[holder] for holder in bucket.holders)
+        seconds: dict[str, float] = {}
+        carried: dict[str, float] = {}
+        latency_s = 0.0
+        for sender in stages:
+            for holder, receiver in zip(bucket.holders, stages, strict=True):
+                if sender is receiver:
+                    continue
+                part = num_bytes * self._owner_weights[holder] / whole
+                link = cluster.link(sender.devices[0], receiver.devices[0])
+                latency_s = max(latency_s, link.latency_s)
+                is_inside = sender.devices[0].node == receiver.devices[0].node
+                side_by_side = (
+                    max(held_fraction(model, sender), held_fraction(model, receiver))
+                    if is_inside
+                    else 1.0
+                )
+                for path in paths(cluster, sender.devices, receiver.devices):
+                    seconds[path] = seconds.get(path, 0) + part * side_by_side / link.bytes_per_s
+                    carried[path] = carried.get(path, 0.0) + part
+        return Collective(
+            f"gradients of {_words(bucket.holders)}",
+            bucket.holders,
+            tuple(seconds.items()),
+            latency_s,
+            tuple(carried.values()),
+            beside,
+            self._final(bucket),
+        )
+
+
+def _first_stage_tensors(
+    model: ModelSpec, num_layers: int, is_last: bool, words: int
+) -> Iterator[tuple[int, int]]:
+    """(layer, parameters) of a first stage in the order of its backward pass."""
+    if is_last and not model.tied_embeddings:
+        yield num_layers, words
+    for layer in reversed(range(num_layers)):
+        for tensor in layer_tensors(model):
+            yield layer, tensor
+    positions = embedding_params(model, 1, 0)
+    if positions:
+        yield EMBEDDING, positions
+    yield EMBEDDING, words
+
+
+def _words(holders: Sequence[StageId]) -> str:
+    return ", ".join(f"replica {r} stage {s}" for r, s in holders)
