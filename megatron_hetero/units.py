@@ -16,6 +16,8 @@ MAX_BANDWIDTH_BYTES_PER_S = 1e13
 MAX_BYTES = 1 << 50
 MAX_DURATION_S = 86400.0
 MAX_FLOPS = 1e18
+MAX_SPAN_S = 10 * 366 * 86400.0
+MAX_COUNT = 1e18
 
 # Decimal, so that "5 us" is the float 5e-6 and not its neighbour.
 _DECIMAL = {
@@ -33,6 +35,11 @@ _SECONDS = {
         "min": "60", "h": "3600",
     }.items()
 }  # fmt: skip
+_SPANS = _SECONDS | {"d": Decimal(86400), "days": Decimal(86400), "w": Decimal(604800)}
+_COUNTS = {"": Decimal(1)} | {
+    unit: Decimal(10) ** power
+    for unit, power in {"k": 3, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}.items()
+}
 _BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
 _BANDWIDTH = {
     f"{prefix}{symbol}": factor * num_bytes
@@ -92,6 +99,29 @@ def parse_duration(text: object) -> float:
     """
     value = _parse(text, _SECONDS, "duration", 'write for example "5 us", "8 ms" or "1 s"')
     return _bounded(value, text, MAX_DURATION_S, "24 h", zero_allowed=True)
+
+
+def parse_time_span(text: object) -> float:
+    """Seconds of "90 min", "36 h", "12 d" or "3 w"; 0 < value <= ten years.
+
+    Raises:
+        UnitError: no unit, an unknown one, or a value outside the bounds.
+    """
+    value = _parse(text, _SPANS, "time", 'write for example "36 h" or "12 d"')
+    return _bounded(value, text, MAX_SPAN_S, "10 years")
+
+
+def parse_count(text: str) -> float:
+    """The number that "20000", "1.5e9", "20B" (1e9) or "1.4T" (1e12) is; 0 < value <= 1e18.
+
+    Raises:
+        UnitError: no number, an unknown suffix, or a value outside the bounds.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    number, unit = match.groups() if match else ("", None)
+    if match is None or (unit or "") not in _COUNTS:
+        raise UnitError(f'"{text}" is not a number; write for example "20000", "1.5e9" or "20B"')
+    return _bounded(float(Decimal(number) * _COUNTS[unit or ""]), text, MAX_COUNT, "1e18")
 
 
 def parse_flops(text: object) -> float:

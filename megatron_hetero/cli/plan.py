@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from megatron_hetero.cli.goal import add_goal_arguments, objective_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
@@ -19,6 +20,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.run import STRATEGIES
 from megatron_hetero.report.explanation import comparison_lines
+from megatron_hetero.report.outcome import outcome_lines
 from megatron_hetero.report.terminal import plan_report
 
 DESCRIPTION = """\
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how to search: {', '.join(sorted(STRATEGIES))} (default: auto, the best plans; the "
         "others are for comparison)",
     )
+    add_goal_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -68,7 +71,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         plan, explanation = plan_and_explain(
-            cluster, workload, profile=profile, progress=progress, strategy=arguments.strategy
+            cluster,
+            workload,
+            profile=profile,
+            progress=progress,
+            strategy=arguments.strategy,
+            objective=objective_of(arguments, workload),
         )
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
@@ -85,11 +93,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary["best_stock"] = None if stock is None else asdict(stock)
         short = explanation.stock_shortage
         summary["stock_shortage"] = None if short is None else asdict(short)
+        outcome = explanation.outcome
+        summary["outcome"] = None if outcome is None else asdict(outcome)
+        summary["objective"] = arguments.objective
         summary["interrupted"] = explanation.interrupted
         output.json(summary)
         return code
     beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
-    output.show(plan_report(plan), "", *beside)
+    outcome_part = [] if explanation.outcome is None else outcome_lines(explanation.outcome)
+    output.show(plan_report(plan), "", *outcome_part, *beside)
     if arguments.output:
         output.show(
             f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"

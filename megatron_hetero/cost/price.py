@@ -21,10 +21,13 @@ class Price:
     per_hour: float
     egress_per_step: float
 
+    def of_step(self, step_time_s: float) -> float:
+        """What a step of so many seconds costs."""
+        return self.per_hour * step_time_s / 3600 + self.egress_per_step
+
     def of_tokens(self, num_tokens: float, step_time_s: float, tokens_per_step: float) -> float:
         """What so many tokens of training cost."""
-        per_step = self.per_hour * step_time_s / 3600 + self.egress_per_step
-        return per_step * num_tokens / tokens_per_step
+        return self.of_step(step_time_s) * num_tokens / tokens_per_step
 
 
 def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
@@ -51,6 +54,8 @@ def price_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Pri
         return None
     nodes, prices = costs.cluster.node_by_name, costs.cluster.prices_per_gb
     egress = 0.0
+    if not prices:  # what crosses a path takes longer to count than all the rest
+        return Price(per_hour, egress)
     for (here, there), num_bytes in costs.bytes_between_nodes(placement, cost).items():
         sites = nodes[here].site, nodes[there].site
         egress += prices.get(sites, 0.0) * num_bytes / 1e9

@@ -12,6 +12,7 @@ from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.planner.outcome import Outcome
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
@@ -109,6 +110,8 @@ class Explanation:
     hidden_hops: tuple[HiddenHop, ...] = ()
     interrupted: bool = False
     """Whether the search was stopped by the user before its end."""
+    outcome: Outcome | None = None
+    """The plan by its objective; None of a plan that is only explained."""
 
 
 def explain_candidate(
@@ -133,9 +136,9 @@ def explain_candidate(
         binding=binding,
         time_by_cause=causes,
         headroom_bytes=headroom,
-        best_stock=_alternative(stock, best) if stock else None,
+        best_stock=_alternative(problem, stock, best) if stock else None,
         stock_shortage=shortage_of(problem, stock_miss) if stock_miss and not stock else None,
-        runners_up=_runners_up(board, best),
+        runners_up=_runners_up(problem, board, best),
         num_priced=board.num_priced,
         idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
         hidden_hops=tuple(
@@ -246,17 +249,17 @@ def _hidden_hop(
     )
 
 
-def _alternative(other: Candidate, best: Candidate) -> Alternative:
+def _alternative(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
     return Alternative(
         layout_text(other.placement),
         other.strategy,
         other.step_time_s,
         other.step_time_s / best.step_time_s - 1,
-        _why_slower(other.cost, best.cost),
+        _why_worse(problem, other, best),
     )
 
 
-def _runners_up(board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
+def _runners_up(problem: Problem, board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
     """The next best plans that differ from the best two (of all and of stock Megatron) and from
     each other in more than layer counts."""
     seen = [_structure(best.placement)]
@@ -265,9 +268,9 @@ def _runners_up(board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
     found: list[Alternative] = []
     for candidate in board.ranking_with_counts:
         structure = _structure(candidate.placement)
-        if structure not in seen and len(found) < _NUM_RUNNERS_UP:
+        if candidate.keeps_limits and structure not in seen and len(found) < _NUM_RUNNERS_UP:
             seen.append(structure)
-            found.append(_alternative(candidate, best))
+            found.append(_alternative(problem, candidate, best))
     return tuple(found)
 
 
@@ -276,6 +279,19 @@ def _structure(placement: Placement) -> list[list[tuple[str, int]]]:
         [(stage.devices[0].node, stage.width) for stage in replica.stages]
         for replica in placement.replicas
     )
+
+
+def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
+    """What the objective holds against it, else what makes it slower."""
+    more, least = (
+        problem.objective.standing(problem.costs, c.placement, c.cost, c.step_time_s).value
+        for c in (other, best)
+    )
+    if more <= least:
+        return _why_slower(other.cost, best.cost)
+    if problem.objective.name == "fewest-gpus":
+        return f"it takes {more - least:.0f} more GPUs"
+    return f"its tokens cost {more / least - 1:.1%} more"
 
 
 def _why_slower(other: PlacementCost, best: PlacementCost) -> str:

@@ -35,22 +35,36 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             continue
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
-        times_s = []
+        found = []
         tries = insertions(chains, units, problem.replica_counts())
         for moved in islice(tries, max(1, _MAX_WORK // sum(map(len, chains)))):
             placement = filler.placement(moved)
             candidate = board.score_with_counts(placement, "idle check") if placement else None
             if candidate is not None:
-                times_s.append(candidate.step_time_s)
-        if times_s:
-            longer_s = max(min(times_s) - best.step_time_s, 0.0)
-            reason = f"in the best place tried it makes a step {format_duration(longer_s)} longer"
+                found.append(candidate)
+        if found:
+            reason = _reason(problem, min(found, key=lambda c: c.key), best)
         else:
             reason = "no place for it fits memory, limits and the number of layers"
         if problem.num_gpus > _MAX_GPUS_APART:
             known[kind] = reason
         reasons.update({f"{node.name}:{i}": reason for i in idle})
     return dict(sorted(reasons.items()))
+
+
+def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
+    """What a plan with the GPU does worse, the best of those tried."""
+    if tried.standing.excess > best.standing.excess:
+        return "in the best place tried it breaks a limit of time or money"
+    longer_s = tried.step_time_s - best.step_time_s
+    if tried.standing.value <= best.standing.value:
+        longer = format_duration(max(longer_s, 0.0))
+        return f"in the best place tried it makes a step {longer} longer"
+    step = f"a step {format_duration(abs(longer_s))} {'longer' if longer_s >= 0 else 'shorter'}"
+    if problem.objective.name == "fewest-gpus":
+        return "the deadline is kept without it"
+    dearer = tried.standing.value / best.standing.value - 1
+    return f"in the best place tried it makes {step} and a token {dearer:.1%} dearer"
 
 
 def unit_of(stage: PlacedStage) -> Unit:

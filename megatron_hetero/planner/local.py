@@ -31,7 +31,7 @@ class LocalSearch:
         if board.problem.num_gpus > self.max_gpus:
             return
         filler = Filler(board.problem)
-        if board.best is None:
+        if board.nearest is None:
             self._repair(board, filler)
 
         def score(placement: Placement) -> Candidate | None:
@@ -45,7 +45,7 @@ class LocalSearch:
         """From the placement that lacks least memory to one that fits, if moves lead there."""
         work = 0
         miss = None
-        while board.best is None and miss is not board.nearest_miss:
+        while board.nearest is None and miss is not board.nearest_miss:
             miss = board.nearest_miss
             if miss is None:
                 return

@@ -12,6 +12,7 @@ from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
 
 
 @dataclass(frozen=True, order=True)
@@ -51,6 +52,7 @@ class Problem:
     widths: Mapping[str, tuple[int, ...]]
     idle_reasons: Mapping[str, str]
     make_costs: MakeCosts = CostModel
+    objective: Objective = THROUGHPUT
 
     @property
     def cluster(self) -> Cluster:
@@ -120,13 +122,16 @@ def make_problem(
     workload: Workload,
     profile: Profile | None = None,
     make_costs: MakeCosts = CostModel,
+    objective: Objective = THROUGHPUT,
 ) -> Problem:
     """Check the workload and sort out which GPUs can be used at all.
 
     Args:
         make_costs: prices that take the place of the project's own cost model.
+        objective: what plans are compared by, and the limits of time and money.
     Raises:
-        UsageError: the micro-batch size does not divide the global batch.
+        UsageError: the micro-batch size does not divide the global batch; the objective needs
+            prices, or a number of steps, that are not given.
         UnsupportedError: the job asks for something that no plan of this version does.
     """
     training = workload.training
@@ -134,11 +139,6 @@ def make_problem(
         raise UsageError(
             f"--global-batch-size {training.global_batch_size} is no multiple of "
             f"--micro-batch-size {training.micro_batch_size}; change one of them"
-        )
-    if cluster.limits.max_price_per_hour is not None:
-        raise UnsupportedError(
-            f"limits.max_price_per_hour ({cluster.limits.max_price_per_hour:g}): the search does "
-            "not keep to a price yet; remove it, and keep machines idle by limits.idle"
         )
     if workload.model.num_experts:
         raise UnsupportedError(
@@ -164,4 +164,5 @@ def make_problem(
             gpus[node.name] = usable
             widths[node.name] = tuple(w for w in costs.widths(node) if w <= len(usable))
     nodes = tuple(node for node in cluster.nodes if node.name in gpus)
-    return Problem(costs, nodes, gpus, widths, idle_reasons, make_costs)
+    check_objective(objective, cluster, nodes)
+    return Problem(costs, nodes, gpus, widths, idle_reasons, make_costs, objective)

@@ -10,6 +10,7 @@ from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.equal_replicas import EqualReplicas
 from megatron_hetero.planner.exact import Exact
 from megatron_hetero.planner.exhaustive import Exhaustive
+from megatron_hetero.planner.fewer import FewerMachines
 from megatron_hetero.planner.hexiscale import HexiScale
 from megatron_hetero.planner.launch_ahead import LaunchAhead
 from megatron_hetero.planner.local import LocalSearch
@@ -65,17 +66,36 @@ def search(
 ) -> Scoreboard:
     """Run strategies one after the other on one board.
 
+    Where the objective or a limit of money may want fewer machines than there are, they run on
+    selections of the machines as well (`fewer`), whatever the strategy.
+
     Interrupted (Ctrl-C) with a plan found, it ends at once and the board says so.
 
     Raises:
         KeyboardInterrupt: interrupted before any plan was found.
     """
     board = Scoreboard(problem, progress)
+    chosen = default_strategies() if strategies is None else strategies
     try:
-        for strategy in default_strategies() if strategies is None else strategies:
+        for strategy in chosen:
             strategy.search(board)
+        if _may_gain_from_fewer(board):
+            FewerMachines(lambda: chosen).search(board)
+            for strategy in chosen:
+                if isinstance(strategy, LocalSearch | LaunchAhead):
+                    strategy.search(board)
     except KeyboardInterrupt:
         if board.best is None:
             raise
         board.interrupted = True
     return board
+
+
+def _may_gain_from_fewer(board: Scoreboard) -> bool:
+    """Whether fewer machines may be better; not where even all of them are too slow."""
+    problem = board.problem
+    objective, first = problem.objective, board.nearest
+    if board.is_exact or not objective.may_want_fewer(problem.cluster):
+        return False
+    too_slow = first is not None and not first.keeps_limits
+    return objective.needs_prices(problem.cluster) or not too_slow

@@ -12,6 +12,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule
+from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.replica_shapes import ReplicaShapes
 
@@ -31,6 +32,13 @@ class Candidate:
     rank_order: RankOrder | None = None
     """The order of Megatron's that the replicas are arranged for, so that stock Megatron can run
     the placement; None if it cannot."""
+    standing: Standing = KEEPS_LIMITS
+    """How it stands by the problem's objective and limits."""
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether it is fast and cheap enough."""
+        return self.standing.excess == 0.0
 
     @property
     def step_time_s(self) -> float:
@@ -42,22 +50,33 @@ class Candidate:
         """Whether some replica has launch counts of its own."""
         return any(r.launch_counts is not None for r in self.placement.replicas)
 
+    @property
+    def coarse_key(self) -> tuple[Standing, float]:
+        """What `key` compares first; quick."""
+        return self.standing, ranked_time_s(self.placement, self.cost)
+
     @cached_property
-    def key(self) -> tuple[float, int, bool, tuple[object, ...]]:
-        """Total order: faster, then fewer GPUs, then without the plug-in, then by devices and
-        layers (never by chance).  Launch counts must make up for `MIN_GAIN`."""
-        time_s = self.step_time_s / (1 - MIN_GAIN) if self.has_counts else self.step_time_s
+    def key(self) -> tuple[Standing, float, int, bool, tuple[object, ...]]:
+        """Total order: nearer to the limits, better by the objective, faster, then fewer GPUs, then
+        without the plug-in, then by devices and layers (never by chance)."""
         devices = tuple(self.placement.devices())
         shape = tuple(
             (r.num_micro_batches, tuple(s.num_layers for s in r.stages), r.launch_counts or ())
             for r in self.placement.replicas
         )
-        return time_s, len(devices), self.rank_order is None, (devices, shape)
+        return (*self.coarse_key, len(devices), self.rank_order is None, (devices, shape))
+
+
+def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
+    """The step time that the ranking counts: launch counts must make up for `MIN_GAIN`."""
+    has_counts = any(r.launch_counts is not None for r in placement.replicas)
+    return cost.step_time_s / (1 - MIN_GAIN) if has_counts else cost.step_time_s
 
 
 class Scoreboard:
     """Prices placements; keeps the best that fit and the one that came closest to fitting, both of
-    all and of those that stock Megatron can run.
+    all and of those that stock Megatron can run.  What fits memory but is too slow or too dear for
+    the objective's limits is ranked behind all that is not, so that a search can start from it.
 
     Strategies score placements of 1F1B's own launch counts.  Where counts by the rule gain, the
     placement is kept with them as well, beside itself.
@@ -82,14 +101,33 @@ class Scoreboard:
         self._seen: dict[Placement, Candidate | None] = {}
 
     @property
+    def wanted(self) -> Candidate | None:
+        """`nearest`, or `nearest_stock` where the objective wants a plan of stock Megatron."""
+        return self.nearest_stock if self.problem.objective.stock_only else self.nearest
+
+    @property
     def best(self) -> Candidate | None:
-        """The fastest placement that fits, or None."""
+        """The best placement that fits and keeps the limits of time and money, or None."""
+        first = self.nearest
+        return first if first is not None and first.keeps_limits else None
+
+    @property
+    def nearest(self) -> Candidate | None:
+        """The best placement that fits; where none keeps the limits of time and money, the one
+        that exceeds them least."""
         firsts = [*self._fitting[:1], *self._fitting_with_counts[:1]]
         return min(firsts, key=lambda candidate: candidate.key, default=None)
 
     @property
     def best_stock(self) -> Candidate | None:
-        """The fastest placement that fits and that stock Megatron can run, or None."""
+        """The best placement that fits, keeps the limits and that stock Megatron can run, or
+        None."""
+        stock = self._best_stock
+        return stock if stock is not None and stock.keeps_limits else None
+
+    @property
+    def nearest_stock(self) -> Candidate | None:
+        """`nearest`, of those that stock Megatron can run."""
         return self._best_stock
 
     @property
@@ -120,7 +158,19 @@ class Scoreboard:
 
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
         """Keep a priced placement with launch counts that fits; its devices are canonical."""
-        self._insert(self._fitting_with_counts, Candidate(placement, cost, strategy))
+        self._insert(self._fitting_with_counts, self._candidate(placement, cost, strategy))
+
+    def _candidate(
+        self,
+        placement: Placement,
+        cost: PlacementCost,
+        strategy: str,
+        rank_order: RankOrder | None = None,
+    ) -> Candidate:
+        problem = self.problem
+        time_s = ranked_time_s(placement, cost)
+        standing = problem.objective.standing(problem.costs, placement, cost, time_s)
+        return Candidate(placement, cost, strategy, rank_order, standing)
 
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str
@@ -134,7 +184,7 @@ class Scoreboard:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
         cost = costs.combine(placement, tuple(replicas), rows)
-        candidate = Candidate(placement, cost, strategy, rank_order)
+        candidate = self._candidate(placement, cost, strategy, rank_order)
         self.num_priced += 1
         if not _sites_are_apart(self.problem, placement):
             return None
@@ -146,7 +196,7 @@ class Scoreboard:
         self._keep(candidate)
         counted = self._launch_rule.apply(placement, cost, rows)
         if counted is not None:
-            with_counts = Candidate(*counted, strategy)
+            with_counts = self._candidate(*counted, strategy)
             self._with_counts[placement] = with_counts
             self._insert(self._fitting_with_counts, with_counts)
         return candidate
@@ -159,7 +209,7 @@ class Scoreboard:
 
     def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
         before = self.best
-        if len(kept) < _NUM_KEPT or candidate.step_time_s <= kept[-1].step_time_s:
+        if len(kept) < _NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:
             insort(kept, candidate, key=lambda c: c.key)
             del kept[_NUM_KEPT:]
         best = self.best

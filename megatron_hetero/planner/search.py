@@ -11,6 +11,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.estimate import estimates_of
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import canonical_hosts
@@ -18,12 +19,15 @@ from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.exact import EXACT_RELAXES
-from megatron_hetero.planner.explain import Explanation, explain_candidate
+from megatron_hetero.planner.explain import Explanation, explain_candidate, shortage_of
 from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.infeasible import infeasible_error
+from megatron_hetero.planner.objective import THROUGHPUT, Objective
+from megatron_hetero.planner.outcome import limits_error, outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.scoreboard import Candidate, Progress
+from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
+from megatron_hetero.units import format_bytes
 
 
 def plan_cluster(
@@ -34,6 +38,7 @@ def plan_cluster(
     progress: Progress | None = None,
     make_costs: MakeCosts = CostModel,
     strategy: str = "auto",
+    objective: Objective = THROUGHPUT,
 ) -> Plan:
     """The best plan found for training `workload` on `cluster`; it fits and is validated.
 
@@ -43,8 +48,11 @@ def plan_cluster(
         progress: called with (best step time so far in seconds, placements priced so far).
         make_costs: prices that take the place of the project's own cost model.
         strategy: a name of `run.STRATEGIES`.
+        objective: what the plan is the best by, its limits of time and money, and whether it must
+            be one that stock Megatron runs.
     Raises:
-        InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.
+        InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.  Or
+            what fits is too slow or too dear; names the nearest.
         UnsupportedError, UsageError: the job itself cannot be planned.
         KeyboardInterrupt: interrupted before any plan was found.
     """
@@ -55,6 +63,7 @@ def plan_cluster(
         progress=progress,
         make_costs=make_costs,
         strategy=strategy,
+        objective=objective,
     )[0]
 
 
@@ -66,23 +75,54 @@ def plan_and_explain(
     progress: Progress | None = None,
     make_costs: MakeCosts = CostModel,
     strategy: str = "auto",
+    objective: Objective = THROUGHPUT,
 ) -> tuple[Plan, Explanation]:
     """`plan_cluster`, with why the plan is good from the same search.
 
     Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
     """
-    problem = make_problem(cluster, workload, profile, make_costs)
+    problem = make_problem(cluster, workload, profile, make_costs, objective)
     board = search(problem, progress, strategies_of(strategy))
-    if board.best is None:
-        raise infeasible_error(problem, board)
-    best = board.best
+    stock_only = objective.stock_only
+    best = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
     plan = plan_of(problem, best, idle_reasons(problem, board, best), board.interrupted)
-    if board.is_exact and plan.estimates is not None:
+    is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(cluster))
+    if is_proved and plan.estimates is not None:
         proved = replace(
             plan.estimates, bound_s=best.step_time_s, gap=0.0, bound_relaxes=EXACT_RELAXES
         )
         plan = replace(plan, estimates=proved)
-    return plan, explain_candidate(problem, board, best, plan.idle_reasons)
+    explanation = explain_candidate(problem, board, best, plan.idle_reasons)
+    return plan, replace(explanation, outcome=outcome_of(problem, board, best))
+
+
+def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
+    if board.best is not None:
+        return board.best
+    if board.nearest is not None:
+        raise limits_error(problem, board.nearest)
+    raise infeasible_error(problem, board)
+
+
+def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
+    if board.best_stock is not None:
+        return board.best_stock
+    if board.nearest_stock is not None:
+        raise limits_error(problem, board.nearest_stock, "plan of stock Megatron")
+    miss = board.nearest_stock_miss
+    if miss is None:
+        raise InfeasiblePlanError(
+            "Stock Megatron has no plan at all under the limits and numbers of this job: equal "
+            "replicas of one tensor-parallel width must divide its micro-batches "
+            f"({problem.num_micro_batches}). Leave --stock away, or change the job or the limits"
+        )
+    short = shortage_of(problem, miss)
+    raise InfeasiblePlanError(
+        f"No plan of stock Megatron fits: the nearest, {short.layout}, lacks "
+        f"{format_bytes(short.missing_bytes)} on {', '.join(short.devices)} ({short.gpu_type}), "
+        f"with {format_bytes(short.reserve_bytes)} in reserve. Leave --stock away for a plan of "
+        "the plug-in, or make the job smaller"
+    )
 
 
 def plan_of(

@@ -9,7 +9,7 @@ from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.price import price_of, price_per_hour
-from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.check_cluster import price_limit_holds
 from megatron_hetero.planner import plan_cluster
 from tests.cost.builders import CLUSTER, FAST, SLOW, make_cluster, make_workload, place
@@ -69,7 +69,7 @@ def test_traffic_between_sites_costs_what_crosses_it() -> None:
     assert price.egress_per_step == pytest.approx(gradients / 1e9 * (0.02 + 0.05))
 
 
-def test_a_limit_of_price_is_checked_or_refused() -> None:
+def test_a_limit_of_price_is_kept() -> None:
     limits = Limits(memory_reserve_bytes=0, max_price_per_hour=6.0)
     cluster = replace(priced(CLUSTER, a=(5.0, None), b=(None, 1.5)), limits=limits)
     plan = place("tp2:3,tp1:1 @4", make_workload())
@@ -81,5 +81,7 @@ def test_a_limit_of_price_is_checked_or_refused() -> None:
         replace(plan, estimates=estimate_plan(plan, unpriced)), unpriced
     )
     assert "not all machines of the plan have a price" in violation.message
-    with pytest.raises(UnsupportedError, match="max_price_per_hour"):
-        plan_cluster(cluster, make_workload())
+    planned = plan_cluster(cluster, make_workload())
+    assert planned.estimates is not None and planned.estimates.price_per_hour == 5.0
+    with pytest.raises(UsageError, match="max_price_per_hour needs the price of every machine"):
+        plan_cluster(unpriced, make_workload())

@@ -1,0 +1,96 @@
+"""Arguments that say what a plan is to be the best by, and what the whole run is."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.objective import OBJECTIVES, Objective
+from megatron_hetero.units import UnitError, parse_count, parse_time_span
+
+
+def add_goal_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--objective`, the length of the run and its limits."""
+    goal = parser.add_argument_group(
+        "what the plan is to be the best by",
+        "Prices stand in cluster.yaml (price_per_hour, price_per_gb).",
+    )
+    goal.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="throughput",
+        help="the fastest step (default), the least money for a token, or the fewest GPUs that "
+        "keep --deadline",
+    )
+    goal.add_argument(
+        "--steps", metavar="N", help="steps of the whole run (default: --train-iters of the job)"
+    )
+    goal.add_argument(
+        "--tokens", metavar="N", help="tokens of the whole run instead, for example 20B"
+    )
+    goal.add_argument(
+        "--deadline", metavar="TIME", help='the run may take so long, for example "36 h" or "12 d"'
+    )
+    goal.add_argument(
+        "--budget", metavar="MONEY", help="the run may cost so much, in the cluster's currency"
+    )
+    goal.add_argument(
+        "--stock",
+        action="store_true",
+        help="only plans that stock Megatron runs, without the plug-in",
+    )
+
+
+def objective_of(arguments: argparse.Namespace, workload: Workload) -> Objective:
+    """The objective of a command line.
+
+    Raises:
+        UsageError: a value is malformed, or --steps and --tokens are both given.
+    """
+    return Objective(
+        name=arguments.objective,
+        num_steps=num_steps_of(arguments, workload),
+        deadline_s=_parsed("--deadline", arguments.deadline),
+        budget=_parsed("--budget", arguments.budget),
+        stock_only=arguments.stock,
+    )
+
+
+def num_steps_of(arguments: argparse.Namespace, workload: Workload) -> float | None:
+    """Steps of the run: as given, else as the job's own flags say; None if nothing does."""
+    steps, tokens = _parsed("--steps", arguments.steps), _parsed("--tokens", arguments.tokens)
+    if steps is not None and tokens is not None:
+        raise UsageError("--steps and --tokens both say how long the run is; give one of them")
+    batch = workload.training.global_batch_size
+    if tokens is not None:
+        return tokens / (batch * workload.model.seq_length)
+    if steps is not None:
+        return steps
+    iterations = _own_number(workload, "--train-iters")
+    samples = _own_number(workload, "--train-samples")
+    return samples / batch if iterations is None and samples is not None else iterations
+
+
+def _own_number(workload: Workload, flag: str) -> float | None:
+    """The value of one of the job's own flags."""
+    words = workload.megatron_args
+    for index, word in enumerate(words):
+        name, joined, value = word.partition("=")
+        if name == flag:
+            text = value if joined else words[index + 1] if index + 1 < len(words) else ""
+            return _parsed(flag, text)
+    return None
+
+
+def _parsed(flag: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = parse_time_span(text) if flag == "--deadline" else parse_count(text)
+    except UnitError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise UsageError(f"{flag} {text}: it must be above 0")
+    return value

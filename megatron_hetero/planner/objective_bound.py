@@ -1,0 +1,143 @@
+"""A lower bound on what an objective makes small: money for a step, GPUs, or the step time that
+money allows.
+
+Every plan runs on some selection of the machines (`offers`), which bounds it: by its work, and more
+tightly by `cost.bound` for that selection alone.  The least bound of all selections holds for all
+plans; selections are bounded tightly from the least on, until one that is bounded tightly is least.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.bound import step_time_bound
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.offers import (
+    Offer,
+    Promise,
+    Selection,
+    all_selections,
+    offers_of,
+    promise,
+    restricted,
+)
+from megatron_hetero.planner.problem import Problem
+
+_MAX_SELECTIONS = 20_000
+_MAX_TIGHT = 40
+"""Selections bounded tightly."""
+_MAX_GPUS_TIGHT = 64
+
+WORK_RELAXES = (
+    "machines in fractions; memory, whole layers and micro-batches, pipeline fill, stage "
+    "boundaries, gradient exchange, update"
+)
+
+
+@dataclass(frozen=True)
+class ObjectiveBound:
+    """No plan that keeps the limits has less; in money for a step, GPUs, or seconds of a step.
+
+    `relaxes` says what it leaves out.
+    """
+
+    value: float
+    relaxes: str
+
+
+def objective_bound(problem: Problem) -> ObjectiveBound | None:
+    """The bound of the problem's objective; None where the step time's own bound is all there is,
+    or where no selection of machines is proved to be able to keep the limits."""
+    if not problem.objective.may_want_fewer(problem.cluster):
+        return None
+    offers = offers_of(problem)
+    selections = all_selections(offers, _MAX_SELECTIONS)
+    if selections is None:
+        return _by_work(problem, offers)
+    tight = _may_be_tight(problem, offers)
+    heap: list[tuple[float, Selection, str]] = []
+    for selection in selections:
+        value = _value(problem, promise(problem, offers, selection))
+        if value is not None:
+            heapq.heappush(heap, (value, selection, ""))
+    num_tight = 0
+    while heap:
+        value, selection, relaxes = heap[0]
+        if relaxes or not tight or num_tight == _MAX_TIGHT:
+            return ObjectiveBound(value, relaxes or WORK_RELAXES)
+        num_tight += 1
+        heapq.heappop(heap)
+        promised = promise(problem, offers, selection)
+        bound = step_time_bound(_costs(problem, offers, selection))
+        step_s = max(promised.step_s, bound.step_time_s)
+        tighter = _value(problem, replace(promised, step_s=step_s))
+        if tighter is not None:
+            heapq.heappush(heap, (tighter, selection, bound.relaxes))
+    return None
+
+
+def _value(problem: Problem, promised: Promise) -> float | None:
+    """What the objective makes small, of a selection used whole; None if it breaks a limit."""
+    standing: Standing = problem.objective.standing_of(
+        problem.cluster, promised.num_gpus, promised.step_s, promised.price_per_hour
+    )
+    if standing.excess > 1e-9:
+        return None
+    return promised.step_s if problem.objective.name == "throughput" else standing.value
+
+
+def _by_work(problem: Problem, offers: Sequence[Offer]) -> ObjectiveBound | None:
+    """Of too many selections: the cheapest work, or the fewest of the fastest GPUs."""
+    work = problem.num_micro_batches * problem.num_layers
+    objective = problem.objective
+    if objective.name == "cheapest":
+        prices = [
+            price * o.layer_gpu_s / o.num_gpus
+            for o in offers
+            if (price := o.price_per_hour(o.num_gpus)) is not None
+        ]
+        return ObjectiveBound(work * min(prices) / 3600, WORK_RELAXES)
+    if objective.name == "fewest-gpus" and objective.max_step_s is not None:
+        missing, num_gpus = work / objective.max_step_s, 0
+        for offer in sorted(offers, key=lambda o: o.layer_gpu_s):
+            needed = ceil(missing * offer.layer_gpu_s * (1 - 1e-9))
+            taken = min(max(needed, 0), offer.most)
+            num_gpus += taken
+            missing -= taken / offer.layer_gpu_s
+        return ObjectiveBound(float(max(num_gpus, 1)), WORK_RELAXES)
+    return None
+
+
+def _may_be_tight(problem: Problem, offers: Sequence[Offer]) -> bool:
+    """Whether selections may be bounded one by one: few GPUs, and machines of an offer that are
+    alike in all their links too, so that the first ones stand for any."""
+    if problem.num_gpus > _MAX_GPUS_TIGHT:
+        return False
+    links: dict[tuple[int, int], set[Link]] = {}
+    index = {node.name: k for k, offer in enumerate(offers) for node in offer.nodes}
+    for (a, b), link in problem.cluster.node_links.items():
+        if a in index and b in index:
+            links.setdefault((index[a], index[b]), set()).add(link)
+    return all(len(found) == 1 for found in links.values())
+
+
+def _costs(problem: Problem, offers: Sequence[Offer], selection: Selection) -> CostModel:
+    """The price list of a cluster of these machines alone."""
+    part = restricted(problem, offers, selection)
+    cluster: Cluster = problem.cluster
+    idle = tuple(
+        f"{node.name}:{i}"
+        for node in part.nodes
+        for i in range(node.num_gpus)
+        if i not in part.gpus[node.name]
+    )
+    limits = replace(cluster.limits, idle_devices=idle)
+    names = {node.name for node in part.nodes}
+    links = {pair: link for pair, link in cluster.node_links.items() if names.issuperset(pair)}
+    smaller = replace(cluster, nodes=part.nodes, node_links=links, limits=limits)
+    return problem.make_costs(smaller, problem.workload, problem.costs.profile)
