@@ -35,7 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "title", ["A100 and RTX cards", "Two sites", "One odd GPU", "Three GPUs", "A lost node"]
+    "title",
+    ["A100 and RTX cards", "Two sites", "One odd GPU", "Three GPUs", "A budget", "A lost node"],
 )
 def test_a_story(title: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in commands_of(title):

@@ -12,8 +12,10 @@ from megatron_hetero.units import (
     format_duration,
     parse_bandwidth,
     parse_bytes,
+    parse_count,
     parse_duration,
     parse_flops,
+    parse_time_span,
 )
 
 
@@ -55,6 +57,21 @@ def test_flops(text: str) -> None:
     assert parse_flops(text) == pytest.approx(312e12, rel=1e-15)
 
 
+def test_spans_and_counts() -> None:
+    assert [parse_time_span(t) for t in ("36 h", "2 d", "1 w", "90 min")] == [
+        129600,
+        172800,
+        604800,
+        5400,
+    ]
+    assert [parse_count(t) for t in ("20000", "1.5e9", "20B", "1.4 T")] == [
+        2e4,
+        1.5e9,
+        2e10,
+        1.4e12,
+    ]
+
+
 @pytest.mark.parametrize(
     ("parse", "value", "reason"),
     [
@@ -79,6 +96,11 @@ def test_flops(text: str) -> None:
         (parse_duration, "-5 us", "at least 0"),
         (parse_duration, "25 h", "at most 24 h"),
         (parse_flops, "312 TB/s", "is not a unit of peak"),
+        (parse_time_span, "3", "without a unit"),
+        (parse_time_span, "11000 d", "at most 10 years"),
+        (parse_count, "many", "is not a number"),
+        (parse_count, "5 GB", "is not a number"),
+        (parse_count, "0", "above 0"),
     ],
 )
 def test_refusals_say_what_to_write(parse, value, reason) -> None:
@@ -91,7 +113,7 @@ def test_refusals_say_what_to_write(parse, value, reason) -> None:
 
 @given(st.text())
 def test_any_text_gives_a_number_or_a_unit_error(text: str) -> None:
-    for parse in (parse_bandwidth, parse_bytes, parse_duration, parse_flops):
+    for parse in (parse_bandwidth, parse_bytes, parse_duration, parse_flops, parse_count):
         try:
             assert parse(text) >= 0
         except UnitError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.objective import OBJECTIVES, Objective
@@ -41,6 +42,13 @@ def add_goal_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only plans that stock Megatron runs, without the plug-in",
     )
+
+
+def asks_for_a_goal(arguments: argparse.Namespace, cluster: Cluster) -> bool:
+    """Whether more was asked for than the fastest step."""
+    given = (arguments.steps, arguments.tokens, arguments.deadline, arguments.budget)
+    limited = cluster.limits.max_price_per_hour is not None
+    return limited or arguments.objective != "throughput" or any(given)
 
 
 def objective_of(arguments: argparse.Namespace, workload: Workload) -> Objective:

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from megatron_hetero.cli.goal import add_goal_arguments, objective_of
+from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
@@ -93,14 +93,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         summary["best_stock"] = None if stock is None else asdict(stock)
         short = explanation.stock_shortage
         summary["stock_shortage"] = None if short is None else asdict(short)
-        outcome = explanation.outcome
-        summary["outcome"] = None if outcome is None else asdict(outcome)
+        summary["outcome"] = explanation.outcome and asdict(explanation.outcome)
         summary["objective"] = arguments.objective
         summary["interrupted"] = explanation.interrupted
         output.json(summary)
         return code
     beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
-    outcome_part = [] if explanation.outcome is None else outcome_lines(explanation.outcome)
+    outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
+    outcome_part = [] if outcome is None else outcome_lines(outcome)
     output.show(plan_report(plan), "", *outcome_part, *beside)
     if arguments.output:
         output.show(

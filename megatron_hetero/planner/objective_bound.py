@@ -137,7 +137,5 @@ def _costs(problem: Problem, offers: Sequence[Offer], selection: Selection) -> C
         if i not in part.gpus[node.name]
     )
     limits = replace(cluster.limits, idle_devices=idle)
-    names = {node.name for node in part.nodes}
-    links = {pair: link for pair, link in cluster.node_links.items() if names.issuperset(pair)}
-    smaller = replace(cluster, nodes=part.nodes, node_links=links, limits=limits)
+    smaller = replace(cluster, nodes=part.nodes, limits=limits)
     return problem.make_costs(smaller, problem.workload, problem.costs.profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,49 @@ def test_a_search_that_is_interrupted_before_any_plan_writes_nothing(
     monkeypatch.setattr(Columns, "search", interrupted)
     assert main([*PLAN, "-o", str(path)]) == 130
     assert not path.exists()
+
+
+def priced_cluster(tmp_path: Path) -> str:
+    text = Path(CLUSTER).read_text()
+    for name, price in (("a100-0", 2.0), ("rtx-0", 1.6)):
+        assert f"{{name: {name}," in text
+        text = text.replace(f"{{name: {name},", f"{{name: {name}, price_per_hour: {price},")
+    path = tmp_path / "priced.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_plan_for_a_run_with_limits(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "stock.json"
+    words = ["plan", "--cluster", priced_cluster(tmp_path), "--model", MODEL, "--stock"]
+    words += ["--tokens", "1B", "--deadline", "200 h", "--objective", "cheapest", "-o", str(path)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    for text in ("whole run", "it costs", "the deadline is 200 h", "for a million tokens"):
+        assert text in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    outcome = shown["outcome"]
+    assert shown["stock_megatron"] and outcome["objective"] == shown["objective"] == "cheapest"
+    assert outcome["run_hours"] <= outcome["deadline_hours"] == 200
+    assert outcome["bound"] <= outcome["value"] == pytest.approx(shown["price_per_million_tokens"])
+    assert outcome["run_price"] == pytest.approx(outcome["value"] * 1000)
+    assert main(["flags", str(path)]) == 0
+    assert "--hetero" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--deadline", "3"], 2, "--deadline: .* without a unit"),
+        (["--tokens", "much"], 2, '--tokens: "much" is not a number'),
+        (["--tokens", "1B", "--steps", "7"], 2, "give one of them"),
+        (["--objective", "fewest-gpus"], 2, "give --deadline"),
+        (["--budget", "5", "--steps", "10"], 2, "has none for a100-0, rtx-0"),
+        (["--steps", "1000", "--deadline", "1 h"], 3, r"would keep --deadline [0-9.]+ h"),
+    ],
+)
+def test_goals_that_make_no_sense(words: list[str], code: int, message: str, capsys) -> None:
+    assert main([*PLAN, *words]) == code
+    assert re.search(message, capsys.readouterr().err)
