@@ -155,10 +155,11 @@ SUPPORT: tuple[Support, ...] = (
         "samples are dealt out from one process's order",
     ),
     Support(
-        "no effect",
-        "--no-save-rng --no-load-rng --te-rng-tracker --inference-rng-tracker",
-        "random states are not stored; Megatron's grid of them cannot be ragged",
+        "proved",
+        "--no-save-rng --no-load-rng",
+        "random states, each under its place in the plan; another plan's start anew",
     ),
+    Support("passed on", "--te-rng-tracker --inference-rng-tracker", "random states"),
     Support(
         "elsewhere",
         "--inference-* --rl-* --grpo-* --langrl-* --bert-* --biencoder-* --dino-* --ict-* "

@@ -104,7 +104,8 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         # The check wants equal shards of every tensor.  Which rows a rank reads follows from the
         # global shapes all the same, and torch refuses a file that lacks some of them.
         "--no-ckpt-load-validate-sharding-integrity",
-        # Megatron keeps random states in a (pipeline, tensor) grid, which cannot be ragged.
+        # Megatron keeps random states in a (pipeline, tensor) grid, which cannot be ragged; ours
+        # are `runtime.random_states`.
         "--no-save-rng",
         "--no-load-rng",
     ]

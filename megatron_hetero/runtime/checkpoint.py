@@ -25,6 +25,7 @@ from megatron.training import get_args
 
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.runtime.megatron.checkpoint_metadata import ONE_KEY_PER_LAYER
+from megatron_hetero.runtime.random_states import RandomStates
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
 from megatron_hetero.runtime.tensor_place import tensor_place
 
@@ -39,6 +40,26 @@ def describe_globally(model: Sequence[Any], replica: int) -> None:
     correct = _Correction(replica, {} if tensor_place(config).is_even else shards)
     for chunk in unwrap_model(list(model)):
         chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct)
+
+
+def carry_random_states(chunk: Any, states: RandomStates) -> None:
+    """Let the states travel with `chunk`: into the checkpoints it describes, and out of them."""
+    describe, load = chunk.sharded_state_dict, chunk.load_state_dict
+    seen: dict[str, Any] = {}
+
+    def sharded_state_dict(
+        prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        seen.clear()
+        seen.update(metadata or {})
+        state = describe(prefix, sharded_offsets, metadata)
+        return state | states.described(metadata)
+
+    def load_state_dict(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return load(states.take(state_dict, seen), *args, **kwargs)
+
+    chunk.sharded_state_dict = sharded_state_dict
+    chunk.load_state_dict = load_state_dict
 
 
 def _corrected(original: Callable[..., Any], correct: _Correction) -> Callable[..., Any]:

@@ -207,7 +207,7 @@ class AsymmetricJob:
         self._args: Any = None
         self._model: Any = None
         self._place: Any = None
-        self._divides_optimizer = False
+        self._divides_optimizer = self._saves_states = self._loads_states = False
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """See `Job`.  The plan is checked against the model of the arguments."""
@@ -221,13 +221,18 @@ class AsymmetricJob:
                 print(f"> megatron-hetero: warning: {warning}", flush=True)
         return self._args
 
-    def _parse(self, parse_and_validate_args: Step, given: dict[str, Any]) -> Any:
+    def _parse(self, parse_and_validate_args: Step, named: dict[str, Any]) -> Any:
         plan, position, megatron = self._plan, self._position, self._arguments.megatron
         table = flag_table()
-        self._warnings = support.check_flags(table.split(table.known_part(megatron)))
+        given = table.split(table.known_part(megatron))
+        self._warnings = support.check_flags(given)
+        # Megatron's own grid of random states stays empty (`rank_arguments`); these are ours.
+        names = {option.name for option in given}
+        self._saves_states = "--no-save-rng" not in names
+        self._loads_states = names.isdisjoint(("--no-load-rng", "--finetune"))
         with virtual_world(plan, position, rank_arguments(plan, position, megatron)):
             try:
-                args = parse_and_validate_args(**given)
+                args = parse_and_validate_args(**named)
             except AssertionError as error:
                 raise UsageError(f"Megatron refuses the flags: {error}") from error
         follow_stage(args, self._stage)
@@ -294,7 +299,7 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime import data, model_hooks
+        from megatron_hetero.runtime import data, model_hooks, random_states
         from megatron_hetero.runtime.boundary import PipelineCommunicator
         from megatron_hetero.runtime.groups import build_groups
         from megatron_hetero.runtime.megatron import (
@@ -323,13 +328,17 @@ class AsymmetricJob:
         compile_helpers.apply()
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
         join(self._world, self._args, timeout)
+        # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
+        self._args.rank = self._world.rank
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout)
         parallel_state.fill(groups)
         watch = StageWatch() if StageRatio.applies(plan) else None
         forward_backward.apply(ReplicaSchedule(plan, groups, watch))
-        checkpoint_metadata.apply()
+        stages = random_states.replica_stages(plan)
+        kept = {random_states.METADATA: stages} if self._saves_states else {}
+        checkpoint_metadata.apply(**kept)
         if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
             jit_warm_up.apply()
         if not self._place.is_even:
@@ -345,7 +354,10 @@ class AsymmetricJob:
             model_hooks.marks_hook(groups),
             model_hooks.random_state_hook(groups),
             model_hooks.synchronise_hook(plan, groups, weights),
-            model_hooks.checkpoint_hook(groups),
+            model_hooks.checkpoint_hook(
+                groups,
+                random_states.RandomStates(stages, self._position, self._loads_states),
+            ),
         ]
         return pretrain(
             config,

@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training.utils import print_rank_0
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.checkpoint import describe_globally
+from megatron_hetero.runtime.checkpoint import carry_random_states, describe_globally
 from megatron_hetero.runtime.custom_spec import check_marked
 from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
+from megatron_hetero.runtime.random_states import RandomStates
 from megatron_hetero.runtime.sync_report import gather_sync_plans, sync_lines
 
 ModelHook = Callable[[list[Any]], list[Any]]
@@ -97,11 +98,15 @@ def synchronise_hook(
     return hook
 
 
-def checkpoint_hook(groups: RankGroups) -> ModelHook:
-    """A `post_wrap_hook` after which checkpoints have global shapes (see `runtime.checkpoint`)."""
+def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
+    """A `post_wrap_hook` after which checkpoints have global shapes and random states.
+
+    See `runtime.checkpoint` and `runtime.random_states`.
+    """
 
     def hook(model: list[Any]) -> list[Any]:
         describe_globally(model, groups.position.replica)
+        carry_random_states(unwrap_model(model[0]), states)
         return model
 
     return hook

@@ -14,6 +14,7 @@ from megatron_hetero.flags.support import refused_by_presence, without_effect
 from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.data import global_batch_size
 
 # (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
@@ -227,6 +228,11 @@ _NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
         "leave it out",
     ),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
+    (
+        "--async-save without a GPU",
+        lambda a: a.async_save and not backend.cuda_is_usable(),
+        "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
+    ),
 )
 
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 from math import lcm
 from pathlib import Path
 
-import numpy
 import pytest
 
-from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
-from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.local_launch import RankFailedError, run_jobs
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
+from megatron_hetero.runtime.verify.record import RankRecord
 from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.runs import plan_of, train, whole_weights
 from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
@@ -51,34 +50,34 @@ def test_a_run_goes_on_under_another_plan(
     folder = tmp_path / "checkpoints"
 
     def vocabulary(asked: str | Plan) -> str:
-        widths = _plan(asked).layout.tensor_parallel_widths
+        widths = plan_of(asked).layout.tensor_parallel_widths
         return f"--make-vocab-size-divisible-by={common.vocab_multiple // lcm(*widths)}"
 
     def saving_every_two(asked: str | Plan) -> list[str]:
         return [vocabulary(asked), f"--save={folder}", "--save-interval=2"]
 
-    whole = _train(
+    whole = train(
         tmp_path / "whole", first, [*from_seed, vocabulary(first), f"--train-iters={LAST + 1}"]
     )
-    before = _train(
+    before = train(
         tmp_path / "before",
         first,
         [*from_seed, *saving_every_two(first), f"--train-iters={SAVED_AT}"],
     )
-    after = _train(
+    after = train(
         tmp_path / "after",
         second,
         [*base, *saving_every_two(second), f"--train-iters={LAST}", f"--load={folder}"],
     )
     one = [f"--make-vocab-size-divisible-by={common.vocab_multiple}", *backend.CPU_FLAGS]
-    stock = _train(
+    stock = train(
         tmp_path / "stock", None, [*base, *one, f"--train-iters={LAST + 1}", f"--load={folder}"]
     )
 
     assert set(after[0].norms) == {SAVED_AT + 1, LAST}
     assert set(stock[0].norms) == {LAST + 1}
-    assert _whole_weights(after, SAVED_AT) == _whole_weights(before, SAVED_AT)
-    assert _whole_weights(stock, LAST) == _whole_weights(after, LAST)
+    assert whole_weights(after, SAVED_AT) == whole_weights(before, SAVED_AT)
+    assert whole_weights(stock, LAST) == whole_weights(after, LAST)
     for run, step in ((after, SAVED_AT + 1), (after, LAST), (stock, LAST + 1)):
         assert _loss(run, step) == pytest.approx(_loss(whole, step), rel=1e-6)
         assert _norm(run, step) == pytest.approx(_norm(whole, step), rel=2e-6)
@@ -90,55 +89,7 @@ def test_uneven_shares_cannot_read_stacked_layers(tmp_path: Path) -> None:
     jobs = VerifyJobs(replace(shrunk, plan=plan(FIRST)), Options(steps=1), tmp_path)
     run_jobs([jobs.seed_job()], 120)
     with pytest.raises(RankFailedError, match=r"status 4(.|\n)*a key for each layer"):
-        _train(tmp_path / "uneven", UNEVEN, jobs.training_arguments("sgd"))
-
-
-def _plan(asked: str | Plan) -> Plan:
-    return asked if isinstance(asked, Plan) else plan(asked)
-
-
-def _train(folder: Path, asked: str | Plan | None, argv: Sequence[str]) -> list[RankRecord]:
-    """Train a plan with our entry, or one process of stock Megatron if there is none."""
-    num_ranks = 1 if asked is None else _plan(asked).layout.num_devices
-    common = [*argv, f"--data-cache-path={folder / 'cache'}", "--override-opt-param-scheduler"]
-
-    plan_flag = f"--hetero-layout={asked}"
-    if isinstance(asked, Plan):
-        folder.mkdir(parents=True)
-        save_plan(asked, folder / "plan.json")
-        plan_flag = f"--hetero-plan={folder / 'plan.json'}"
-
-    def train(rank: int) -> None:
-        save_without_a_server()
-        recorder = Recorder()
-        if asked is None:
-            backend.activate_cpu_backend()
-            entry.train_stock(common, entry.World.from_environment(), recorder)
-        else:
-            entry.main([*common, plan_flag], recorder)
-        recorder.save(folder / f"record-{rank}")
-
-    run_jobs([Job(folder.name, num_ranks, train, folder)], 120)
-    return [read_record(folder / f"record-{rank}") for rank in range(num_ranks)]
-
-
-def _whole_weights(ranks: Sequence[RankRecord], step: int) -> dict[str, bytes]:
-    """The model's weights, put together from the shards of all ranks, which must agree."""
-    whole: dict[str, numpy.ndarray] = {}
-    for record in ranks:
-        for name, shard in record.shards.items():
-            tensor = whole.setdefault(name, numpy.full(shard.global_shape, numpy.nan, "float32"))
-            offset = 0
-            for start, stop in shard.intervals:
-                place = (slice(None),) * shard.dim + (slice(start, stop),)
-                local = (slice(None),) * shard.dim + (slice(offset, offset + stop - start),)
-                part = record.arrays[f"weight/{step}/{name}"][local]
-                known = ~numpy.isnan(tensor[place])
-                assert numpy.array_equal(tensor[place][known], part[known])
-                tensor[place] = part
-                offset += stop - start
-    assert not any(numpy.isnan(tensor).any() for tensor in whole.values())
-    return {name: tensor.tobytes() for name, tensor in sorted(whole.items())}
+        train(tmp_path / "uneven", UNEVEN, jobs.training_arguments("sgd"))
 
 
 def _loss(ranks: Sequence[RankRecord], step: int) -> float:

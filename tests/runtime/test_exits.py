@@ -13,7 +13,8 @@ import pytest
 from megatron_hetero.runtime import entry
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.megatron import training_log
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.shrink import shrink
 from tests.runtime.workloads import plan, workload
 

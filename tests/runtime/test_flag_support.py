@@ -16,6 +16,7 @@ RULES = (*support._REFUSED, *support._NOT_IN_THIS_ENTRY)
 FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {
+    "--async-save",
     "--eval-interval",
     "--full-validation",
     "--load",

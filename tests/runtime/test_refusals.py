@@ -83,6 +83,7 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
             "--overlap-param-gather",
         ),
         (["--sft"], "--sft"),
+        (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
     ],
 )

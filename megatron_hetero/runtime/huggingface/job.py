@@ -50,7 +50,7 @@ def import_weights(source: Path, checkpoint: Path) -> int:
         from megatron.training.checkpointing import save_checkpoint
 
         from megatron_hetero.runtime.megatron import checkpoint_metadata
-        from megatron_hetero.runtime.verify.jobs import save_without_a_server
+        from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 
         save_without_a_server()
         _fill(_parameters(model), pieces, weights)

@@ -23,9 +23,10 @@ REPLACEMENT = Replacement(
 ONE_KEY_PER_LAYER = "non_homogeneous_layers"
 
 
-def _metadata(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    return {**REPLACEMENT.original()(*args, **kwargs), ONE_KEY_PER_LAYER: True}
+def apply(**entries: Any) -> None:
+    """From here on checkpoints that are written have these `entries` in their metadata too."""
 
+    def metadata(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**REPLACEMENT.original()(*args, **kwargs), ONE_KEY_PER_LAYER: True, **entries}
 
-def apply() -> None:
-    REPLACEMENT.apply(_metadata)
+    REPLACEMENT.apply(metadata)

@@ -7,7 +7,6 @@ through `entry.main`, as a user's job does.
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import entry
 from megatron_hetero.runtime.local_launch import Job
 from megatron_hetero.runtime.megatron import checkpoint_metadata
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
 from megatron_hetero.runtime.provider import EveryRankProvider
 from megatron_hetero.runtime.verify import faults, one_process
 from megatron_hetero.runtime.verify.record import Recorder
@@ -269,12 +269,3 @@ class _ReversedDataset:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
-
-
-def save_without_a_server() -> None:
-    """Megatron's writer starts a manager process for a queue that only this process uses; starting
-    it imports torch anew and takes longer than everything else here."""
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
-
-    if hasattr(filesystem_async, "_results_queue"):
-        filesystem_async._results_queue = queue.Queue()

@@ -1,0 +1,177 @@
+"""Random states in checkpoints: each rank's own, under the place of the plan that it stands on.
+
+Megatron keeps them in a (pipeline, tensor) grid, which cannot be ragged.  Here every state is a
+small tensor of the checkpoint with a key of its own: no pickled objects, and as many places as the
+plan has.  A resumed replica of the same stages goes on with the states that it had.  Any other has
+no match in the checkpoint: it is seeded anew, by the job's seed and the samples consumed so far, so
+that it does not repeat the masks of the first steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.tensor_parallel.random import (
+    convert_cuda_rng_state,
+    get_cuda_rng_tracker,
+    is_graph_safe_cuda_rng_tracker,
+)
+from megatron.training import get_args
+from megatron.training.initialize import _set_random_seed
+from megatron.training.utils import print_rank_0
+
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Layout, Plan
+from megatron_hetero.plan.ranks import Position
+
+METADATA = "megatron_hetero_random_states"
+"""Of the checkpoint's metadata: the stages of each replica whose states are in it."""
+PREFIX = "megatron_hetero.random_states"
+_TRACKER = "tracker/"
+
+
+def replica_stages(plan: Plan) -> list[str]:
+    """[replica] -> its stages in the words of a layout; replicas of equal words have equal places.
+
+    How many micro-batches it runs, and of what size, is no part of where its ranks stand.
+    """
+    return [
+        format_layout(Layout((replace(shape, num_micro_batches=1, micro_batch_size=None),)))
+        for shape in plan.layout.replicas
+    ]
+
+
+@dataclass(frozen=True)
+class RandomStates:
+    """The random states of the rank at `position`, for the checkpoints that it reads.
+
+    `stages` is `replica_stages` of the plan.  `is_loaded` is False where the user wants none of
+    the checkpoint's (`--no-load-rng`, `--finetune`).
+    """
+
+    stages: Sequence[str]
+    position: Position
+    is_loaded: bool
+
+    def described(self, metadata: Mapping[str, Any] | None) -> dict[str, ShardedTensor]:
+        """This rank's entries of a checkpoint with `metadata`; none if it has no match."""
+        if self.position.replica in self._unmatched(metadata):
+            return {}
+        place = self.position
+        prefix = f"{PREFIX}.r{place.replica}.s{place.stage}.t{place.tensor_rank}"
+        return {
+            f"{PREFIX}.{name}": ShardedTensor.from_rank_offsets(f"{prefix}.{name}", state)
+            for name, state in current_states().items()
+        }
+
+    def take(self, state_dict: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> Any:
+        """Go on with the states among `state_dict`, or anew; returns the rest of `state_dict`."""
+        own = {key: value for key, value in state_dict.items() if key.startswith(f"{PREFIX}.")}
+        rest = {key: value for key, value in state_dict.items() if key not in own}
+        if not self.is_loaded:
+            return rest
+        if own:
+            set_states({key.removeprefix(f"{PREFIX}."): value for key, value in own.items()})
+        else:
+            seed_anew()
+        unmatched, args = self._unmatched(metadata), get_args()
+        if unmatched and (args.hidden_dropout or args.attention_dropout):
+            print_rank_0(
+                "> megatron-hetero: the checkpoint has no random states for replica "
+                f"{', '.join(map(str, unmatched))} of this plan; dropout goes on there from a "
+                "seed of its own"
+            )
+        return rest
+
+    def _unmatched(self, metadata: Mapping[str, Any] | None) -> list[int]:
+        stored = list((metadata or {}).get(METADATA, ()))
+        return [
+            r for r, stages in enumerate(self.stages) if r >= len(stored) or stored[r] != stages
+        ]
+
+
+def current_states() -> dict[str, torch.Tensor]:
+    """All states that this process draws from, by name, as flat tensors on the CPU."""
+    tracked = get_cuda_rng_tracker().get_states()
+    return {
+        "python": _of_python(random.getstate()),
+        "numpy": _of_numpy(numpy.random.get_state()),
+        "host": torch.get_rng_state().clone(),
+        "device": torch.cuda.get_rng_state().clone(),
+        **{
+            f"{_TRACKER}{name}": convert_cuda_rng_state(state).clone()
+            for name, state in tracked.items()
+        },
+    }
+
+
+def set_states(states: Mapping[str, torch.Tensor]) -> None:
+    """Put back what `current_states` returned."""
+    random.setstate(_to_python(states["python"]))
+    numpy.random.set_state(_to_numpy(states["numpy"]))
+    torch.set_rng_state(states["host"].cpu())
+    torch.cuda.set_rng_state(states["device"].cpu())
+    tracker = get_cuda_rng_tracker()
+    in_graphs = is_graph_safe_cuda_rng_tracker(tracker)
+    tracker.set_states(
+        {
+            name.removeprefix(_TRACKER): convert_cuda_rng_state(state.cpu(), to_graphable=in_graphs)
+            for name, state in states.items()
+            if name.startswith(_TRACKER)
+        }
+    )
+
+
+def seed_anew() -> None:
+    """Seed all states as Megatron does at its start, from another seed for every position."""
+    args = get_args()
+    words = f"{args.seed}/{args.consumed_train_samples}".encode()
+    _set_random_seed(
+        1 + int.from_bytes(hashlib.sha256(words).digest()[:3]),
+        args.data_parallel_random_init,
+        args.te_rng_tracker,
+        args.inference_rng_tracker,
+        use_cudagraphable_rng=args.cuda_graph_impl != "none",
+    )
+
+
+def _of_python(state: tuple[Any, ...]) -> torch.Tensor:
+    """Python's (version, words, a normal number kept for later or None) as int64."""
+    version, words, kept = state
+    return torch.tensor([version, *words, _bits(kept)], dtype=torch.int64)
+
+
+def _to_python(state: torch.Tensor) -> tuple[Any, ...]:
+    version, *words, kept = state.tolist()
+    return version, tuple(words), _number(kept)
+
+
+def _of_numpy(state: Any) -> torch.Tensor:
+    """numpy's (name, words, position, whether a normal number is kept, that number) as int64."""
+    _, words, position, has_kept, kept = state
+    return torch.tensor([*words.tolist(), position, has_kept, _bits(kept)], dtype=torch.int64)
+
+
+def _to_numpy(state: torch.Tensor) -> Any:
+    *words, position, has_kept, kept = state.tolist()
+    return "MT19937", numpy.array(words, dtype=numpy.uint32), position, has_kept, _number(kept)
+
+
+_NOTHING = float("nan")
+
+
+def _bits(number: float | None) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", _NOTHING if number is None else number))[0])
+
+
+def _number(bits: int) -> float | None:
+    (number,) = struct.unpack("<d", struct.pack("<q", bits))
+    return None if number != number else float(number)
