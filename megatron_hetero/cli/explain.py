@@ -16,6 +16,8 @@ from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.explain import explain_plan
+from megatron_hetero.planner.what_if import WhatIf, what_to_add
+from megatron_hetero.report.additions import what_if_lines
 from megatron_hetero.report.explanation import explanation_report
 from megatron_hetero.report.terminal import plan_report
 
@@ -23,7 +25,8 @@ DESCRIPTION = """\
 Show a plan: its replicas and stages, memory, predicted speed, the GPUs it leaves
 idle and why.  With --cluster the plan is scored anew, so that one edited by hand
 gets fresh figures, and explained: where the time goes, which stage sets the pace,
-how it compares with stock Megatron's best plan and with the next best ones."""
+how it compares with stock Megatron's best plan and with the next best ones.
+--what-if says which node or link to add first, and what it would bring."""
 TAKES_MEGATRON_FLAGS = False
 
 
@@ -39,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROFILE.JSON",
         help="measurements to score with (needs --cluster)",
     )
+    parser.add_argument(
+        "--what-if",
+        action="store_true",
+        help="also plan for the cluster with one thing more (a node of each GPU type, each class "
+        "of links twice as fast): what to add first (needs --cluster)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -46,8 +55,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Print the plan and, with a cluster, why it is what it is."""
     if arguments.profile and not arguments.cluster:
         raise UsageError("--profile scores the plan on a cluster; give --cluster too")
+    if arguments.what_if and not arguments.cluster:
+        raise UsageError("--what-if adds to a cluster; give --cluster too")
     plan = load_plan(arguments.plan)
     explanation = None
+    additions: tuple[WhatIf, ...] = ()
     if arguments.cluster:
         cluster = load_cluster(arguments.cluster)
         profile = load_profile(arguments.profile) if arguments.profile else None
@@ -56,10 +68,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         validate_plan(plan, cluster, str(arguments.plan))
         plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
         explanation = explain_plan(plan, cluster, profile)
+        if arguments.what_if:
+            with output.progress("planning with what could be added") as say:
+                additions = what_to_add(plan, cluster, profile, say=say)
     if arguments.json:
         data = plan_summary(plan, arguments.plan)
         data["scored_anew"] = explanation is not None
         data["explanation"] = None if explanation is None else asdict(explanation)
+        if arguments.what_if:
+            data["what_if"] = [asdict(addition) for addition in additions]
         output.json(data)
         return 0
     output.show(plan_report(plan))
@@ -71,4 +88,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     if explanation is not None:
         output.show("", explanation_report(explanation, reasons_not_stock(plan)))
+    if additions and explanation is not None:
+        output.show(*what_if_lines(additions, explanation.step_time_s))
     return 0

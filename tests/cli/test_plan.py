@@ -295,3 +295,17 @@ def test_plan_for_a_run_with_limits(tmp_path: Path, capsys) -> None:
 def test_goals_that_make_no_sense(words: list[str], code: int, message: str, capsys) -> None:
     assert main([*PLAN, *words]) == code
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_explain_says_what_to_add_first(plan_path: Path, capsys) -> None:
+    words = ["explain", str(plan_path), "--what-if"]
+    assert main(words) == 2
+    assert "give --cluster" in capsys.readouterr().err
+    words += ["--cluster", CLUSTER]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["what_if"]
+    assert found[0]["what"].startswith("one more node like") and found[0]["gain"] > 0.1
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "What to add first" in out and found[0]["what"] in out
+    assert max(map(len, out.splitlines())) <= 100
