@@ -108,7 +108,7 @@ SUPPORT: tuple[Support, ...] = (
     Support(
         "refused",
         "--log-straggler --use-nccl-ub --use-ring-exchange-p2p "
-        "--pipeline-model-parallel-comm-backend --data-parallel-random-init "
+        "--pipeline-model-parallel-comm-backend "
         "--load-main-params-from-ckpt --yaml-cfg --encoder-seq-length --decoder-seq-length "
         "--decoder-num-layers --is-hybrid-model --hybrid-override-pattern --lazy-mpu-init "
         "--fake-process-group --optimizer-cuda-graph --overlap-moe-expert-parallel-comm "
@@ -156,10 +156,14 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "proved",
-        "--no-save-rng --no-load-rng",
-        "random states, each under its place in the plan; another plan's start anew",
+        "--no-save-rng --no-load-rng --hidden-dropout --attention-dropout",
+        "dropout and random states, each under its place in the plan; another plan's start anew",
     ),
-    Support("passed on", "--te-rng-tracker --inference-rng-tracker", "random states"),
+    Support(
+        "passed on",
+        "--te-rng-tracker --inference-rng-tracker --data-parallel-random-init",
+        "random states; each replica its own with --data-parallel-random-init",
+    ),
     Support(
         "elsewhere",
         "--inference-* --rl-* --grpo-* --langrl-* --bert-* --biencoder-* --dino-* --ict-* "
@@ -217,9 +221,9 @@ SUPPORT: tuple[Support, ...] = (
         "passed on",
         "--activation-func-clamp-value --apply-layernorm-1p --apply-query-key-layer-scaling "
         "--apply-residual-connection-post-layernorm --apply-wd-to-qk-layernorm "
-        "--attention-backend --attention-dropout --attention-softmax-in-fp32 "
+        "--attention-backend --attention-softmax-in-fp32 "
         "--embedding-init-method-std --flash-attention-version --fused-residual-rmsnorm "
-        "--glu-linear-offset --hidden-dropout --init-method-std --init-method-xavier-uniform "
+        "--glu-linear-offset --init-method-std --init-method-xavier-uniform "
         "--mlp-chunks-for-training --mrope-section --mup-attn-scale-power --mup-base-head-dim "
         "--mup-base-hidden-size --mup-embedding-mult --mup-output-mult --mup-width-mult "
         "--no-pad-vocab-size --no-position-embedding --no-rope-freq "

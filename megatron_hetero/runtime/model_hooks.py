@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.utils import get_model_config, unwrap_model
+from megatron.training import get_args
 from megatron.training.utils import print_rank_0
 
 from megatron_hetero.plan.plan import Plan
@@ -16,7 +17,7 @@ from megatron_hetero.runtime.custom_spec import check_marked
 from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
-from megatron_hetero.runtime.random_states import RandomStates
+from megatron_hetero.runtime.random_states import RandomStates, seed_all
 from megatron_hetero.runtime.sync_report import gather_sync_plans, sync_lines
 
 ModelHook = Callable[[list[Any]], list[Any]]
@@ -33,14 +34,20 @@ def initial_weights_hook(seed: int) -> ModelHook:
 
 
 def random_state_hook(groups: RankGroups) -> ModelHook:
-    """A `post_wrap_hook` after which a tensor-parallel group draws the same numbers again.
+    """A `post_wrap_hook` after which random states are as Megatron means them to be.
 
     On a CPU the initial weights come out of the state from which dropout is drawn later, and ranks
-    with unlike shares draw unlike numbers of them.  GPUs keep the two apart.
+    with unlike shares draw unlike numbers of them: the group's first rank decides.  GPUs keep the
+    two apart.  With `--data-parallel-random-init` each replica has states of its own; Megatron
+    knows them by the data-parallel rank, which is 0 on every rank of a plan.
     """
 
     def hook(model: list[Any]) -> list[Any]:
-        if not backend.cuda_is_usable() and groups.tensor.size() > 1:
+        args = get_args()
+        if args.data_parallel_random_init:
+            # Megatron's distance between the seeds of data-parallel ranks.
+            seed_all(args.seed + 10 * groups.position.replica)
+        elif not backend.cuda_is_usable() and groups.tensor.size() > 1:
             state = torch.get_rng_state()
             torch.distributed.broadcast(state, group=groups.tensor, group_src=0)
             torch.set_rng_state(state)

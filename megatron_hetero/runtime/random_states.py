@@ -81,7 +81,7 @@ class RandomStates:
         if own:
             set_states({key.removeprefix(f"{PREFIX}."): value for key, value in own.items()})
         else:
-            seed_anew()
+            seed_anew(self.position.replica)
         unmatched, args = self._unmatched(metadata), get_args()
         if unmatched and (args.hidden_dropout or args.attention_dropout):
             print_rank_0(
@@ -130,12 +130,19 @@ def set_states(states: Mapping[str, torch.Tensor]) -> None:
     )
 
 
-def seed_anew() -> None:
-    """Seed all states as Megatron does at its start, from another seed for every position."""
+def seed_anew(replica: int) -> None:
+    """Seed all states of a rank from another number for every position in the data."""
     args = get_args()
     words = f"{args.seed}/{args.consumed_train_samples}".encode()
+    seed = 1 + int.from_bytes(hashlib.sha256(words).digest()[:3])
+    seed_all(seed + (10 * replica if args.data_parallel_random_init else 0))
+
+
+def seed_all(seed: int) -> None:
+    """Seed all states as Megatron does at its start, by stage and tensor-parallel rank."""
+    args = get_args()
     _set_random_seed(
-        1 + int.from_bytes(hashlib.sha256(words).digest()[:3]),
+        seed,
         args.data_parallel_random_init,
         args.te_rng_tracker,
         args.inference_rng_tracker,

@@ -12,7 +12,8 @@ import pytest
 from megatron_hetero.runtime import entry
 from megatron_hetero.runtime.gradient_memory import main_grad
 from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import Recorder, read_record
 from megatron_hetero.runtime.verify.run import outcome_to_data, records, verify
 from megatron_hetero.runtime.verify.shrink import Shrunk, shrink

@@ -87,10 +87,18 @@ def test_a_symmetric_plan_is_plain_megatron(name: str, tmp_path: Path) -> None:
         )
 
 
+DROPOUT = ["--hidden-dropout=0.2", "--attention-dropout=0.1"]
 FLAGS = {
     "SP": ("tp2:4 @4", ["--tensor-model-parallel-size=2"], ["--sequence-parallel"]),
     "overlap": ("tp1:4 @2 | tp1:4 @2", [], ["--overlap-grad-reduce"]),
     "ZeRO-1": ("tp1:4 @2 | tp1:4 @2", [], ["--use-distributed-optimizer"]),
+    "dropout, SP": (
+        "tp2:4 @4",
+        ["--tensor-model-parallel-size=2"],
+        ["--sequence-parallel", *DROPOUT],
+    ),
+    "dropout, PP": ("tp1:2,tp1:2 @4", ["--pipeline-model-parallel-size=2"], DROPOUT),
+    "dropout, DP": ("tp1:4 @2 | tp1:4 @2", [], DROPOUT),
 }
 
 
