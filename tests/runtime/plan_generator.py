@@ -23,7 +23,7 @@ from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, Stage
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime.verify.shrink import Shrunk
 from tests.runtime.all_pairs import Exclusion, Space
-from tests.runtime.schedules import with_interleaving
+from tests.runtime.schedules import with_interleaving, with_zero_bubble
 
 FACTORS: Mapping[str, tuple[str, ...]] = {
     "replicas": ("1", "2", "3"),
@@ -35,7 +35,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "sizes": ("divide", "do not divide"),
     "micro-batches": ("equal", "unlike"),
     "micro-batch size": ("1", "2", "of each replica"),
-    "schedule": ("1F1B", "ahead", "one at a time", "interleaved"),
+    "schedule": ("1F1B", "ahead", "one at a time", "interleaved", "zero bubble"),
     "sequence parallel": ("off", "on"),
     "recompute": ("none", "selective", "full", "of each stage"),
     "gradient sync": ("after", "overlapped"),
@@ -78,6 +78,12 @@ EXCLUSIONS = (
     Exclusion(("schedule", "ahead"), ("stages", "1"), _ONE_STAGE),
     Exclusion(("schedule", "one at a time"), ("stages", "1"), _ONE_STAGE),
     Exclusion(("schedule", "interleaved"), ("stages", "1"), _ONE_STAGE),
+    Exclusion(("schedule", "zero bubble"), ("stages", "1"), _ONE_STAGE),
+    Exclusion(
+        ("schedule", "zero bubble"),
+        ("gradient sync", "overlapped"),
+        "refused: a gradient is taken for complete when its backward pass is",
+    ),
     Exclusion(("resume", "same plan"), ("optimizer", "sgd"), _SGD),
     Exclusion(("resume", "another plan"), ("optimizer", "sgd"), _SGD),
 )
@@ -183,7 +189,9 @@ def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> 
         return first
     while True:
         other = {name: rng.choice(FACTORS[name]) for name in FACTORS}
-        other |= {name: values[name] for name in ("sizes", "loss", "sequence parallel")}
+        # What one set of Megatron flags says for both.
+        same = ("sizes", "loss", "sequence parallel", "gradient sync")
+        other |= {name: values[name] for name in same}
         other["optimizer"] = values["optimizer"]
         if _job_micro_batch_size(other) != _job_micro_batch_size(values):
             continue
@@ -302,6 +310,11 @@ def _with_stage_settings(rng: random.Random, values: Mapping[str, str], plan: Pl
             # Chunks take their micro-batches in groups of as many as there are stages.
             if chunks and replica.num_micro_batches % len(replica.stages) == 0:
                 plan = with_interleaving(plan, r, chunks)
+    if values["schedule"] == "zero bubble":
+        for r, replica in enumerate(plan.replicas):
+            if len(replica.stages) > 1:
+                least = range(len(replica.stages), 0, -1)
+                plan = with_zero_bubble(plan, r, [n + rng.randint(0, 2) for n in least])
     return replace(
         plan, replicas=tuple(_with_own_settings(rng, values, replica) for replica in plan.replicas)
     )
@@ -338,9 +351,10 @@ def _with_own_settings(rng: random.Random, values: Mapping[str, str], replica: R
 
 
 def _has_own_schedule(plan: Plan) -> bool:
-    """Whether some stage has chunks, or another launch count than 1F1B's."""
+    """Whether some stage has chunks, an order, or another launch count than 1F1B's."""
     return any(
         stage.chunks
+        or stage.order
         or stage.num_launched_forwards not in (None, default_launched_forwards(plan, r, s))
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)

@@ -81,6 +81,8 @@ def test_the_values_of_a_case_are_in_its_plan(seed: int) -> None:
         launched = any(s.num_launched_forwards is not None for s in stages)
         assert launched == (case.values["schedule"] in ("ahead", "one at a time"))
         assert any(s.chunks for s in stages) == (case.values["schedule"] == "interleaved")
+        split = any("I" in (s.order or "") for s in stages)
+        assert split == (case.values["schedule"] == "zero bubble")
         assert (case.second is None) == (case.values["resume"] == "no")
 
 
