@@ -78,7 +78,10 @@ def cluster_hash(cluster: Cluster) -> str:
                 "no_tensor_parallel_across": sorted(limits.no_tensor_parallel_across),
                 "no_data_parallel_across_sites": limits.no_data_parallel_across_sites,
                 "memory_reserve_bytes": limits.memory_reserve_bytes,
-                **_given(max_price_per_hour=limits.max_price_per_hour),
+                **_given(
+                    max_price_per_hour=limits.max_price_per_hour,
+                    as_given=sorted(limits.as_given) or None,
+                ),
             },
             **_given(prices_per_gb={f"{a} {b}": p for (a, b), p in cluster.prices_per_gb.items()}),
         }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from megatron_hetero.cluster.references import References
 from megatron_hetero.cluster.schema import LimitsSection
-from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cluster.spec import CHOICES, Limits
 
 TENSOR_PARALLEL_CLASSES = ("nodes", "sites")
 _DEVICE = re.compile(r"(?P<node>.+):(?P<index>[0-9]{1,4})", re.ASCII)
@@ -27,6 +27,8 @@ def resolve_limits(
     for key, names in (("first_stage", section.first_stage), ("last_stage", section.last_stage)):
         for i, name in enumerate(names):
             references.check(["limits", key, i], "node", name, references.nodes)
+    for i, name in enumerate(section.as_given):
+        references.check(["limits", "as_given", i], "setting", name, CHOICES)
     return Limits(
         max_tensor_parallel=section.max_tensor_parallel,
         max_pipeline_parallel=section.max_pipeline_parallel,
@@ -37,6 +39,7 @@ def resolve_limits(
         no_tensor_parallel_across=_no_tensor_parallel_across(section, references),
         no_data_parallel_across_sites=section.no_data_parallel_across_sites,
         max_price_per_hour=section.max_price_per_hour,
+        as_given=section.as_given,
         memory_reserve_bytes=section.memory_reserve,
     )
 

@@ -118,6 +118,7 @@ class LimitsSection(_Section):
     no_tensor_parallel_across: tuple[str, ...] = ("nodes",)
     no_data_parallel_across_sites: bool = False
     max_price_per_hour: Price | None = None
+    as_given: tuple[str, ...] = ()
     memory_reserve: MemorySize = 1 << 30
 
 

@@ -53,6 +53,10 @@ class Device:
         return f"{self.node}:{self.index}"
 
 
+CHOICES = ("micro_batch_size", "recompute", "shares", "schedule", "optimizer_share")
+"""What a plan may set for single stages or replicas, beside or against the job's own flags."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the user forbids or fixes; every strategy of the planner keeps to it."""
@@ -70,6 +74,8 @@ class Limits:
     groups that span two nodes (sites); a node name forbids TP wider than 1 on that node."""
     no_data_parallel_across_sites: bool = False
     max_price_per_hour: float | None = None
+    as_given: tuple[str, ...] = ()
+    """Names of `CHOICES`: what every stage does as the job's flags say, not as the search finds."""
     memory_reserve_bytes: int = 1 << 30
     """Kept free on every device for the CUDA context, libraries and fragmentation."""
 

@@ -15,7 +15,10 @@ from math import inf
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.bound_chains import ChainPricer, CheapestChain, StageOption
-from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
+from megatron_hetero.cost.memory import StageMemory, with_some_layers_recomputed
+from megatron_hetero.cost.model import CostModel, PieceTimes
+from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.widths import usable_gpus
 
 BOUND_RELAXES = (
@@ -57,23 +60,27 @@ def step_time_bound_s(costs: CostModel) -> float:
 
 
 def step_time_bound(costs: CostModel) -> Bound:
-    """The best bound known: that of the work, made longer as far as prices prove it."""
+    """The best bound known: that of the work, made longer as far as prices prove it.
+
+    The space has every micro-batch size and every recompute that plans may choose
+    (`cost.choices`).
+    """
     classes = _classes(costs)
-    work_s = _work_bound_s(costs, classes)
+    sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
+    works_s = [_work_bound_s([of_size], classes) for of_size in sizes]
+    work_s = _work_bound_s(sizes, classes) if may_mix_sizes(costs) else min(works_s)
     num_gpus = sum(c.num_gpus for c in classes)
     num_layers = costs.workload.model.num_layers
     num_options = sum(len(c.widths) for c in classes)
     if not classes or num_gpus > _MAX_GPUS or num_layers * num_options > _MAX_LAYER_OPTIONS:
         return Bound(work_s, WORK_BOUND_RELAXES)
-    training = costs.workload.training
-    num_micro_batches = training.global_batch_size // training.micro_batch_size
+    together = [sizes] if may_mix_sizes(costs) else [[of_size] for of_size in sizes]
+    known_s = [work_s] if may_mix_sizes(costs) else works_s
     provers = []
-    for fewest, most in _replica_ranges(costs, min(num_micro_batches, num_gpus)):
-        options = [o for index, c in enumerate(classes) for o in _options(costs, c, index, fewest)]
-        if options:
-            gpus = [c.num_gpus for c in classes]
-            pricer = ChainPricer(options, num_layers)
-            provers.append(_Prover(pricer, gpus, num_micro_batches, (fewest, most)))
+    for group, group_s in zip(together, known_s, strict=True):
+        # Above this time they could not be proved impossible anyway: `_LONGEST` ends the search.
+        if group_s < _LONGEST * work_s:
+            provers += _provers(group, classes, group_s)
     proved_s, ratio = work_s, _FIRST_RATIO
     while ratio > _LAST_RATIO and proved_s < _LONGEST * work_s:
         if _all_impossible(provers, ratio * proved_s):
@@ -83,11 +90,36 @@ def step_time_bound(costs: CostModel) -> Bound:
     return Bound(proved_s, BOUND_RELAXES)
 
 
+def _provers(sizes: Sequence[CostModel], classes: Sequence[_Class], work_s: float) -> list[_Prover]:
+    """One for each range of numbers of replicas whose micro-batches have any of the sizes."""
+    training = sizes[0].workload.training
+    batch, least_size = training.global_batch_size, min(_size(costs) for costs in sizes)
+    num_layers = sizes[0].workload.model.num_layers
+    num_gpus = [c.num_gpus for c in classes]
+    provers = []
+    for fewest, most in _replica_ranges(sizes[0], min(batch // least_size, sum(num_gpus))):
+        pricers = []
+        for costs in sizes:
+            options = [
+                o for index, c in enumerate(classes) for o in _options(costs, c, index, fewest)
+            ]
+            largest = (batch - (fewest - 1) * least_size) // _size(costs)
+            if options and largest:
+                pricers.append(_Sized(_size(costs), largest, ChainPricer(options, num_layers)))
+        if pricers:
+            provers.append(_Prover(pricers, num_gpus, batch, (fewest, most), work_s))
+    return provers
+
+
+def _size(costs: CostModel) -> int:
+    return costs.workload.training.micro_batch_size
+
+
 def _all_impossible(provers: list[_Prover], step_s: float) -> bool:
     """Whether no number of replicas allows the step time; the prover that fails comes first from
     then on."""
     for index, prover in enumerate(provers):
-        if sum(p.pricer.work for p in provers) > _MAX_WORK or not prover.is_impossible(step_s):
+        if sum(p.work for p in provers) > _MAX_WORK or not prover.is_impossible(step_s):
             provers.insert(0, provers.pop(index))
             return False
     return True
@@ -135,95 +167,174 @@ def _classes(costs: CostModel) -> list[_Class]:
     return list(found.values())
 
 
-def _work_bound_s(costs: CostModel, classes: Sequence[_Class]) -> float:
-    """All work, perfectly divided over all GPUs.
+def _work_bound_s(sizes: Sequence[CostModel], classes: Sequence[_Class]) -> float:
+    """All work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
 
-    A device that spends all of a step of T seconds on layers completes at most T / y of them, y
-    being its GPU-seconds for one layer at the best width.  A head costs at least `ratio` layers on
-    any device, so num_micro_batches * (num_layers + ratio) <= sum T / y.  A step also lasts at
-    least one micro-batch's way through the model on the fastest stages.
+    A device that spends all of a step of T seconds on layers completes at most T / y of them for
+    one sequence, y being its GPU-seconds at the best width, size and recompute.  A head costs at
+    least `ratio` layers on any device, so num_sequences * (num_layers + ratio) <= sum T / y.  A
+    step also lasts at least one micro-batch's way through the model on the fastest stages.
     """
     layers_per_s = 0.0
-    ratio = fastest_layer_s = fastest_head_s = inf
+    ratio = inf
+    training, model = sizes[0].workload.training, sizes[0].workload.model
+    # The unpadded vocabulary is the least that any plan computes.
+    vocab_size = model.vocab_size
+    way_s: dict[int, tuple[float, float]] = {}
     for c in classes:
-        # The unpadded vocabulary is the least that any plan computes.
-        vocab_size = costs.workload.model.vocab_size
-        pieces = {w: costs.pieces(c.node, w, vocab_size) for w in c.widths}
-        gpu_seconds = min(w * p.layer.total_s for w, p in pieces.items())
-        head_gpu_seconds = min(w * p.head.total_s for w, p in pieces.items())
+        gpu_seconds = head_gpu_seconds = inf
+        for costs in sizes:
+            size = _size(costs)
+            for width in c.widths:
+                pieces = [
+                    costs.variant(recompute=r).pieces(c.node, width, vocab_size)
+                    for r in recomputes(costs)
+                ]
+                layer_s = min(p.layer.total_s for p in pieces)
+                head_s = min(p.head.total_s for p in pieces)
+                gpu_seconds = min(gpu_seconds, width * layer_s / size)
+                head_gpu_seconds = min(head_gpu_seconds, width * head_s / size)
+                least = way_s.get(size, (inf, inf))
+                way_s[size] = min(least[0], layer_s), min(least[1], head_s)
         layers_per_s += c.num_gpus / gpu_seconds
         ratio = min(ratio, head_gpu_seconds / gpu_seconds)
-        fastest_layer_s = min([fastest_layer_s, *(p.layer.total_s for p in pieces.values())])
-        fastest_head_s = min([fastest_head_s, *(p.head.total_s for p in pieces.values())])
     if not layers_per_s:
         return 0.0
-    training, num_layers = costs.workload.training, costs.workload.model.num_layers
-    num_micro_batches = training.global_batch_size // training.micro_batch_size
-    work_s = num_micro_batches * (num_layers + ratio) / layers_per_s
-    return max(work_s, num_layers * fastest_layer_s + fastest_head_s)
+    fastest_s = min(model.num_layers * layer_s + head_s for layer_s, head_s in way_s.values())
+    work_s = training.global_batch_size * (model.num_layers + ratio) / layers_per_s
+    return max(work_s, fastest_s)
 
 
 def _options(
     costs: CostModel, gpu_class: _Class, index: int, num_replicas: int
 ) -> list[StageOption]:
-    model, training = costs.workload.model, costs.workload.training
-    num_micro_batches = training.global_batch_size // training.micro_batch_size
-    most_in_flight = min(num_micro_batches, model.num_layers)
+    """Every width with every recompute, in numbers of recomputed layers from one to the next."""
+    vocab_size = costs.workload.model.vocab_size
     options = []
     for width in gpu_class.widths:
-        pieces = costs.pieces(gpu_class.node, width, model.vocab_size)
-        rows = []
-        for in_flight in range(1, most_in_flight + 1):
-            ends = []
-            for first, last in ((False, False), (False, True), (True, False), (True, True)):
-                most = model.num_layers
-                if not training.use_distributed_optimizer:  # its memory depends on all replicas
-                    memory = costs.memory(
-                        gpu_class.node, width, first, last, in_flight, model.vocab_size
-                    )
-                    most = max(0, min(memory.max_layers, most))
-                ends.append(most)
-            rows.append((ends[0], ends[1], ends[2], ends[3]))
-        option = StageOption(
-            index,
-            width,
-            pieces.embedding.total_s,
-            pieces.layer.total_s,
-            pieces.head.total_s,
-            tuple(rows),
-            min(
-                (costs.least_sync(node, width, num_replicas) for node in gpu_class.nodes),
-                key=lambda sync: sync.layer_s,
-            ),
+        sync = min(
+            (costs.least_sync(node, width, num_replicas) for node in gpu_class.nodes),
+            key=lambda sync: sync.layer_s,
         )
-        if max(rows[0]) > 0:
-            options.append(option)
+        variants = {r: costs.variant(recompute=r) for r in recomputes(costs)}
+        pieces = {r: v.pieces(gpu_class.node, width, vocab_size) for r, v in variants.items()}
+        rows = {r: _rows(v, gpu_class.node, width) for r, v in variants.items()}
+        found = [(0.0, pieces[r], rows[r]) for r in variants]
+        if len(variants) > 1:
+            found += _partly_recomputed(variants, gpu_class.node, width)
+        # The first recomputes nothing; what holds no more layers for its recompute is no option.
+        least_fit = min(found[0][2][-1])
+        for number, (base_s, times, fitting) in enumerate(found):
+            if max(fitting[0]) > (least_fit if number else 0):
+                options.append(
+                    StageOption(
+                        index,
+                        width,
+                        times.embedding.total_s,
+                        times.layer.total_s,
+                        times.head.total_s,
+                        fitting,
+                        sync,
+                        base_s,
+                    )
+                )
     return options
 
 
+_Rows = tuple[tuple[int, int, int, int], ...]
+"""As `StageOption.max_layers`."""
+
+
+def _rows(
+    costs: CostModel, node: Node, width: int, partly: tuple[CostModel, int] | None = None
+) -> _Rows:
+    """Layers that fit, by micro-batches in flight and ends of the model.
+
+    Args:
+        partly: a price list that recomputes nothing, and how many layers are recomputed at most.
+    """
+    model, training = costs.workload.model, costs.workload.training
+    num_micro_batches = training.global_batch_size // training.micro_batch_size
+    rows = []
+    for in_flight in range(1, min(num_micro_batches, model.num_layers) + 1):
+        ends = []
+        for first, last in ((False, False), (False, True), (True, False), (True, True)):
+            most = model.num_layers
+            if not training.use_distributed_optimizer:  # its memory depends on all replicas
+                asked = (node, width, first, last, in_flight, model.vocab_size)
+                memory: StageMemory = costs.memory(*asked)
+                if partly is not None:
+                    kept = partly[0].memory(*asked)
+                    memory = with_some_layers_recomputed(kept, memory, partly[1])
+                most = max(0, min(memory.max_layers, most))
+            ends.append(most)
+        rows.append((ends[0], ends[1], ends[2], ends[3]))
+    return tuple(rows)
+
+
+def _partly_recomputed(
+    variants: dict[Recompute, CostModel], node: Node, width: int
+) -> list[tuple[float, PieceTimes, _Rows]]:
+    """Stages that recompute 1, 2 to 3, 4 to 7, ... of their layers: the seconds of the fewest, the
+    memory of the most; (seconds beside those of stages that recompute none, their times, rows)."""
+    none, full = variants["none"], variants["full"]
+    vocab_size = none.workload.model.vocab_size
+    pieces = none.pieces(node, width, vocab_size)
+    more_s = full.pieces(node, width, vocab_size).layer.total_s - pieces.layer.total_s
+    found, fewest = [], 1
+    while fewest < none.workload.model.num_layers:
+        rows = _rows(full, node, width, (none, 2 * fewest - 1))
+        found.append((fewest * more_s, pieces, rows))
+        fewest *= 2
+    return found
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """Chains whose micro-batches have `size` sequences; `most` micro-batches at most."""
+
+    size: int
+    most: int
+    pricer: ChainPricer
+
+
 class _Prover:
-    """Looks for prices that prove a step time impossible; keeps the last ones to start from."""
+    """Looks for prices that prove a step time impossible; keeps the last ones to start from.
+
+    Prices are counted in sequences.
+    """
 
     def __init__(
         self,
-        pricer: ChainPricer,
+        pricers: Sequence[_Sized],
         num_gpus: Sequence[int],
-        num_micro_batches: int,
+        num_sequences: int,
         num_replicas: tuple[int, int],
+        work_s: float,
     ) -> None:
-        self.pricer = pricer
+        self.pricers = pricers
         self.num_gpus = num_gpus
-        self.num_micro_batches = num_micro_batches
+        self.num_sequences = num_sequences
         self.num_replicas = num_replicas
+        self.work_s = work_s
+        """Of all work: no step is shorter."""
         speeds = [0.0] * len(num_gpus)
-        for option in pricer.options:
-            speed = 1 / (option.width * option.layer_s)
-            speeds[option.gpu_class] = max(speeds[option.gpu_class], speed)
+        for of_size in pricers:
+            for option in of_size.pricer.options:
+                speed = of_size.size / (option.width * option.layer_s)
+                speeds[option.gpu_class] = max(speeds[option.gpu_class], speed)
         self.prices = self._scaled([*speeds, 0.0])
         """Of one GPU of each class; the last is that of any replica, which may be negative."""
 
+    @property
+    def work(self) -> int:
+        """States looked at so far."""
+        return sum(of_size.pricer.work for of_size in self.pricers)
+
     def is_impossible(self, step_s: float) -> bool:
         """Whether prices were found that prove it."""
+        if step_s < self.work_s:
+            return True
         rows: list[tuple[int, CheapestChain]] = []
         for _ in range(_MAX_ROUNDS):
             bargain = self._bargain(step_s)
@@ -242,25 +353,31 @@ class _Prover:
         return gpus + max(prices[-1] * n for n in self.num_replicas)
 
     def _scaled(self, prices: Sequence[float]) -> list[float]:
-        """Prices at which all GPUs together cost just less than all micro-batches."""
-        factor = (1 - 1e-6) * self.num_micro_batches / self._total(prices)
+        """Prices at which all GPUs together cost just less than all sequences."""
+        factor = (1 - 1e-6) * self.num_sequences / self._total(prices)
         return [factor * price for price in prices]
 
     def _bargain(self, step_s: float) -> tuple[int, CheapestChain] | None:
-        """A replica that may cost less than the micro-batches that it does; None proves that none
-        does."""
-        fewest, most = self.num_replicas
-        largest = self.num_micro_batches - fewest + 1
-        ranges = [(1 if most > 1 else largest, largest)]
+        """A replica that may cost less than the sequences that it does, and how many those are;
+        None proves that none does."""
+        for of_size in self.pricers:
+            found = self._bargain_of(of_size, step_s)
+            if found is not None:
+                return found
+        return None
+
+    def _bargain_of(self, of_size: _Sized, step_s: float) -> tuple[int, CheapestChain] | None:
+        size, largest = of_size.size, of_size.most
+        ranges = [(1 if self.num_replicas[1] > 1 else largest, largest)]
         while ranges:
             low, high = ranges.pop()
-            chain = self.pricer.cheapest(step_s, low, self.prices)
-            if chain is None or high <= chain.price + self.prices[-1]:
+            chain = of_size.pricer.cheapest(step_s, low, self.prices)
+            if chain is None or high * size <= chain.price + self.prices[-1]:
                 continue
             # Any number from the chain's price on would be a bargain.
-            low = max(low, int(chain.price + self.prices[-1]))
+            low = max(low, int((chain.price + self.prices[-1]) / size))
             if high <= max(low, _NARROW * low):
-                return high, chain
+                return high * size, chain
             middle = min(max(low + 1, int((low * high) ** 0.5)), high)
             ranges.append((low, middle - 1))
             ranges.append((middle, high))
@@ -279,7 +396,7 @@ class _Prover:
             for count, c in rows
         ]
         total = [float(n) for n in self.num_gpus] + [float(most), -float(fewest), 0.0]
-        largest = float(self.num_micro_batches)
+        largest = float(self.num_sequences)
         found = linprog(
             [0.0] * (len(total) - 1) + [-1.0],
             A_ub=rising,

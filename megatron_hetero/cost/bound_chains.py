@@ -38,6 +38,8 @@ class StageOption:
     max_layers: tuple[tuple[int, int, int, int], ...]
     """Layers that fit, [micro-batches in flight - 1][2 * is_first + is_last]."""
     sync: LeastSync
+    base_s: float = 0.0
+    """What it takes beside its layers and the model's ends."""
 
     def sync_s(self, num_layers: int, first: bool, last: bool) -> float:
         """The least exchange of the stage's gradients."""
@@ -184,7 +186,7 @@ class _Job:
         for index, option in enumerate(self.pricer.options):
             price = option.width * self.prices[option.gpu_class]
             for layers in range(1, self.pricer.num_layers):
-                time_s = option.embedding_s * first + layers * option.layer_s
+                time_s = option.base_s + option.embedding_s * first + layers * option.layer_s
                 spare_s = allowed_s - self.num_micro_batches * time_s
                 late = spare_s < option.sync_s(layers, first, False)
                 if (
@@ -217,7 +219,8 @@ class _Job:
         layers = self.pricer.num_layers - held
         if not option.fits(layers, held == 0, True, 1):
             return None
-        time_s = layers * option.layer_s + option.head_s + (0.0 if held else option.embedding_s)
+        time_s = option.base_s + layers * option.layer_s + option.head_s
+        time_s += 0.0 if held else option.embedding_s
         spare_s = self.step_s * (1 + 1e-9) - self.num_micro_batches * time_s
         if spare_s < option.sync_s(layers, not held, True):
             return None

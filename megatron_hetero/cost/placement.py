@@ -14,6 +14,14 @@ from megatron_hetero.plan.plan import Plan
 
 Recompute = Literal["none", "selective", "full"]
 
+StageSettings = tuple[
+    tuple[int, ...] | None, Recompute | None, int | None, tuple[float, float] | None
+]
+"""Shares, recompute, its number of layers, parts of optimizer states: as of `PlacedStage`."""
+
+NO_SETTINGS: StageSettings = (None, None, None, None)
+"""Of a stage that does all as the job's flags say."""
+
 
 @dataclass(frozen=True)
 class PlacedStage:
@@ -36,6 +44,11 @@ class PlacedStage:
     def width(self) -> int:
         """Tensor-parallel width."""
         return len(self.devices)
+
+    @property
+    def own_settings(self) -> StageSettings:
+        """What it does unlike the rest of the job."""
+        return self.shares, self.recompute, self.recompute_num_layers, self.state_parts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.decisions import Decision, hetero_decisions, stock_decisions
-from megatron_hetero.flags.stock import is_stock, micro_batch_size
+from megatron_hetero.flags.stock import is_stock, micro_batch_size, recompute
 from megatron_hetero.flags.table import FlagTable, Option, flag_table, last_of_each
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
@@ -38,6 +38,7 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
     options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
     if is_stock(plan):
         _need_micro_batch_size(plan)
+        options = _without_overridden(plan, options)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
         return _tokens((*options, *decided))
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
@@ -83,6 +84,29 @@ def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
 def render_line(argv: Sequence[str]) -> str:
     """One line for a shell; `shlex.split` gives `argv` back."""
     return shlex.join(argv)
+
+
+_RECOMPUTE_FLAGS = frozenset(
+    {
+        "--recompute-activations",
+        "--recompute-granularity",
+        "--recompute-method",
+        "--recompute-num-layers",
+    }
+)
+
+
+def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, ...]:
+    """The user's flags without those in whose place a stock plan has settings of its own; other
+    plans say them beside the flags, by replica and stage."""
+    training = None if plan.workload is None else plan.workload.training
+    size, stage = plan.replicas[0].micro_batch_size, plan.replicas[0].stages[0]
+    overridden: set[str] = set()
+    if training is not None and size not in (None, training.micro_batch_size):
+        overridden.add("--micro-batch-size")
+    if training is not None and recompute(plan, stage) != (training.recompute, None):
+        overridden |= _RECOMPUTE_FLAGS
+    return tuple(option for option in options if overridden.isdisjoint(option.flag.names))
 
 
 def _tokens(options: Sequence[Option]) -> tuple[str, ...]:

@@ -181,7 +181,9 @@ def layout_text(placement: Placement) -> str:
         Layout(
             tuple(
                 ReplicaShape(
-                    tuple(StageShape(s.width, s.num_layers) for s in r.stages), r.num_micro_batches
+                    tuple(StageShape(s.width, s.num_layers, s.shares) for s in r.stages),
+                    r.num_micro_batches,
+                    r.micro_batch_size,
                 )
                 for r in placement.replicas
             )
@@ -266,7 +268,7 @@ def _runners_up(problem: Problem, board: Scoreboard, best: Candidate) -> tuple[A
     if board.best_stock is not None:
         seen.append(_structure(board.best_stock.placement))
     found: list[Alternative] = []
-    for candidate in board.ranking_with_counts:
+    for candidate in board.ranking_of_all:
         structure = _structure(candidate.placement)
         if candidate.keeps_limits and structure not in seen and len(found) < _NUM_RUNNERS_UP:
             seen.append(structure)

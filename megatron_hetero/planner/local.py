@@ -203,9 +203,5 @@ def unlike(ranking: tuple[Candidate, ...], count: int) -> list[Candidate]:
     """The best placements that differ in more than layers and micro-batches."""
     chosen: dict[tuple[tuple[tuple[str, int], ...], ...], Candidate] = {}
     for candidate in ranking:
-        shape = tuple(
-            tuple((s.devices[0].node, s.width) for s in r.stages)
-            for r in candidate.placement.replicas
-        )
-        chosen.setdefault(shape, candidate)
+        chosen.setdefault(candidate.structure, candidate)
     return list(chosen.values())[:count]

@@ -38,7 +38,7 @@ class ReplicaShapes:
             group: Hashable = self._node_class(*nodes), len(stage.devices)
         else:  # links inside the group count as well: it is like no other
             group = tuple(device.node for device in stage.devices)
-        own = stage.shares, stage.recompute, stage.recompute_num_layers
+        own = stage.shares, stage.recompute, stage.recompute_num_layers, stage.state_parts
         return group, stage.num_layers, own
 
     def _node_class(self, name: str) -> int:

@@ -15,6 +15,7 @@ from megatron_hetero.planner.hexiscale import HexiScale
 from megatron_hetero.planner.launch_ahead import LaunchAhead
 from megatron_hetero.planner.local import LocalSearch
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.refine import Refine
 from megatron_hetero.planner.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.symmetric import Symmetric
@@ -30,6 +31,7 @@ def default_strategies() -> tuple[Strategy, ...]:
         EqualReplicas(),
         LocalSearch(),
         LaunchAhead(),
+        Refine(),
     )
 
 

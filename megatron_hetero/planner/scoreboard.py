@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_hetero.cost.model import PlacementCost, ReplicaCost
-from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.placement import NO_SETTINGS, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule
@@ -51,6 +51,13 @@ class Candidate:
         return any(r.launch_counts is not None for r in self.placement.replicas)
 
     @property
+    def structure(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """Node and width of every stage: what is left without layers and micro-batches."""
+        return tuple(
+            tuple((s.devices[0].node, s.width) for s in r.stages) for r in self.placement.replicas
+        )
+
+    @property
     def coarse_key(self) -> tuple[Standing, float]:
         """What `key` compares first; quick."""
         return self.standing, ranked_time_s(self.placement, self.cost)
@@ -61,16 +68,33 @@ class Candidate:
         without the plug-in, then by devices and layers (never by chance)."""
         devices = tuple(self.placement.devices())
         shape = tuple(
-            (r.num_micro_batches, tuple(s.num_layers for s in r.stages), r.launch_counts or ())
+            (
+                r.num_micro_batches,
+                tuple(s.num_layers for s in r.stages),
+                r.launch_counts or (),
+                r.micro_batch_size or 0,
+                repr([s.own_settings for s in r.stages]),
+            )
             for r in self.placement.replicas
         )
         return (*self.coarse_key, len(devices), self.rank_order is None, (devices, shape))
 
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
-    """The step time that the ranking counts: launch counts must make up for `MIN_GAIN`."""
-    has_counts = any(r.launch_counts is not None for r in placement.replicas)
-    return cost.step_time_s / (1 - MIN_GAIN) if has_counts else cost.step_time_s
+    """The step time that the ranking counts: what the job's flags do not say must make up for
+    `MIN_GAIN`."""
+    return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
+
+
+def is_plain(placement: Placement) -> bool:
+    """Whether all of it is as the job's flags say: no launch counts, micro-batch sizes, recompute
+    or shares of its own."""
+    return all(
+        replica.launch_counts is None
+        and replica.micro_batch_size is None
+        and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
+        for replica in placement.replicas
+    )
 
 
 class Scoreboard:
@@ -93,6 +117,8 @@ class Scoreboard:
         self._progress = progress
         self._fitting: list[Candidate] = []
         self._fitting_with_counts: list[Candidate] = []
+        self._refined: list[Candidate] = []
+        self._misses: dict[Hashable, Candidate] = {}
         self._with_counts: dict[Placement, Candidate] = {}
         self._best_stock: Candidate | None = None
         self._replicas: dict[Hashable, ReplicaCost] = {}
@@ -115,7 +141,7 @@ class Scoreboard:
     def nearest(self) -> Candidate | None:
         """The best placement that fits; where none keeps the limits of time and money, the one
         that exceeds them least."""
-        firsts = [*self._fitting[:1], *self._fitting_with_counts[:1]]
+        firsts = [*self._fitting[:1], *self._fitting_with_counts[:1], *self._refined[:1]]
         return min(firsts, key=lambda candidate: candidate.key, default=None)
 
     @property
@@ -140,6 +166,17 @@ class Scoreboard:
         """`ranking`, and the best placements with launch counts of their own among them."""
         both = [*self._fitting, *self._fitting_with_counts]
         return tuple(sorted(both, key=lambda candidate: candidate.key))
+
+    @property
+    def ranking_of_all(self) -> tuple[Candidate, ...]:
+        """`ranking_with_counts`, and those that do more than the job's flags say among them."""
+        both = [*self.ranking_with_counts, *self._refined]
+        return tuple(sorted(both, key=lambda candidate: candidate.key))
+
+    @property
+    def misses(self) -> tuple[Candidate, ...]:
+        """The fastest placements that lack memory, one of each shape (a few dozen)."""
+        return tuple(sorted(self._misses.values(), key=lambda candidate: candidate.key))
 
     def score(self, placement: Placement, strategy: str) -> Candidate | None:
         """Price a placement of 1F1B's own counts; the candidate if it fits memory and limits, else
@@ -172,6 +209,27 @@ class Scoreboard:
         standing = problem.objective.standing(problem.costs, placement, cost, time_s)
         return Candidate(placement, cost, strategy, rank_order, standing)
 
+    def keep_refined(
+        self,
+        placement: Placement,
+        cost: PlacementCost,
+        strategy: str,
+        rank_order: RankOrder | None,
+    ) -> Candidate | None:
+        """Keep a priced placement that does more than the job's flags say; the candidate if it fits
+        memory and limits, else None.
+
+        Args:
+            rank_order: as of `Candidate`, were it plain.
+        """
+        self.num_priced += 1
+        if cost.missing_bytes > 0 or not _sites_are_apart(self.problem, placement):
+            return None
+        candidate = self._candidate(placement, cost, strategy, rank_order)
+        self._keep_stock(candidate)
+        self._insert(self._refined, candidate)
+        return candidate
+
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str
     ) -> Candidate | None:
@@ -189,6 +247,7 @@ class Scoreboard:
         if not _sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
+            self._miss(candidate)
             self.nearest_miss = _nearer(candidate, self.nearest_miss)
             if rank_order is not None:
                 self.nearest_stock_miss = _nearer(candidate, self.nearest_stock_miss)
@@ -201,11 +260,22 @@ class Scoreboard:
             self._insert(self._fitting_with_counts, with_counts)
         return candidate
 
+    def _miss(self, candidate: Candidate) -> None:
+        shape = candidate.structure
+        known = self._misses.get(shape)
+        if known is None or candidate.step_time_s < known.step_time_s:
+            self._misses[shape] = candidate
+        if len(self._misses) > 2 * _NUM_KEPT:
+            self._misses = {kept.structure: kept for kept in self.misses[:_NUM_KEPT]}
+
     def _keep(self, candidate: Candidate) -> None:
+        self._keep_stock(candidate)
+        self._insert(self._fitting, candidate)
+
+    def _keep_stock(self, candidate: Candidate) -> None:
         stock = self._best_stock
         if candidate.rank_order is not None and (stock is None or candidate.key < stock.key):
             self._best_stock = candidate
-        self._insert(self._fitting, candidate)
 
     def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
         before = self.best

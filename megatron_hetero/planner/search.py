@@ -134,9 +134,11 @@ def plan_of(
         Replica(
             tuple(
                 Stage(
-                    StageShape(stage.width, stage.num_layers),
+                    StageShape(stage.width, stage.num_layers, stage.shares),
                     first,
                     tuple(device.name for device in stage.devices),
+                    recompute=stage.recompute,
+                    recompute_num_layers=stage.recompute_num_layers,
                     num_launched_forwards=count,
                 )
                 for first, stage, count in zip(
@@ -147,6 +149,7 @@ def plan_of(
                 )
             ),
             replica.num_micro_batches,
+            replica.micro_batch_size,
         )
         for replica in best.placement.replicas
     )

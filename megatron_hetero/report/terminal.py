@@ -35,6 +35,7 @@ STAGE_COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
 AHEAD_COLUMN: tuple[str, Literal["left", "right"]] = ("ahead", "right")
 """Shown after the layers, if some stage has a launch count of its own."""
 STAGE_LEGEND = "time: one micro-batch forward and backward; memory: the stage's fullest GPU"
+RECOMPUTE_COLUMN: tuple[str, Literal["left", "right"]] = ("recompute", "left")
 AHEAD_LEGEND = "ahead: forwards before the first backward, which hide slow hops"
 MAX_KEY_WIDTH = 32
 """Places and names in a table of differences are not wrapped up to this many columns: two of them
@@ -100,6 +101,8 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
     columns = list(STAGE_COLUMNS if plan.estimates is not None else STAGE_COLUMNS[:4])
     if _launches_ahead(plan):
         columns.insert(4, AHEAD_COLUMN)
+    if _recomputes_by_stage(plan):
+        columns.insert(4, RECOMPUTE_COLUMN)
     widths = [
         max(len(heading), *(len(row[c]) for replica_rows in rows for row in replica_rows))
         for c, (heading, _) in enumerate(columns)
@@ -142,6 +145,8 @@ def _stage_row(plan: Plan, replica_index: int, stage_index: int) -> list[Text]:
         Text(_width(stage)),
         Text(_layers(stage)),
     ]
+    if _recomputes_by_stage(plan):
+        row.append(Text(_recompute(plan, stage)))
     if _launches_ahead(plan):
         row.append(Text(str(launched_forwards(plan, replica_index, stage_index))))
     if plan.estimates is not None:
@@ -153,6 +158,18 @@ def _stage_row(plan: Plan, replica_index: int, stage_index: int) -> list[Text]:
 
 def _launches_ahead(plan: Plan) -> bool:
     return any(s.num_launched_forwards is not None for r in plan.replicas for s in r.stages)
+
+
+def _recomputes_by_stage(plan: Plan) -> bool:
+    return any(s.recompute is not None for r in plan.replicas for s in r.stages)
+
+
+def _recompute(plan: Plan, stage: Stage) -> str:
+    """What a stage computes again in its backward pass: `full`, `3 of 9`, `none`."""
+    own = None if plan.workload is None else plan.workload.training.recompute
+    if stage.recompute_num_layers is not None:
+        return f"{stage.recompute_num_layers} of {stage.shape.num_layers}"
+    return stage.recompute or own or "the job's"
 
 
 def idle_lines(plan: Plan) -> Iterable[RenderableType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
@@ -39,6 +39,8 @@ OLD = GpuType(
 )
 INSIDE = Link(100e9, 3e-6)
 BETWEEN = Link(3e9, 2e-5)
+AS_GIVEN = Limits(memory_reserve_bytes=0, as_given=CHOICES)
+FREE = Limits(memory_reserve_bytes=0)
 
 
 def make_cluster(
@@ -48,14 +50,17 @@ def make_cluster(
     limits: Limits | None = None,
     sites: Sequence[str] | None = None,
 ) -> Cluster:
-    """Nodes as (name, type, number of GPUs); any two are joined by `between`."""
+    """Nodes as (name, type, number of GPUs); any two are joined by `between`.
+
+    By default plans do all as the job's flags say (`Limits.as_given`).
+    """
     site_of = sites or ["main"] * len(nodes)
     made = tuple(
         Node(name, gpu, count, site, f"host-{name}", inside)
         for (name, gpu, count), site in zip(nodes, site_of, strict=True)
     )
     links = {(a.name, b.name): between for a in made for b in made if a.name != b.name}
-    return Cluster(made, links, limits or Limits(memory_reserve_bytes=0))
+    return Cluster(made, links, limits or AS_GIVEN)
 
 
 def make_workload(

@@ -216,8 +216,23 @@ def test_recompute_that_the_user_already_asked_for_is_left_to_the_user() -> None
         plan_of("tp1:8 @16", "--recompute-granularity", "selective"), recompute="selective"
     )
     assert megatron_args(with_stage(plan, 0, 0, recompute="selective")) == megatron_args(plan)
-    with pytest.raises(UsageError, match=r"selective contradicts .* none"):
-        megatron_args(with_stage(plan, 0, 0, recompute="none"))
+
+
+def test_a_stock_plan_of_other_settings_takes_the_place_of_the_users_flags() -> None:
+    flags = ("--recompute-granularity", "full", "--recompute-method", "uniform")
+    plan = with_training(
+        plan_of("tp1:8 @16", *flags, "--recompute-num-layers", "1"), recompute="full"
+    )
+    other = megatron_args(with_stage(plan, 0, 0, recompute="none"))
+    assert not [flag for flag in other if flag.startswith("--recompute")]
+    some = render_line(
+        megatron_args(with_stage(plan, 0, 0, recompute="full", recompute_num_layers=3))
+    )
+    assert "--recompute-method block --recompute-num-layers 3" in some
+    assert "uniform" not in some
+    larger = with_replica(plan, 0, num_micro_batches=8, micro_batch_size=2)
+    line = render_line(megatron_args(larger))
+    assert "--micro-batch-size 2" in line and "--micro-batch-size 1" not in line
 
 
 def test_replica_sizes_of_their_own_leave_the_jobs_flag_alone() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
 from megatron_hetero.model.spec import Workload
-from tests.cost.builders import FAST, SLOW, make_workload
+from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_workload
 
 MIB = 1 << 20
 
@@ -21,7 +21,7 @@ def gpu_types(draw: st.DrawFn) -> list[GpuType]:
 
 
 @st.composite
-def clusters(draw: st.DrawFn, max_gpus: int) -> Cluster:
+def clusters(draw: st.DrawFn, max_gpus: int, limits: Limits = AS_GIVEN) -> Cluster:
     """One to four nodes, unlike links, together at most `max_gpus` GPUs."""
     types = draw(gpu_types())
     nodes: list[Node] = []
@@ -38,7 +38,7 @@ def clusters(draw: st.DrawFn, max_gpus: int) -> Cluster:
             if a.name < b.name:
                 link = Link(draw(st.sampled_from([1e8, 3e9, 5e10])), draw(st.floats(0, 1e-3)))
                 links[a.name, b.name] = links[b.name, a.name] = link
-    return Cluster(tuple(nodes), links, Limits(memory_reserve_bytes=0))
+    return Cluster(tuple(nodes), links, limits)
 
 
 @st.composite

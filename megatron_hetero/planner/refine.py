@@ -1,0 +1,111 @@
+"""The strategy after all others: the best shapes with settings that are the stages' own.
+
+The strategies before place every stage with the job's own recompute and micro-batch size.  This
+one fills a short list of their placements anew (`refill`): recompute where a stage needs it and
+nowhere else, and the micro-batch sizes that suit.  Placements that lacked memory are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.cost.choices import micro_batch_sizes
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.canonical import is_symmetric
+from megatron_hetero.planner.local import unlike
+from megatron_hetero.planner.polish import Polish
+from megatron_hetero.planner.refill import Filling, Refiller, share_batch
+from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+
+
+class Refine:
+    """Fills the best placements anew, then moves single layers and micro-batches."""
+
+    name = "refine"
+
+    def __init__(self, num_starts: int = 6, num_sizes: int = 2, max_work: int = 300_000) -> None:
+        self.num_starts = num_starts
+        """Of the placements that fit, and as many of those that lack memory."""
+        self.num_sizes = num_sizes
+        """Micro-batch sizes that are priced exactly, of each placement."""
+        self.max_work = max_work
+        """Limit in stages times micro-batches priced, of all small moves together."""
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        if not board.problem.costs.has_variants:
+            return
+        starts = unlike(board.ranking_with_counts, self.num_starts)
+        starts += unlike(board.misses, self.num_starts)
+        found: list[tuple[Candidate, Refiller]] = []
+        for start in starts:
+            refiller = Refiller(board.problem.costs, start.placement)
+            best = self._refined(board, refiller, start)
+            if best is not None:
+                found.append((best, refiller))
+        found.sort(key=lambda entry: entry[0].key)
+        for candidate, refiller in found[:2]:
+            polished = Polish(refiller, candidate.placement).run(self.max_work // 2)
+            if polished != candidate.placement:
+                self._keep(board, refiller, candidate, polished)
+
+    def _refined(self, board: Scoreboard, refiller: Refiller, start: Candidate) -> Candidate | None:
+        """The best of the sizes, kept on the board; None where nothing fits or nothing changed."""
+        costs, replicas = board.problem.costs, start.placement.replicas
+        own = costs.workload.training.micro_batch_size
+        ranked = []
+        for size in micro_batch_sizes(costs, len(replicas)):
+            filled = _filled(refiller, start.placement, size)
+            if filled is not None:
+                ranked.append((_quick_s(*filled), size, filled))
+        ranked.sort(key=lambda entry: entry[:2])
+        best: Candidate | None = None
+        for _, _, filled in ranked[: self.num_sizes]:
+            placement = Placement(tuple(f.replica(m, own) for f, m in zip(*filled, strict=True)))
+            kept = self._keep(board, refiller, start, placement)
+            if kept is not None and (best is None or kept.key < best.key):
+                best = kept
+        return best
+
+    def _keep(
+        self, board: Scoreboard, refiller: Refiller, start: Candidate, placement: Placement
+    ) -> Candidate | None:
+        if placement == start.placement:
+            return None
+        cost = refiller.cost(placement)
+        return board.keep_refined(placement, cost, self.name, _rank_order(start, placement))
+
+
+def _filled(
+    refiller: Refiller, placement: Placement, size: int
+) -> tuple[Sequence[Filling], Sequence[int]] | None:
+    """Fillings of all replicas with one micro-batch size, and their micro-batches."""
+    batch = refiller.costs.workload.training.global_batch_size
+    most = batch // size - len(placement.replicas) + 1
+    fillings = []
+    for replica in placement.replicas:
+        filling = refiller.filling(replica, size, most)
+        if filling is None:
+            return None
+        fillings.append(filling)
+    counts = share_batch(batch, fillings)
+    return None if counts is None else (fillings, counts)
+
+
+def _quick_s(fillings: Sequence[Filling], counts: Sequence[int]) -> float:
+    """About when the last replica ends."""
+    return max(f.fill_s + (m - 1) * f.period_s for f, m in zip(fillings, counts, strict=True))
+
+
+def _rank_order(start: Candidate, placement: Placement) -> RankOrder | None:
+    """The start's, if the placement, on the same devices, is still one that stock Megatron runs:
+    all replicas and stages alike in what they do."""
+    first = placement.replicas[0]
+    alike = is_symmetric(placement) and all(
+        replica.launch_counts is None
+        and replica.micro_batch_size == first.micro_batch_size
+        and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
+        for replica in placement.replicas
+    )
+    return start.rank_order if alike else None

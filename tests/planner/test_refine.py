@@ -1,0 +1,167 @@
+"""What stages and replicas set for themselves, against brute force over the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.spec import CHOICES, Cluster
+from megatron_hetero.cost.bound import step_time_bound_s
+from megatron_hetero.cost.choices import micro_batch_sizes
+from megatron_hetero.cost.estimate import estimate_plan
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner.counts import MIN_GAIN
+from megatron_hetero.planner.exhaustive import all_structures, compositions
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.run import search
+from megatron_hetero.planner.stage_ways import StagePlace, StageWays
+from tests.cost.builders import FREE, GIB, SLOW, make_cluster, make_workload
+from tests.planner.strategies import clusters, workloads
+
+
+def every_recompute(stage: PlacedStage) -> Iterator[PlacedStage]:
+    """The stage with every recompute that it could have."""
+    yield replace(stage, recompute="none")
+    yield replace(stage, recompute="selective")
+    yield replace(stage, recompute="full")
+    for some in range(1, stage.num_layers):
+        yield replace(stage, recompute="full", recompute_num_layers=some)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_layers=st.integers(1, 10),
+    memory_gib=st.floats(0.5, 4),
+    size=st.sampled_from([1, 2, 4]),
+    job=st.sampled_from(["none", "selective", "full"]),
+    flash=st.booleans(),
+    depth=st.integers(2, 6),
+)
+def test_a_stage_recomputes_as_brute_force_would(
+    num_layers: int, memory_gib: float, size: int, job: str, flash: bool, depth: int
+) -> None:
+    """The first stage of a pipeline that keeps `depth` micro-batches there."""
+    gpu = replace(SLOW, memory_bytes=int(memory_gib * GIB))
+    cluster = make_cluster(("a", gpu, 2), limits=FREE)
+    workload = make_workload(
+        num_layers, 1024, 8, size, seq_length=1024, recompute=job, flash_attention=flash
+    )
+    costs, (device, other) = CostModel(cluster, workload), cluster.devices
+    rows = costs.vocab_rows([1])
+    ways = StageWays(costs, rows).of(StagePlace((device,), None, True, False, depth))
+    behind = (PlacedStage((other,), 1),) * (depth - 1)
+    for count in range(1, num_layers + 1):
+        priced = [
+            costs.stage(PlacedReplica((stage, *behind), depth), 0, rows)
+            for stage in every_recompute(PlacedStage((device,), count))
+        ]
+        fitting = [cost.times.total_s for cost in priced if cost.missing_bytes <= 0]
+        assert (count <= len(ways)) == bool(fitting)
+        if fitting:
+            assert ways[count - 1].time_s == pytest.approx(min(fitting))
+
+
+def brute_force_s(problem: Problem) -> float | None:
+    """The best of all structures, layers, recomputes, micro-batches and their (common) size."""
+    costs, batch = problem.costs, problem.workload.training.global_batch_size
+    found = []
+    for structure in all_structures(problem):
+        choices = []
+        for chain in structure:
+            choices.append(
+                [
+                    stages
+                    for layers in compositions(problem.num_layers, len(chain))
+                    for stages in product(
+                        *(
+                            list(every_recompute(PlacedStage(unit.devices, n)))
+                            for unit, n in zip(chain, layers, strict=True)
+                        )
+                    )
+                ]
+            )
+        for size in micro_batch_sizes(costs, len(structure)):
+            for shares in compositions(batch // size, len(structure)):
+                for chosen in product(*choices):
+                    placement = Placement(
+                        tuple(
+                            PlacedReplica(stages, share, micro_batch_size=size)
+                            for stages, share in zip(chosen, shares, strict=True)
+                        )
+                    )
+                    cost = costs.placement(placement)
+                    if cost.missing_bytes <= 0:
+                        found.append(cost.step_time_s)
+    return min(found, default=None)
+
+
+@settings(max_examples=25, deadline=None)
+@given(clusters(max_gpus=2, limits=FREE), workloads(max_layers=3, max_micro_batches=4))
+def test_two_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
+    problem = make_problem(cluster, workload)
+    expected, best = brute_force_s(problem), search(problem).best
+    assert (best is None) == (expected is None)
+    if best is not None and expected is not None:
+        # What the job's flags do not say must bring half a percent.
+        assert best.step_time_s <= expected * (1 + 1e-9) / (1 - MIN_GAIN)
+        assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    clusters(max_gpus=6, limits=FREE),
+    workloads(max_layers=8, max_micro_batches=12),
+    st.sampled_from(["none", "full"]),
+    st.booleans(),
+)
+def test_plans_are_valid_fit_and_are_never_worse_than_without(
+    cluster: Cluster, workload: Workload, recompute: str, sharded: bool
+) -> None:
+    training = replace(
+        workload.training,
+        recompute=recompute,
+        use_distributed_optimizer=sharded,
+    )
+    workload = replace(workload, training=training)
+    held = replace(cluster, limits=replace(FREE, as_given=CHOICES))
+    plain = search(make_problem(held, workload)).best
+    try:
+        plan = plan_cluster(cluster, workload)
+    except InfeasiblePlanError:
+        assert plain is None
+        return
+    validate_plan(plan, cluster)
+    estimates = estimate_plan(plan, cluster)
+    assert plan.estimates is not None and estimates.bound_s is not None
+    assert plan.estimates.step_time_s == pytest.approx(estimates.step_time_s)
+    assert estimates.bound_s <= estimates.step_time_s * (1 + 1e-12)
+    assert all(d.peak_bytes <= d.capacity_bytes for d in plan.estimates.devices.values())
+    if plain is not None:
+        assert estimates.step_time_s <= plain.step_time_s * (1 + 1e-12)
+
+
+def test_limits_hold_the_job_to_its_flags() -> None:
+    """A job that cannot be planned without recompute, and the same held to its flags."""
+    cluster = make_cluster(("a", replace(SLOW, memory_bytes=4 * GIB), 2), limits=FREE)
+    workload = make_workload(28, 1024, 8, seq_length=2048)
+    plan = plan_cluster(cluster, workload)
+    assert any(s.recompute == "full" for r in plan.replicas for s in r.stages)
+    held = replace(cluster, limits=replace(FREE, as_given=("recompute",)))
+    with pytest.raises(InfeasiblePlanError):
+        plan_cluster(held, workload)
+
+
+def test_a_roomy_stage_recomputes_nothing_of_a_job_that_recomputes_all() -> None:
+    cluster = make_cluster(("a", SLOW, 2), limits=FREE)
+    plan = plan_cluster(cluster, make_workload(8, 1024, 8, recompute="full"))
+    assert {s.recompute for r in plan.replicas for s in r.stages} == {"none"}
