@@ -119,7 +119,7 @@ def _between_sites(sites: list[str]) -> list[dict[str, Any]]:
     ]
     for (i, one), (j, other) in combinations(enumerate(regions), 2):
         latency = {"latency": f"{15 + 20 * (j - i)} ms"}
-        links.append({"sites": [one, other], "bandwidth": "100 Gb/s", **latency})
+        links.append({"sites": [*one, *other], "bandwidth": "100 Gb/s", **latency})
     return links
 
 

@@ -61,20 +61,18 @@ def entry_of_sites(section: LinksSection, references: References) -> dict[tuple[
         ClusterError: two lists are equally short.
     """
     entries: dict[tuple[str, str], int] = {}
-    for index, between in enumerate(section.between_sites):
-        length = len(between.sites)
-        for a, b in combinations(between.sites, 2):
-            known = entries.get((a, b))
-            known_length = length + 1 if known is None else len(section.between_sites[known].sites)
-            if known_length == length:
+    lists = [between.sites for between in section.between_sites]
+    for index in sorted(range(len(lists)), key=lambda index: len(lists[index])):
+        for a, b in combinations(lists[index], 2):
+            known = entries.setdefault((a, b), index)
+            entries[b, a] = known
+            if known != index and len(lists[known]) == len(lists[index]):
                 references.fail(
                     ["links", "between_sites", index, "sites"],
                     f"{listed((a, b))} are both in between_sites[{known}] too, which has as many "
                     "sites; the shortest list that holds two sites counts for them, so make one "
                     "of the two shorter or longer",
                 )
-            if known_length > length:
-                entries[a, b] = entries[b, a] = index
     return entries
 
 

@@ -21,6 +21,7 @@ links:
   between_nodes: {three: {bandwidth: 8 GB/s, latency: 1 us}}
   between_sites:
 """
+WIDE = "    - {sites: [four, one, two, three], bandwidth: 3 GB/s, latency: 1 ms}\n"
 ALL = "    - {sites: [one, two, three], bandwidth: 1 GB/s, latency: 9 ms, price_per_gb: 3}\n"
 PAIR = "    - {sites: [two, three], bandwidth: 2 GB/s, latency: 1 ms}\n"
 
@@ -56,6 +57,14 @@ def test_a_list_is_the_same_as_all_its_pairs(tmp_path: Path) -> None:
         for a, b in (("three", "one"), ("one", "two"), ("two", "three"))
     )
     assert cluster_hash(listed) == cluster_hash(_load(tmp_path, NODES + pairs))
+
+
+def test_lists_of_one_length_may_share_sites_that_a_shorter_one_holds(tmp_path: Path) -> None:
+    more = NODES.replace("links:", "  - {name: e, gpu: T4, count: 1, site: four}\nlinks:")
+    text = more + ALL.replace("one, ", "four, ") + ALL + PAIR + WIDE
+    speeds = {pair: link.bytes_per_s for pair, link in _load(tmp_path, text).node_links.items()}
+    assert (speeds["b", "c"], speeds["a", "b"], speeds["e", "c"]) == (2e9, 1e9, 1e9)
+    assert speeds["a", "e"] == 3e9
 
 
 def test_two_lists_of_one_length_are_refused(tmp_path: Path) -> None:
