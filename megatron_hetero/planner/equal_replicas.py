@@ -15,17 +15,10 @@ from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
-
-Stage = tuple[int, int]
-"""(kind, width)."""
-Shape = tuple[Stage, ...]
-"""The stages of every replica."""
+from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
 
 _NUM_COUNTS = 2
 """Numbers of replicas to price for a shape: the most, and the most with a micro-batch more each."""
-
-_MAX_PACKINGS = 8
-"""Numbers of replicas to try where as many as the GPUs would do leave odd rests on nodes."""
 
 
 class EqualReplicas:
@@ -61,6 +54,8 @@ class _Search:
         self.kind_of = {node.name: k for k, kind in enumerate(self.kinds) for node in kind.nodes}
         self.filler = Filler(board.problem)
         self.work = 0
+        self.layouts = ShapeLayouts(board.problem, self.kinds)
+        self._promises_s: dict[Shape, float | None] = {}
         self._found: dict[Shape, Candidate | None] = {}
 
     def shape_of(self, candidate: Candidate) -> Shape:
@@ -83,11 +78,14 @@ class _Search:
     def price(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
         """The best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
         best = None
-        for count, chains in self._layouts(shape):
-            filled = self._fill(chains[0])
+        for count, by_stage in self._layouts(shape):
+            # Stage by stage the first replica is known before the others are put anywhere.
+            chains = [] if by_stage else self.layouts.chains(shape, count, by_stage)
+            filled = self._fill(chains[0] if chains else self.layouts.first_chain(shape, count))
             most = -(-self.problem.num_micro_batches // count)
             if not filled.fits or (beat and filled.quick_time_s(most) >= beat.step_time_s):
                 continue
+            chains = chains or self.layouts.chains(shape, count, by_stage)
             candidate = self._score(chains, filled.layers)
             if candidate and (best is None or candidate.key < best.key):
                 best = candidate
@@ -115,8 +113,16 @@ class _Search:
 
     def _promise_s(self, shape: Shape) -> float | None:
         """The pipelines' quick time alone; None where the shape has no room or does not fit."""
-        for count, chains in self._layouts(shape):
-            filled = self._fill(chains[0])
+        if shape not in self._promises_s:
+            self._promises_s[shape] = self._quick_time_s(shape)
+        return self._promises_s[shape]
+
+    def _quick_time_s(self, shape: Shape) -> float | None:
+        for count, by_stage in self._layouts(shape):
+            if by_stage:
+                filled = self._fill(self.layouts.first_chain(shape, count))
+            else:
+                filled = self._fill(self.layouts.chains(shape, count, by_stage)[0])
             if filled.fits:
                 return filled.quick_time_s(-(-self.problem.num_micro_batches // count))
         return None
@@ -158,56 +164,22 @@ class _Search:
                 if improved:
                     break
 
-    def _layouts(self, shape: Shape) -> Iterator[tuple[int, list[Chain]]]:
+    def _layouts(self, shape: Shape) -> Iterator[tuple[int, bool]]:
         """As many replicas as there is room for, like stages side by side and replica by replica;
-        then fewer, with one micro-batch more each."""
+        then fewer, with one micro-batch more each.  (How many, and whether stage by stage.)"""
         if not 0 < len(shape) <= self.problem.max_stages():
             return
+        ends = self.kinds[shape[0][0]].may_start and self.kinds[shape[-1][0]].may_end
         for by_stage in (True, False):
-            most = self._placed(shape, None, by_stage)
-            if not most or not self.problem.chain_is_allowed(most[0]):
+            most = self.layouts.most(shape, by_stage) if ends else 0
+            if not most:
                 continue
-            share = -(-self.problem.num_micro_batches // len(most))
+            share = -(-self.problem.num_micro_batches // most)
             for extra in range(_NUM_COUNTS):
                 count = -(-self.problem.num_micro_batches // (share + extra))
-                if count in self.problem.replica_counts():
-                    chains = self._placed(shape, count, by_stage)
-                    if chains:
-                        yield count, chains
-
-    def _placed(self, shape: Shape, count: int | None, by_stage: bool) -> list[Chain]:
-        """`count` replicas on nodes (None: as many as fit); empty if they do not fit."""
-        if count is None:
-            used = [sum(w for k, w in shape if k == kind) for kind in range(len(self.kinds))]
-            room = [
-                len(kind.nodes) * kind.num_gpus // n
-                for kind, n in zip(self.kinds, used, strict=True)
-                if n
-            ]
-            allowed = [n for n in self.problem.replica_counts() if n <= min(room)]
-            counts = allowed[::-1][:_MAX_PACKINGS]
-            return next((c for n in counts if (c := self._placed(shape, n, by_stage))), [])
-        free = [
-            [(node.name, list(self.problem.gpus[node.name])) for node in kind.nodes]
-            for kind in self.kinds
-        ]
-        units: list[list[Unit | None]] = [[None] * len(shape) for _ in range(count)]
-        places = [(r, s) for r in range(count) for s in range(len(shape))]
-        if by_stage:
-            places.sort(key=lambda place: place[::-1])
-        start = [0] * len(self.kinds)
-        for r, s in places:
-            kind, width = shape[s]
-            nodes = free[kind]
-            while start[kind] < len(nodes) and not nodes[start[kind]][1]:
-                start[kind] += 1
-            found = next((n for n in nodes[start[kind] :] if len(n[1]) >= width), None)
-            if found is None:
-                return []
-            name, indices = found
-            units[r][s] = Unit(name, tuple(indices[:width]))
-            del indices[:width]
-        return [tuple(unit for unit in chain if unit is not None) for chain in units]
+                fits = count == most or self.layouts.has_room(shape, count, by_stage)
+                if count in self.problem.replica_counts() and fits:
+                    yield count, by_stage
 
     def _moves(self, shape: Shape) -> Iterator[Shape]:
         """Shapes one move away; equal neighbours are one run, changed at its ends only."""

@@ -11,20 +11,17 @@ period and its memory (which depends on its place, for the micro-batches in flig
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.kinds import Block, Kind, blocks_of
 from megatron_hetero.planner.problem import Problem
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from megatron_hetero.planner.slab_paths import BlockMenu, Floats, HeldLayers, Ints, SlabPaths
 
 _NUM_PERIODS = 20
 
@@ -38,6 +35,9 @@ class StageTable:
         widths = sorted({width for kind in kinds for width in kind.widths})
         self.rows = problem.costs.vocab_rows(widths)
         self._max_layers: dict[tuple[int, int, bool, bool, int], int] = {}
+        self._fitting: dict[tuple[int, int, bool], Ints] = {}
+        self._held: dict[tuple[Block, bool, int], tuple[Ints, Floats]] = {}
+        self._alike = _first_alike(kinds)
 
     def times_s(self, kind: int, width: int) -> tuple[float, float, float]:
         """Seconds of the embedding, one layer and the head for one micro-batch."""
@@ -54,6 +54,53 @@ class StageTable:
             )
             self._max_layers[key] = max(0, min(memory.max_layers, self.problem.num_layers))
         return self._max_layers[key]
+
+    def held(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+        """Layers of a block, shape [stages behind it, period] (zero where it holds none), and its
+        seconds for a micro-batch without those layers, shape [stages behind it].
+
+        Args:
+            first: whether its first stage holds the embedding.
+        """
+        key = (replace(block, kind=self._alike[block.kind]), first, max_node_layers)
+        if key not in self._held:
+            self._held[key] = self._hold(*key)
+        return self._held[key]
+
+    def _hold(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+        depth = self.problem.max_stages()
+        most = max_node_layers // len(block.widths)
+        layers = np.zeros((depth, len(self.periods_s)), np.int64)
+        room = max(depth - len(block.widths) + 1, 0)  # behind more stages it were too long
+        holds = np.ones((room, len(self.periods_s)), bool)
+        base_s = np.zeros(depth)
+        for i, width in enumerate(reversed(block.widths)):
+            is_first = first and i == len(block.widths) - 1
+            fitting = np.minimum(self._stage_layers(block.kind, width, is_first), most)
+            fitting = fitting[i : i + room]
+            holds &= fitting >= 1
+            layers[:room] += fitting
+            embedding_s, _, head_s = self.times_s(block.kind, width)
+            base_s += embedding_s * is_first
+            base_s[0] += head_s * (i == 0)
+        if len(block.widths) > 1:
+            base_s += (len(block.widths) - 1) * self.inside_hop_s(block.kind)
+        layers[:room] = np.where(holds, np.minimum(layers[:room], self.problem.num_layers), 0)
+        return layers, base_s
+
+    def _stage_layers(self, kind: int, width: int, first: bool) -> Ints:
+        """Layers of a stage by period and memory, shape [stages behind it, period]."""
+        key = (kind, width, first)
+        if key not in self._fitting:
+            embedding_s, layer_s, head_s = self.times_s(kind, width)
+            rows = []
+            for place in range(1, self.problem.max_stages() + 1):
+                last = place == 1
+                ends_s = embedding_s * first + head_s * last
+                by_time = np.floor((self.periods_s - ends_s) / layer_s + 1e-9).astype(np.int64)
+                rows.append(np.minimum(by_time, self.max_layers(kind, width, first, last, place)))
+            self._fitting[key] = np.array(rows)
+        return self._fitting[key]
 
     def hop_s(self, sender: int, receiver: int) -> float:
         """There and back between nodes of two kinds (two nodes of one where it has as many)."""
@@ -93,9 +140,15 @@ class StageTable:
     @cached_property
     def periods_s(self) -> Floats:
         """Periods worth trying: from one layer on the fastest stage to all on the slowest."""
-        layer_s = [self.times_s(k, w)[1] for k, kind in enumerate(self.kinds) for w in kind.widths]
+        layer_s = [self.times_s(k, w)[1] for k in set(self._alike) for w in self.kinds[k].widths]
         longest_s = self.problem.num_layers * max(layer_s)
         return np.geomspace(min(layer_s), longest_s, _NUM_PERIODS)
+
+
+def _first_alike(kinds: Sequence[Kind]) -> list[int]:
+    """For each kind the first one that has the same times and memory; sites do not count."""
+    first: dict[tuple[object, ...], int] = {}
+    return [first.setdefault(kind.machine, index) for index, kind in enumerate(kinds)]
 
 
 @dataclass(frozen=True)
@@ -126,68 +179,46 @@ class SlabPricer:
     ) -> None:
         self.table = table
         self.num_replicas = num_replicas
-        problem = table.problem
-        self.num_layers = problem.num_layers
-        self.max_stages = problem.max_stages()
-        self.periods_s = table.periods_s
-        self.blocks = [
+        self.max_stages = table.problem.max_stages()
+        self.blocks = tuple(
             Block(kinds[block.kind], block.num_nodes, block.widths)
             for block in blocks_of([table.kinds[k] for k in kinds], num_replicas)
             if len(block.widths) <= min(max_node_layers, self.max_stages)
-        ]
-        sites = sorted({table.kinds[block.kind].node.site for block in self.blocks})
-        self.sites = [sites.index(table.kinds[block.kind].node.site) for block in self.blocks]
-        self.num_sites = len(sites)
+        )
         self.max_node_layers = max_node_layers
-        self._held: dict[tuple[int, int, bool], tuple[Ints, Floats] | None] = {}
-        self._hops_s = self._prices_of_hops()
 
-    def _prices_of_hops(self) -> Floats:
-        """Round trip from a block of a site to the first block of another (or its own) site."""
-        hops_s = np.zeros((self.num_sites, len(self.blocks)))
-        for site in range(self.num_sites):
-            there = [b for s, b in zip(self.sites, self.blocks, strict=True) if s == site]
+    @cached_property
+    def menu(self) -> BlockMenu:
+        """The blocks as arrays."""
+        table, kinds = self.table, [self.table.kinds[block.kind] for block in self.blocks]
+        sites = sorted({kind.node.site for kind in kinds})
+        hops_s = np.zeros((len(sites), len(self.blocks)))
+        for number, site in enumerate(sites):
+            there = {b.kind for b in self.blocks if table.kinds[b.kind].node.site == site}
             for i, block in enumerate(self.blocks):
-                hops_s[site, i] = min(self.table.hop_s(block.kind, b.kind) for b in there)
-        return hops_s
-
-    def held(self, block: int, place: int, first: bool) -> tuple[Ints, Floats] | None:
-        """Layers of a block whose last stage is `place`-th from the end, and its seconds for a
-        micro-batch without those layers, both for every period; None where no layer is held.
-
-        Layers below zero say that a stage holds none.
-        """
-        key = (block, place, first)
-        if key not in self._held:
-            self._held[key] = self._hold(*key)
-        return self._held[key]
-
-    def _hold(self, index: int, place: int, first: bool) -> tuple[Ints, Floats] | None:
-        block, table = self.blocks[index], self.table
-        most = self.max_node_layers // len(block.widths)
-        layers = np.zeros(len(self.periods_s), np.int64)
-        fails = np.zeros(len(self.periods_s), bool)
-        base_s = 0.0
-        for i, width in enumerate(reversed(block.widths)):
-            is_first = first and i == len(block.widths) - 1
-            is_last = place + i == 1
-            embedding_s, layer_s, head_s = table.times_s(block.kind, width)
-            ends_s = embedding_s * is_first + head_s * is_last
-            fit = table.max_layers(block.kind, width, is_first, is_last, place + i)
-            by_time = np.floor((self.periods_s - ends_s) / layer_s + 1e-9).astype(np.int64)
-            held = np.minimum(by_time, min(fit, most))
-            fails |= held < 1
-            layers += held
-            base_s += ends_s
-        if fails.all():
-            return None
-        base_s += (len(block.widths) - 1) * self._inside_s(block)
-        return np.where(fails, -1, np.minimum(layers, self.num_layers)), np.full(
-            len(self.periods_s), base_s
+                hops_s[number, i] = min(table.hop_s(block.kind, kind) for kind in there)
+        layer_s = [
+            float(np.mean([table.times_s(b.kind, w)[1] for w in b.widths])) for b in self.blocks
+        ]
+        return BlockMenu(
+            self.blocks,
+            table.problem.num_layers,
+            table.periods_s,
+            np.array(layer_s),
+            self._held(False),
+            self._held(True),
+            np.array([sites.index(kind.node.site) for kind in kinds], np.int64),
+            hops_s,
+            np.array([kind.may_start for kind in kinds], bool),
+            np.array([kind.may_end for kind in kinds], bool),
         )
 
-    def _inside_s(self, block: Block) -> float:
-        return self.table.inside_hop_s(block.kind) if len(block.widths) > 1 else 0.0
+    def _held(self, first: bool) -> HeldLayers:
+        shape = (self.max_stages, len(self.blocks), len(self.table.periods_s))
+        layers, base_s = np.zeros(shape, np.int64), np.zeros(shape[:2])
+        for index, block in enumerate(self.blocks):
+            layers[:, index], base_s[:, index] = self.table.held(block, first, self.max_node_layers)
+        return HeldLayers(layers, base_s)
 
     def best(
         self, step_s: float, node_values: Mapping[int, float], slab_value: float = 0.0
@@ -198,138 +229,14 @@ class SlabPricer:
             node_values: micro-batches that a node of each kind is worth.
             slab_value: micro-batches that any slab costs beside its nodes.
         """
-        chosen = np.flatnonzero(self.periods_s <= step_s)
-        if not self.blocks or not len(chosen):
+        if not self.blocks:
             return []
-        paths = _Paths(self, chosen, step_s, node_values)
+        values = [node_values.get(b.kind, 0.0) * b.num_nodes for b in self.blocks]
+        paths = SlabPaths(self.menu, np.array(values) / self.num_replicas, step_s)
+        worths = (1 + step_s / paths.periods_s - paths.end_cost) * self.num_replicas
         found: dict[SlabShape, float] = {}
-        for column in range(len(chosen)):
-            shape, worth = paths.shape(column)
-            if shape is not None and worth > slab_value:
+        for period, worth in enumerate(worths):
+            if worth > slab_value:
+                shape = SlabShape(self.num_replicas, paths.blocks(period))
                 found[shape] = max(worth, found.get(shape, 0.0))
         return sorted(found, key=lambda shape: (-found[shape], repr(shape)))
-
-
-class _Paths:
-    """The dynamic programme of `SlabPricer.best`: seconds over periods plus prices, all per
-    replica, of the cheapest last stages; arrays have shape [period, layer]."""
-
-    def __init__(
-        self,
-        pricer: SlabPricer,
-        chosen: Ints,
-        step_s: float,
-        node_values: Mapping[int, float],
-    ) -> None:
-        self.pricer = pricer
-        self.chosen = chosen
-        self.step_s = step_s
-        self.periods_s = pricer.periods_s[chosen]
-        self.prices = [
-            node_values.get(b.kind, 0.0) * b.num_nodes / pricer.num_replicas for b in pricer.blocks
-        ]
-        self.layer_s = [
-            float(np.mean([pricer.table.times_s(b.kind, w)[1] for w in b.widths]))
-            for b in pricer.blocks
-        ]
-        num_layers = pricer.num_layers
-        self.layers = np.arange(num_layers)
-        shape = (len(chosen), num_layers)
-        self.start = np.full(shape, np.inf)
-        self.start[:, 0] = 0.0
-        self.cost: dict[tuple[int, int], Floats] = {}
-        self.by: dict[tuple[int, int], Ints] = {}
-        """Block and site before it, as block * num_sites + site."""
-        self.end_cost = np.full(len(chosen), np.inf)
-        self.end = np.zeros((len(chosen), 4), np.int64)
-        """Stages after the first block, its index, the site after it, and the layers after it."""
-        self._search()
-
-    def _search(self) -> None:
-        pricer = self.pricer
-        for num_stages in range(pricer.max_stages):
-            befores = self._befores(num_stages)
-            if not befores:
-                continue
-            for index, block in enumerate(pricer.blocks):
-                if num_stages + len(block.widths) > pricer.max_stages:
-                    continue
-                if num_stages == 0 and not pricer.table.kinds[block.kind].may_end:
-                    continue
-                self._extend(num_stages, index, befores)
-            for site, _ in befores:
-                self.cost.pop((num_stages, site), None)
-
-    def _befores(self, num_stages: int) -> list[tuple[int, Floats]]:
-        if num_stages == 0:
-            return [(0, self.start)]
-        sites = range(self.pricer.num_sites)
-        return [(s, self.cost[num_stages, s]) for s in sites if (num_stages, s) in self.cost]
-
-    def _extend(self, num_stages: int, index: int, befores: list[tuple[int, Floats]]) -> None:
-        pricer, block = self.pricer, self.pricer.blocks[index]
-        for site, before in befores:
-            hop_s = pricer._hops_s[site, index] if num_stages else 0.0
-            if pricer.table.kinds[block.kind].may_start:
-                self._finish(num_stages, index, site, before, hop_s)
-            held = pricer.held(index, num_stages + 1, False)
-            if held is None:
-                continue
-            layers, base_s = held[0][self.chosen], held[1][self.chosen]
-            seconds = layers * self.layer_s[index] + base_s + hop_s
-            added = self.prices[index] + seconds / self.periods_s
-            source = self.layers[None, :] - layers[:, None]
-            allowed = (source >= 0) & (layers[:, None] > 0)
-            cost = np.take_along_axis(before, np.where(allowed, source, 0), axis=1)
-            cost = np.where(allowed, cost + added[:, None], np.inf)
-            if not np.isfinite(cost).any():
-                continue
-            key = (num_stages + len(block.widths), pricer.sites[index])
-            if key not in self.cost:
-                self.cost[key] = np.full(before.shape, np.inf)
-                self.by[key] = np.zeros(before.shape, np.int64)
-            better = cost < self.cost[key]
-            np.copyto(self.cost[key], cost, where=better)
-            np.copyto(self.by[key], index * pricer.num_sites + site, where=better)
-
-    def _finish(self, num_stages: int, index: int, site: int, before: Floats, hop_s: float) -> None:
-        """Close with a block that holds the first layers."""
-        pricer = self.pricer
-        held = pricer.held(index, num_stages + 1, True)
-        if held is None:
-            return
-        most, base_s = held[0][self.chosen], held[1][self.chosen]
-        start = max(0, pricer.num_layers - int(most.max()))
-        left = pricer.num_layers - self.layers[None, start:]
-        allowed = (left <= most[:, None]) & (left >= len(pricer.blocks[index].widths))
-        allowed &= np.isfinite(before[:, start:])
-        if not allowed.any():
-            return
-        seconds = left * self.layer_s[index] + (base_s + hop_s)[:, None]
-        cost = before[:, start:] + self.prices[index] + seconds / self.periods_s[:, None]
-        cost = np.where(allowed, cost, np.inf)
-        layer = np.argmin(cost, axis=1)
-        least = cost[np.arange(len(cost)), layer]
-        layer = layer + start
-        better = least < self.end_cost
-        self.end_cost = np.where(better, least, self.end_cost)
-        ends = np.stack(np.broadcast_arrays(num_stages, index, site, layer), axis=1)
-        self.end = np.where(better[:, None], ends, self.end)
-
-    def shape(self, column: int) -> tuple[SlabShape | None, float]:
-        """The best slab of a period and the micro-batches that it is worth beyond its nodes."""
-        pricer = self.pricer
-        if not np.isfinite(self.end_cost[column]):
-            return None, 0.0
-        worth = 1 + self.step_s / self.periods_s[column] - self.end_cost[column]
-        num_stages, index, site, layer = (int(value) for value in self.end[column])
-        blocks = [pricer.blocks[index]]
-        while num_stages:
-            index, before = divmod(int(self.by[num_stages, site][column, layer]), pricer.num_sites)
-            blocks.append(pricer.blocks[index])
-            held = pricer.held(index, num_stages - len(pricer.blocks[index].widths) + 1, False)
-            if held is None:
-                raise AssertionError("a path leads through a block that holds nothing")
-            layer -= int(held[0][self.chosen[column]])
-            num_stages, site = num_stages - len(pricer.blocks[index].widths), before
-        return SlabShape(pricer.num_replicas, tuple(blocks)), float(worth) * pricer.num_replicas

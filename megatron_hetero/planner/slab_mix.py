@@ -12,6 +12,7 @@ import numpy as np
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.fill import FilledChain, Filler
 from megatron_hetero.planner.kinds import cut
+from megatron_hetero.planner.packing import pack
 from megatron_hetero.planner.pricing import SlabPricer, SlabShape, StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
@@ -220,13 +221,11 @@ class PoolSlabs:
 
     def _relaxed(self, slabs: Sequence[Slab], step_s: float) -> tuple[float, dict[int, float]]:
         """Most micro-batches with slabs in fractions, and what a node of each kind adds."""
-        from scipy.optimize import linprog  # a third of a second
-
         worth = np.array([slab.micro_batches(step_s) for slab in slabs])
         capacity = np.array([self.capacity[kind] for kind in self.kinds], float)
-        found = linprog(-worth, A_ub=self._rows(slabs), b_ub=capacity, method="highs")
-        values = {k: -float(v) for k, v in zip(self.kinds, found.ineqlin.marginals, strict=True)}
-        return -float(found.fun), values
+        found = pack(worth, self._rows(slabs), capacity)
+        values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
+        return found.worth, values
 
     def _solve(self, slabs: Sequence[Slab], step_s: float) -> Mix:
         """Whole slabs by diving: the whole part of the relaxed answer, then again for the nodes
@@ -256,14 +255,11 @@ class PoolSlabs:
         self, slabs: Sequence[Slab], step_s: float, left: Mapping[int, int]
     ) -> list[float]:
         """How many of each slab the relaxed programme takes of the nodes left."""
-        from scipy.optimize import linprog
-
         worth = np.array([slab.micro_batches(step_s) for slab in slabs])
         rows = self._rows(slabs)
         worth = worth - 1e-6 * worth.max() * rows.sum(axis=0)  # of equals, those on fewer nodes
         capacity = np.array([left[kind] for kind in self.kinds], float)
-        found = linprog(-worth, A_ub=rows, b_ub=capacity, method="highs")
-        return [float(x) for x in found.x]
+        return [float(x) for x in pack(worth, rows, capacity).taken]
 
     def _rows(self, slabs: Sequence[Slab]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         taken = [slab.shape.num_nodes() for slab in slabs]

@@ -1,0 +1,83 @@
+"""Packing in fractions: the linear programme ``max w x, A x <= b, x >= 0`` with few rows.
+
+A general solver spends far longer on checking such a small question than on answering it, and the
+search asks thousands of them.  As ``A, b >= 0``, ``x = 0`` is a place to start from, and the
+tableau has one row for each kind of node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_TOLERANCE = 1e-10
+"""Of reduced worths, in parts of the largest worth; of rows, in parts of what a column takes."""
+_MAX_STALLED = 50
+"""Steps without gain after which the lowest index is taken (Bland's rule, which never cycles)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """The best worth, how much of each column it takes, and what one more of each row adds."""
+
+    worth: float
+    taken: Floats
+    row_values: Floats
+
+
+def pack(worths: Floats, rows: Floats, capacity: Floats) -> Packing:
+    """Solve the programme by the primal simplex method.
+
+    Args:
+        worths: w, shape [column].
+        rows: A, shape [row, column]; not negative, and no worthy column is empty.
+        capacity: b, shape [row]; not negative.
+    Raises:
+        ValueError: a worthy column takes nothing of any row.
+    """
+    num_rows, num_columns = rows.shape
+    scale = float(np.max(worths, initial=0.0))
+    if scale <= 0.0:
+        return Packing(0.0, np.zeros(num_columns), np.zeros(num_rows))
+    # Columns, slacks, and the right-hand side; the last row is worth gained so far, negated.
+    tableau = np.zeros((num_rows + 1, num_columns + num_rows + 1))
+    tableau[:-1, :num_columns] = rows
+    tableau[:-1, num_columns:-1] = np.eye(num_rows)
+    tableau[:-1, -1] = capacity
+    tableau[-1, :num_columns] = worths / scale
+    basis = np.arange(num_columns, num_columns + num_rows)
+    num_stalled = 0
+    while True:
+        gains = tableau[-1, :-1]
+        if num_stalled > _MAX_STALLED:
+            entering = int(np.argmax(gains > _TOLERANCE))
+        else:
+            entering = int(np.argmax(gains))
+        if gains[entering] <= _TOLERANCE:
+            break
+        column = tableau[:-1, entering]
+        usable = np.flatnonzero(column > _TOLERANCE)
+        if not len(usable):
+            raise ValueError(f"column {entering} takes nothing of any row")
+        ratios = tableau[usable, -1] / column[usable]
+        least = ratios.min()
+        tied = usable[ratios <= least]
+        leaving = int(tied[np.argmin(basis[tied])])
+        num_stalled = num_stalled + 1 if least <= 0.0 else 0
+        tableau[leaving] /= tableau[leaving, entering]
+        factors = tableau[:, entering].copy()
+        factors[leaving] = 0.0
+        tableau -= factors[:, None] * tableau[leaving]
+        # What a step leaves exactly: the tie is broken, and rounding does not go below zero.
+        tableau[:, entering] = 0.0
+        tableau[leaving, entering] = 1.0
+        np.maximum(tableau[:-1, -1], 0.0, out=tableau[:-1, -1])
+        basis[leaving] = entering
+    taken = np.zeros(num_columns + num_rows)
+    taken[basis] = tableau[:-1, -1]
+    row_values = np.maximum(-tableau[-1, num_columns:-1], 0.0) * scale
+    return Packing(-float(tableau[-1, -1]) * scale, taken[:num_columns], row_values)
