@@ -75,9 +75,6 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
     yield Decision(_GROUP_SIZE, None, "its own order of computations")
     yield Decision("--pipeline-model-parallel-layout", None, named)
     yield Decision("--use-tp-pp-dp-mapping", None, "its own order of ranks")
-    counted = "a fixed number of micro-batches for each replica"
-    yield Decision("--rampup-batch-size", None, counted)
-    yield Decision("--step-batch-size-schedule", None, counted)
     # Replicas with sizes of their own leave the job's flag alone, but Megatron always wants one.
     size = job_micro_batch_size or plan.replicas[0].micro_batch_size
     if plan.workload is not None:

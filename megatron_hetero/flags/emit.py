@@ -129,7 +129,11 @@ def _settle(
     """The options to add; refuses the user's that contradict a decision."""
     given = {option.flag.dest: option for option in options}
     added = []
+    # Megatron takes a global batch size or a schedule of batches, not both.
+    has_schedule = "step_batch_size_schedule" in given
     for decision in decisions:
+        if has_schedule and decision.name == "--global-batch-size":
+            continue
         option = given.get(table.by_name[decision.name].dest)
         if option is None:
             if decision.printed and decision.values is not None:

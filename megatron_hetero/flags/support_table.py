@@ -40,8 +40,17 @@ SUPPORT: tuple[Support, ...] = (
         "--global-batch-size --micro-batch-size --num-virtual-stages-per-pipeline-rank "
         "--num-layers-per-virtual-pipeline-stage --decoder-first-pipeline-num-layers "
         "--decoder-last-pipeline-num-layers --account-for-embedding-in-pipeline-split "
-        "--account-for-loss-in-pipeline-split --rampup-batch-size --step-batch-size-schedule "
-        "--batch-size",
+        "--account-for-loss-in-pipeline-split --batch-size",
+    ),
+    Support(
+        "proved",
+        "--step-batch-size-schedule --train-samples",
+        "growing batches, each divided among the replicas as the plan's",
+    ),
+    Support(
+        "refused",
+        "--rampup-batch-size",
+        "use --step-batch-size-schedule; Megatron 0.19 ignores --rampup-batch-size",
     ),
     Support(
         "proved",
@@ -258,7 +267,7 @@ SUPPORT: tuple[Support, ...] = (
         "--lr-decay-samples --lr-warmup-fraction --lr-warmup-init --lr-warmup-iters "
         "--lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-samples --lr-wsd-decay-style "
         "--min-lr --no-weight-decay-cond-type --sgd-momentum --start-weight-decay "
-        "--train-samples --use-checkpoint-opt_param-scheduler --warmup "
+        "--use-checkpoint-opt_param-scheduler --warmup "
         "--weight-decay-incr-style",
         "the optimizer",
     ),

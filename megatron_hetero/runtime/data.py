@@ -9,8 +9,8 @@ it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -18,55 +18,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.batches import (
+    BatchSchedule,
+    deal,
+    global_batch_size,
+    micro_batch_sizes,
+)
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.provider import EveryRankProvider
-
-
-def with_micro_batch_sizes(plan: Plan, job_micro_batch_size: int) -> Plan:
-    """The plan with each replica's micro-batch size written out, the job's where it has none."""
-    replicas = tuple(
-        replace(r, micro_batch_size=r.micro_batch_size or job_micro_batch_size)
-        for r in plan.replicas
-    )
-    return replace(plan, replicas=replicas)
-
-
-def micro_batch_sizes(plan: Plan) -> tuple[int, ...]:
-    """[replica] -> samples in a micro-batch, of a plan `with_micro_batch_sizes`.
-
-    Raises:
-        ValueError: a replica has no size written out.
-    """
-    sizes = tuple(r.micro_batch_size for r in plan.replicas if r.micro_batch_size is not None)
-    if len(sizes) != len(plan.replicas):
-        raise ValueError("a replica has no micro-batch size; use with_micro_batch_sizes")
-    return sizes
-
-
-def global_batch_size(plan: Plan) -> int:
-    """Samples in a step of a plan `with_micro_batch_sizes`."""
-    sizes = micro_batch_sizes(plan)
-    return sum(r.num_micro_batches * s for r, s in zip(plan.replicas, sizes, strict=True))
-
-
-def deal(counts: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[range, ...], ...]:
-    """Deal a global batch out to replicas.
-
-    Args:
-        counts: micro-batches of each replica.
-        sizes: samples in a micro-batch of each replica.
-    Returns:
-        [replica] -> the samples of each of its micro-batches, numbered from the batch's first.
-    """
-    dealt: list[list[range]] = [[] for _ in counts]
-    start = 0
-    for round_ in range(max(counts)):
-        for replica, (count, size) in enumerate(zip(counts, sizes, strict=True)):
-            if round_ < count:
-                dealt[replica].append(range(start, start + size))
-                start += size
-    return tuple(tuple(batches) for batches in dealt)
 
 
 @dataclass(frozen=True)
@@ -109,19 +68,27 @@ class ReplicaSampler(Sampler[list[int]]):
     An end of the dataset that is no whole global batch is left out.
     """
 
-    def __init__(self, plan: Plan, replica: int, order: Order, consumed: int) -> None:
+    def __init__(self, batches: BatchSchedule, replica: int, order: Order, consumed: int) -> None:
         self.replica = replica
-        self.global_batch_size = global_batch_size(plan)
-        counts = [r.num_micro_batches for r in plan.replicas]
-        self._batches = deal(counts, micro_batch_sizes(plan))[replica]
+        self.global_batch_size = global_batch_size(batches.plans[-1])
+        self._batches = batches
+        self._dealt = {
+            global_batch_size(plan): deal(
+                [r.num_micro_batches for r in plan.replicas], micro_batch_sizes(plan)
+            )[replica]
+            for plan in batches.plans
+        }
         self._order, self._consumed = order, consumed
 
     def __iter__(self) -> Iterator[list[int]]:
         start, end = self._consumed, self._order.end
-        while end is None or start + self.global_batch_size <= end:
-            for batch in self._batches:
+        while True:
+            size = global_batch_size(self._batches.plan_at(start))
+            if end is not None and start + size > end:
+                return
+            for batch in self._dealt[size]:
                 yield [self._order.sample(start + sample) for sample in batch]
-            start += self.global_batch_size
+            start += size
 
 
 class WholeSet(Dataset):
@@ -193,7 +160,7 @@ def reads_data(groups: RankGroups) -> bool:
 
 def iterators_provider(
     datasets_provider: Callable[..., tuple[Any, ...]],
-    plan: Plan,
+    batches: BatchSchedule,
     groups: RankGroups,
     shuffled_by: int | None = None,
 ) -> EveryRankProvider:
@@ -202,30 +169,34 @@ def iterators_provider(
     The datasets are Megatron's; only the choice of samples is ours.
 
     Args:
+        batches: of training; validation has the last one.
         shuffled_by: the job's micro-batch size, if the user asks for `--dataloader-type cyclic`.
     """
     from megatron.training import get_args
 
     def provide(num_samples: Any) -> tuple[Any, ...]:
         args = get_args()
-        batch = global_batch_size(plan)
+        last = BatchSchedule.constant(batches.plans[-1])
+        batch = global_batch_size(batches.plans[-1])
 
-        def loader(dataset: Dataset, order: Order, consumed: int) -> DataLoader:
+        def loader(
+            dataset: Dataset, order: Order, consumed: int, batches: BatchSchedule = last
+        ) -> DataLoader:
             return DataLoader(
                 dataset,
-                batch_sampler=ReplicaSampler(plan, groups.position.replica, order, consumed),
+                batch_sampler=ReplicaSampler(batches, groups.position.replica, order, consumed),
                 num_workers=args.num_workers,
                 pin_memory=torch.cuda.is_available(),
                 persistent_workers=args.num_workers > 0,
             )
 
-        def iterator(dataset: Any, consumed: int) -> Any:
+        def iterator(dataset: Any, consumed: int, batches: BatchSchedule = last) -> Any:
             # Megatron asks rank 0, which has all datasets, what there is to train and validate on.
             if dataset is None or not reads_data(groups):
                 decides = reads_data(groups) or torch.distributed.get_rank() == 0
                 return None if dataset is None and decides else NoData()
             order = Order(len(dataset), shuffled_by)
-            return iter(loader(dataset, order, consumed))
+            return iter(loader(dataset, order, consumed, batches))
 
         def whole(dataset: Any) -> Any:
             if dataset is None:
@@ -241,7 +212,7 @@ def iterators_provider(
         else:
             validation = iterator(valid, args.consumed_valid_samples)
         return (
-            iterator(train, args.consumed_train_samples),
+            iterator(train, args.consumed_train_samples, batches),
             validation,
             iterator(test, 0),
         )

@@ -41,7 +41,12 @@ from megatron_hetero.runtime.arguments import (
     vocab_divisor,
     workload_of,
 )
-from megatron_hetero.runtime.data import with_micro_batch_sizes
+from megatron_hetero.runtime.batches import (
+    BatchSchedule,
+    batch_schedule,
+    global_batch_size,
+    with_micro_batch_sizes,
+)
 from megatron_hetero.schedule.of_plan import check_schedules
 
 Step = Callable[..., Any]
@@ -203,6 +208,7 @@ class AsymmetricJob:
         check_schedules(self._plan)
         self._arguments, self._world = arguments, world
         self._position = rank_table(plan)[world.rank]
+        self._batches = BatchSchedule.constant(self._plan)
         self._stage = self._plan.replicas[self._position.replica].stages[self._position.stage]
         self._args: Any = None
         self._model: Any = None
@@ -236,6 +242,7 @@ class AsymmetricJob:
             except AssertionError as error:
                 raise UsageError(f"Megatron refuses the flags: {error}") from error
         follow_stage(args, self._stage)
+        self._follow_batches(args)
         # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
         args.make_vocab_size_divisible_by = vocab_divisor(megatron)
         support.check_entry(args)
@@ -251,6 +258,15 @@ class AsymmetricJob:
         validate_plan(replace(plan, workload=workload, estimates=None))
         machine.check_same_model(plan, workload)
         return args
+
+    def _follow_batches(self, args: Any) -> None:
+        """Where batches grow, Megatron has no global batch size but one micro-batch's."""
+        if args.step_batch_size_schedule is None:
+            return
+        self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
+        for plan in self._batches.plans:
+            check_schedules(plan)
+        args.global_batch_size = args.eval_global_batch_size = global_batch_size(self._plan)
 
     def _check_optimizer_shares(self) -> None:
         if not self._divides_optimizer and len(set(optimizer_weights(self._plan))) > 1:
@@ -335,7 +351,7 @@ class AsymmetricJob:
         groups = build_groups(plan, timeout)
         parallel_state.fill(groups)
         watch = StageWatch() if StageRatio.applies(plan) else None
-        forward_backward.apply(ReplicaSchedule(plan, groups, watch))
+        forward_backward.apply(ReplicaSchedule(self._batches, groups, watch))
         stages = random_states.replica_stages(plan)
         kept = {random_states.METADATA: stages} if self._saves_states else {}
         checkpoint_metadata.apply(**kept)
@@ -363,7 +379,7 @@ class AsymmetricJob:
             config,
             data.iterators_provider(
                 self._in_own_sizes(datasets_provider),
-                plan,
+                self._batches,
                 groups,
                 self._job_size if shuffles_data(self._arguments.megatron) else None,
             ),

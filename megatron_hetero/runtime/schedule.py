@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.errors import UnsupportedError, UsageError
-from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import weight_gradients
-from megatron_hetero.runtime.data import global_batch_size
+from megatron_hetero.runtime.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.stage_ratio import StageWatch
@@ -23,16 +22,20 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 class ReplicaSchedule:
-    """Callable like Megatron's forward-backward functions.  `plan` is the whole job's."""
+    """Callable like Megatron's forward-backward functions.  `batches` are the whole job's."""
 
-    def __init__(self, plan: Plan, groups: RankGroups, watch: StageWatch | None = None) -> None:
+    def __init__(
+        self, batches: BatchSchedule, groups: RankGroups, watch: StageWatch | None = None
+    ) -> None:
         self._groups = groups
-        schedule = replica_schedule(plan, groups.position.replica)
         watched = None if watch is None else watch.watched
-        self._executor = Executor(schedule, groups.pipeline.stage, watched)
-        if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
-            weight_gradients.activate()
-        self._global_batch_size = global_batch_size(plan)
+        self._executors: dict[int, Executor] = {}
+        for plan in batches.plans:
+            schedule = replica_schedule(plan, groups.position.replica)
+            if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
+                weight_gradients.activate()
+            executor = Executor(schedule, groups.pipeline.stage, watched)
+            self._executors[global_batch_size(plan)] = executor
 
     def __call__(
         self,
@@ -51,12 +54,13 @@ class ReplicaSchedule:
             On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as
             Megatron has it; on other stages an empty list.
         """
-        if num_microbatches * micro_batch_size != self._global_batch_size:
+        size = num_microbatches * micro_batch_size
+        if size not in self._executors:
             raise UsageError(
-                f"this step has {num_microbatches * micro_batch_size} sequences, the plan's "
-                f"replicas together {self._global_batch_size}; it must stay the plan's."
+                f"this step has {size} sequences, the plan's replicas together "
+                f"{' or '.join(map(str, self._executors))}; it must stay the plan's."
             )
-        reports = self._executor.run(
+        reports = self._executors[size].run(
             micro_batch_size=micro_batch_size,
             collect_non_loss_data=collect_non_loss_data,
             **kwargs,

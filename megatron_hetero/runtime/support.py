@@ -15,7 +15,7 @@ from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.data import global_batch_size
+from megatron_hetero.runtime.batches import global_batch_size
 
 # (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
 _Rule = tuple[str, Callable[[Any], bool], str]
@@ -56,12 +56,13 @@ _REFUSED: tuple[_Rule, ...] = (
     (
         "--rampup-batch-size",
         lambda a: a.rampup_batch_size is not None,
-        "leave it out; the plan fixes each replica's micro-batches",
+        "use --step-batch-size-schedule; Megatron 0.19 itself ignores --rampup-batch-size",
     ),
     (
-        "--step-batch-size-schedule",
-        lambda a: a.step_batch_size_schedule is not None,
-        "leave it out; the plan fixes each replica's micro-batches",
+        "--step-batch-size-schedule with --train-iters",
+        lambda a: a.step_batch_size_schedule is not None and a.train_samples is None,
+        "use --train-samples (and --lr-decay-samples, --lr-warmup-samples); Megatron counts "
+        "iterations of the learning rate in batches of one micro-batch for each replica then",
     ),
     (
         "--multiple-validation-sets",

@@ -17,19 +17,20 @@ class TokenRate:
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
-        self._iteration: int | None = None
+        self._samples = 0
 
     def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        from megatron.core.num_microbatches_calculator import get_current_global_batch_size
         from megatron.training import get_args, get_tensorboard_writer
 
         args = get_args()
+        # This step's: batches may grow (--step-batch-size-schedule).
+        self._samples += get_current_global_batch_size()
         if dist.get_rank() != dist.get_world_size() - 1 or iteration % args.log_interval:
             return
         now = time.perf_counter()
-        before = args.iteration if self._iteration is None else self._iteration
-        tokens = (iteration - before) * args.global_batch_size * args.seq_length
-        rate = tokens / (now - self._since)
-        self._since, self._iteration = now, iteration
+        rate = self._samples * args.seq_length / (now - self._since)
+        self._since, self._samples = now, 0
         print(
             f" [whole job] iteration {iteration:8d} | tokens per second: {rate:,.1f} |", flush=True
         )

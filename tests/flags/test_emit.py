@@ -123,7 +123,6 @@ def test_a_bare_stock_layout_needs_a_micro_batch_size() -> None:
         (HETERO, "--use-tp-pp-dp-mapping", "its own order of ranks"),
         (HETERO, "--micro-batch-size 2", "micro-batch size 1"),
         (HETERO, "--global-batch-size 8", "global batch 16"),
-        (HETERO, "--rampup-batch-size 2 2 64", "a fixed number of micro-batches"),
         (HETERO, "--expert-model-parallel-size 2", "expert-parallel size 1"),
         (HETERO, "--nonsense", "--nonsense is not a flag of Megatron"),
         (HETERO, "--spec os system", "imports the module that it names, so a plan may not carry"),

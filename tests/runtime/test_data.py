@@ -14,15 +14,13 @@ from megatron.training.datasets.data_samplers import (
 )
 
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.data import (
-    NoData,
-    Order,
-    ReplicaSampler,
-    WholeSet,
-    deal,
-    with_micro_batch_sizes,
-)
+from megatron_hetero.runtime.batches import BatchSchedule, deal, with_micro_batch_sizes
+from megatron_hetero.runtime.data import NoData, Order, ReplicaSampler, WholeSet
 from tests.runtime import workloads
+
+
+def constant(layout: str) -> BatchSchedule:
+    return BatchSchedule.constant(plan(layout))
 
 
 def plan(layout: str) -> Plan:
@@ -45,7 +43,7 @@ def test_a_global_batch_is_dealt_out_once(replicas: list[tuple[int, int]]) -> No
 def test_equal_counts_are_megatrons_own_division(num_replicas: int, consumed: int) -> None:
     layout = " | ".join(["tp1:4 @2"] * num_replicas)
     for replica in range(num_replicas):
-        ours = ReplicaSampler(plan(layout), replica, Order(60), consumed)
+        ours = ReplicaSampler(constant(layout), replica, Order(60), consumed)
         stock = MegatronPretrainingSampler(60, consumed, 2, replica, num_replicas)
         expected = list(stock)
         taken = list(ours)
@@ -55,7 +53,7 @@ def test_equal_counts_are_megatrons_own_division(num_replicas: int, consumed: in
 
 def test_a_step_is_the_same_set_of_samples_as_one_process_takes() -> None:
     layout = "tp1:4 @3 | tp1:4 @1 | tp1:4 @2"
-    samplers = [list(ReplicaSampler(plan(layout), r, Order(100), 24)) for r in range(3)]
+    samplers = [list(ReplicaSampler(constant(layout), r, Order(100), 24)) for r in range(3)]
     for step in range(6):
         taken = sorted(
             x
@@ -71,7 +69,10 @@ def test_shuffled_data_are_one_process_s_in_every_epoch(consumed: int) -> None:
     """`--dataloader-type cyclic`: 31 samples in micro-batches of 2, over the ends of epochs."""
     layout = "tp1:4 @3 | tp1:4 @1x4 | tp1:4 @1"
     asked = plan(layout)
-    samplers = [iter(ReplicaSampler(asked, r, Order(31, 2), consumed)) for r in range(3)]
+    samplers = [
+        iter(ReplicaSampler(BatchSchedule.constant(asked), r, Order(31, 2), consumed))
+        for r in range(3)
+    ]
     stock = MegatronPretrainingRandomSampler(None, 31, consumed, 2, 0, 1, False)
     one = (sample for epoch in range(9) for batch in stock for sample in batch)
     for _ in range(8):

@@ -22,7 +22,9 @@ IN_PART = {
     "--load",
     "--multiple-validation-sets",
     "--optimizer",
+    "--step-batch-size-schedule",
     "--test-data-path",
+    "--train-iters",
     "--valid-data-path",
 }
 

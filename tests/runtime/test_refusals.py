@@ -20,7 +20,7 @@ from megatron_hetero.errors import (
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend, entry, machine, support
-from megatron_hetero.runtime.data import with_micro_batch_sizes
+from megatron_hetero.runtime.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
 from tests.runtime.workloads import plan, workload
 
@@ -83,6 +83,7 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
             "--overlap-param-gather",
         ),
         (["--sft"], "--sft"),
+        (["--rampup-batch-size", "2", "2", "64"], "use --step-batch-size-schedule"),
         (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
     ],

@@ -1,0 +1,146 @@
+"""How a global batch is divided among replicas, also one that grows during training.
+
+`--step-batch-size-schedule` is Megatron's (0.19 ignores `--rampup-batch-size`).  A plan divides its
+own batch among its replicas.  An earlier, smaller batch is divided in the same
+proportion: each replica runs the same part of its micro-batches, which has to be a whole number.
+So weights of gradients, the division of the optimizer's state and all that is not counted in
+micro-batches stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.plan.plan import Plan
+
+
+def with_micro_batch_sizes(plan: Plan, job_micro_batch_size: int) -> Plan:
+    """The plan with each replica's micro-batch size written out, the job's where it has none."""
+    replicas = tuple(
+        replace(r, micro_batch_size=r.micro_batch_size or job_micro_batch_size)
+        for r in plan.replicas
+    )
+    return replace(plan, replicas=replicas)
+
+
+def micro_batch_sizes(plan: Plan) -> tuple[int, ...]:
+    """[replica] -> samples in a micro-batch, of a plan `with_micro_batch_sizes`.
+
+    Raises:
+        ValueError: a replica has no size written out.
+    """
+    sizes = tuple(r.micro_batch_size for r in plan.replicas if r.micro_batch_size is not None)
+    if len(sizes) != len(plan.replicas):
+        raise ValueError("a replica has no micro-batch size; use with_micro_batch_sizes")
+    return sizes
+
+
+def global_batch_size(plan: Plan) -> int:
+    """Samples in a step of a plan `with_micro_batch_sizes`."""
+    sizes = micro_batch_sizes(plan)
+    return sum(r.num_micro_batches * s for r, s in zip(plan.replicas, sizes, strict=True))
+
+
+def deal(counts: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[range, ...], ...]:
+    """Deal a global batch out to replicas.
+
+    Args:
+        counts: micro-batches of each replica.
+        sizes: samples in a micro-batch of each replica.
+    Returns:
+        [replica] -> the samples of each of its micro-batches, numbered from the batch's first.
+    """
+    dealt: list[list[range]] = [[] for _ in counts]
+    start = 0
+    for round_ in range(max(counts)):
+        for replica, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+            if round_ < count:
+                dealt[replica].append(range(start, start + size))
+                start += size
+    return tuple(tuple(batches) for batches in dealt)
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """`steps` are (first sample, the plan with its counts from there on), in order, from 0."""
+
+    steps: tuple[tuple[int, Plan], ...]
+
+    @classmethod
+    def constant(cls, plan: Plan) -> BatchSchedule:
+        """One batch from the first step to the last."""
+        return cls(((0, plan),))
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return tuple(plan for _, plan in self.steps)
+
+    def plan_at(self, consumed: int) -> Plan:
+        """The plan of the step that begins after `consumed` samples."""
+        return next(plan for first, plan in reversed(self.steps) if first <= consumed)
+
+
+def batch_schedule(text: str, seq_length: int, plan: Plan) -> BatchSchedule:
+    """What `--step-batch-size-schedule` asks for, on a plan `with_micro_batch_sizes`.
+
+    Args:
+        text: "TOKENS:BATCH TOKENS:BATCH ...", as Megatron reads it (with a sequence length it
+            takes thresholds for tokens).
+    Raises:
+        UsageError: Megatron cannot read it, or its last batch is not the plan's.
+        UnsupportedError: a batch that does not divide among the replicas as the plan's does.
+    """
+    from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
+
+    try:
+        read = StepBatchsizeNumMicroBatchesCalculator(1, 1, False, 1, text, seq_length).schedule
+    except (AssertionError, ValueError) as error:
+        raise UsageError(f"--step-batch-size-schedule {text!r}: {error}") from error
+    last = read[-1][1]
+    if last != global_batch_size(plan):
+        raise UsageError(
+            f"--step-batch-size-schedule {text!r} ends with a batch of {last} sequences, the plan "
+            f"has {global_batch_size(plan)}. Plan for the last batch of the schedule."
+        )
+    return BatchSchedule(tuple((first, with_batch(plan, batch)) for first, batch in read))
+
+
+def with_batch(plan: Plan, batch: int) -> Plan:
+    """The plan with a smaller batch, in which every replica has the same part as in its own.
+
+    Raises:
+        UnsupportedError: names the replica whose micro-batches would be no whole number.
+    """
+    whole = global_batch_size(plan)
+    if batch == whole:
+        return plan
+    replicas = []
+    for r, replica in enumerate(plan.replicas):
+        if any(stage.order is not None for stage in replica.stages):
+            raise UnsupportedError(
+                f"--step-batch-size-schedule: replica {r} has orders of computations that are "
+                "made for its number of micro-batches. Use a plan with 1F1B."
+            )
+        count, rest = divmod(replica.num_micro_batches * batch, whole)
+        if rest:
+            raise UnsupportedError(
+                f"--step-batch-size-schedule: a batch of {batch} leaves replica {r} "
+                f"{replica.num_micro_batches} * {batch}/{whole} micro-batches, which is no whole "
+                f"number. Choose batches of which {batch}/{whole} of every replica's micro-batches "
+                f"({', '.join(str(x.num_micro_batches) for x in plan.replicas)}) is one."
+            )
+        if batch % (replica.micro_batch_size or 1):
+            raise UnsupportedError(
+                f"--step-batch-size-schedule: a batch of {batch} is no multiple of replica {r}'s "
+                f"micro-batches of {replica.micro_batch_size} sequences (Megatron counts in them)."
+            )
+        stages = tuple(
+            replace(stage, num_launched_forwards=min(stage.num_launched_forwards, count))
+            if stage.num_launched_forwards is not None
+            else stage
+            for stage in replica.stages
+        )
+        replicas.append(replace(replica, num_micro_batches=count, stages=stages))
+    return replace(plan, replicas=tuple(replicas))
