@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_hetero.flags.stock import (
+    common_recompute,
     is_even_split,
     micro_batch_size,
     pipeline_layout,
-    recompute,
 )
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.stock_ranks import rank_orders
@@ -117,7 +117,7 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
 
 def _recompute_decisions(plan: Plan) -> Iterator[Decision]:
     """Only where the stages say something else than the job, whose flags are the user's own."""
-    granularity, num_layers = recompute(plan, plan.replicas[0].stages[0])
+    granularity, num_layers = common_recompute(plan) or (None, None)
     job = None if plan.workload is None else plan.workload.training.recompute
     if granularity is None or (granularity == job and num_layers is None):
         return

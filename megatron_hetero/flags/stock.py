@@ -55,7 +55,7 @@ def _shape_reasons(plan: Plan) -> Iterator[str]:
 
 def _setting_reasons(plan: Plan) -> Iterator[str]:
     stages = [stage for replica in plan.replicas for stage in replica.stages]
-    if len({recompute(plan, stage) for stage in stages}) > 1:
+    if common_recompute(plan) is None:
         yield "stages with different recompute"
     precision = None if plan.workload is None else plan.workload.training.precision
     if any(stage.precision not in (None, precision) for stage in stages):
@@ -145,6 +145,26 @@ def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
     if stage.recompute is not None:
         return stage.recompute, stage.recompute_num_layers
     return (None if plan.workload is None else plan.workload.training.recompute), None
+
+
+def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
+    """The recompute of all stages as one job has it; None where no job's flags say it.
+
+    Megatron recomputes so many layers of every stage (`--recompute-method block`), or all of those
+    that have fewer.
+    """
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    found = {recompute(plan, stage) for stage in stages}
+    if len(found) == 1:
+        return found.pop()
+    counts = [count for _, count in found if count is not None]
+    if {granularity for granularity, _ in found} != {"full"} or len(counts) < len(found):
+        return None
+    most = max(counts)
+    fits = all(
+        stage.recompute_num_layers in (most, stage.shape.num_layers) for stage in stages
+    )
+    return ("full", most) if fits else None
 
 
 def is_even_split(plan: Plan) -> bool:

@@ -122,7 +122,12 @@ def _renumbered(replica: Replica, cuts: list[int]) -> Replica:
                 stage,
                 first_layer=chunks[0].first_layer,
                 shape=shape,
+                recompute_num_layers=_fewer(stage.recompute_num_layers, shape.num_layers),
                 chunks=tuple(chunks) if stage.chunks else (),
             )
         )
     return replace(replica, stages=tuple(stages))
+
+
+def _fewer(num_recomputed: int | None, num_layers: int) -> int | None:
+    return None if num_recomputed is None else min(num_recomputed, num_layers)

@@ -1,0 +1,62 @@
+"""All divisions of the layers of a model over pipeline stages and their model chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Divisions = NDArray[np.int64]
+
+
+def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> int:
+    """How many rows `stage_divisions` gives."""
+    ways = [1] + [0] * num_layers
+    for counts in allowed:
+        ways = [sum(ways[n - c] for c in counts if c <= n) for n in range(num_layers + 1)]
+    return ways[num_layers]
+
+
+def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisions:
+    """Every way to give each stage one of its allowed numbers of layers, `num_layers` in all.
+
+    Returns:
+        Shape [division, stage].
+    """
+    rows = np.zeros((1, 0), dtype=np.int64)
+    least = np.cumsum([min(counts, default=0) for counts in allowed][::-1])[::-1]
+    most = np.cumsum([max(counts, default=0) for counts in allowed][::-1])[::-1]
+    for stage, counts in enumerate(allowed):
+        choices = np.array(sorted(counts), dtype=np.int64)
+        rows = np.column_stack(
+            [np.repeat(rows, len(choices), axis=0), np.tile(choices, len(rows))]
+        )
+        left = num_layers - rows.sum(axis=1)
+        is_last = stage + 1 == len(allowed)
+        low, high = (0, 0) if is_last else (least[stage + 1], most[stage + 1])
+        rows = rows[(low <= left) & (left <= high)]
+    return rows
+
+
+def in_even_chunks(stages: Divisions, num_chunks: int) -> Divisions:
+    """Each stage's layers in chunks that differ by one at most, larger ones first.
+
+    Args:
+        stages: shape [division, stage].
+    Returns:
+        Shape [division, virtual stage], in the order of the chain: all first chunks, all second.
+    """
+    each, larger = stages // num_chunks, stages % num_chunks
+    return np.column_stack([each + (chunk < larger) for chunk in range(num_chunks)])
+
+
+def moves(division: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The divisions in which one layer is on another stage or chunk."""
+    for giver, taker in permutations(range(len(division)), 2):
+        if division[giver] > 1:
+            moved = list(division)
+            moved[giver] -= 1
+            moved[taker] += 1
+            yield tuple(moved)

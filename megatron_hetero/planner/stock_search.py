@@ -1,0 +1,235 @@
+"""The best plan that stock Megatron can run, of all that its flags can say.
+
+The space: every grid of equal replicas on every order of nodes and any number of their GPUs, every
+micro-batch size, recompute (none, selective, all layers, as few by blocks as fit), interleaved
+stages in chunks as even as can be, and every division of the layers among stages
+(`--pipeline-model-parallel-layout`).  The best, if it is interleaved, then moves layers between
+chunks as long as that helps.  What is not in the space: context parallelism, tensor-parallel groups
+over two nodes, stages without a layer, recompute by blocks with interleaved stages, uniform
+recompute of several layers at a time.
+
+What is minimised is the simulated step (`schedule.step`), as stock Megatron runs it.  A case
+(`stock_case`) prices all of its divisions at once by a bound that leaves shared paths out; divisions
+are simulated from the lowest bound on, until no bound is below the best.  So the answer is the
+minimum of the space, unless a limit of work was met, which the result says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from megatron_hetero.cost.compute import uses_flash_attention
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock_case import (
+    Divisions,
+    StockCase,
+    StockRecompute,
+    StockSettings,
+)
+from megatron_hetero.planner.stock_divisions import (
+    in_even_chunks,
+    moves,
+    num_stage_divisions,
+    stage_divisions,
+)
+from megatron_hetero.planner.stock_grids import StockGrid, stock_grids
+from megatron_hetero.planner.stock_plan import stock_plan
+from megatron_hetero.schedule.step import simulate_plan
+
+MAX_DIVISIONS = 200_000
+"""Divisions of one case that are priced; with more, those with the fastest slowest stage."""
+_BATCH = 4096
+Division = tuple[int, ...]
+"""Layers of each virtual stage."""
+_TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class StockResult:
+    """The best plan, and how it was found."""
+
+    plan: Plan
+    step_time_s: float
+    """Simulated as stock Megatron runs it."""
+    is_exact: bool
+    """Whether no plan of the space is faster."""
+    num_bounded: int
+    """Divisions of layers that were priced by the bound."""
+    num_simulated: int
+    others: tuple[Plan, ...] = ()
+    """The best plans of other grids (replicas, stages, width), best first."""
+
+
+@dataclass(frozen=True)
+class StockLimits:
+    """Work that ends the search early."""
+
+    num_cases: int = 100_000
+    num_bounded: int = 10_000_000
+    num_simulated: int = 5_000
+    most_chunks: int = 4
+
+
+def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
+    """The fastest plan of stock Megatron that fits; None if none does."""
+    grids, is_complete = stock_grids(problem)
+    search = _Search(problem, limits or StockLimits(), is_complete)
+    search.run(grids)
+    return search.result()
+
+
+class _Search:
+    """What was found so far, and the work so far."""
+
+    def __init__(self, problem: Problem, limits: StockLimits, is_exact: bool) -> None:
+        self._problem, self._limits = problem, limits
+        self._is_exact = is_exact
+        self._num_bounded = self._num_simulated = 0
+        self._best_s = float("inf")
+        self._best: Plan | None = None
+        self._best_of: dict[tuple[int, int, int], tuple[float, Plan]] = {}
+
+    def run(self, grids: Sequence[StockGrid]) -> None:
+        """One chunk a stage first: what they reach spares most interleaved cases."""
+        self._search(self._cases(grids, [1]))
+        winner = self._search(self._cases(grids, range(2, self._limits.most_chunks + 1)))
+        if winner is not None:
+            self._climb(*winner)
+
+    def result(self) -> StockResult | None:
+        """What was found."""
+        if self._best is None:
+            return None
+        own = _shape(self._best)
+        others = [entry for shape, entry in self._best_of.items() if shape != own]
+        return StockResult(
+            self._best,
+            self._best_s,
+            self._is_exact,
+            self._num_bounded,
+            self._num_simulated,
+            tuple(plan for _, plan in sorted(others, key=lambda entry: entry[0])),
+        )
+
+    def _cases(self, grids: Sequence[StockGrid], chunks: Iterable[int]) -> list[StockCase]:
+        training = self._problem.workload.training
+        found = []
+        for grid, num_chunks in product(grids, chunks):
+            sequences, rest = divmod(training.global_batch_size, len(grid.chains))
+            for size in range(1, sequences + 1) if not rest else ():
+                if sequences % size == 0 and self._can_interleave(
+                    grid, num_chunks, sequences // size
+                ):
+                    for recompute in self._kinds_of_recompute(num_chunks):
+                        settings = StockSettings(size, recompute, num_chunks)
+                        found.append(StockCase(self._problem, grid, settings))
+            if len(found) > self._limits.num_cases:
+                self._is_exact = False
+                break
+        return found
+
+    def _kinds_of_recompute(self, num_chunks: int) -> tuple[StockRecompute, ...]:
+        """Selective recompute spares what flash attention does not keep anyway."""
+        training = self._problem.workload.training
+        flash = all(uses_flash_attention(training, node.gpu_type) for node in self._problem.nodes)
+        plain: tuple[StockRecompute, ...] = ("as needed",) if num_chunks == 1 else ("none", "full")
+        return plain if flash else (*plain, "selective")
+
+    def _can_interleave(self, grid: StockGrid, num_chunks: int, num_micro_batches: int) -> bool:
+        """As Megatron demands of micro-batches and layers."""
+        num_stages = grid.num_stages
+        if num_stages * num_chunks > self._problem.num_layers:
+            return False
+        return num_chunks == 1 or (num_stages > 1 and num_micro_batches % num_stages == 0)
+
+    def _search(self, cases: Iterable[StockCase]) -> tuple[StockCase, Division] | None:
+        """The case and the division that became the best, if any did."""
+        winner = None
+        ranked = sorted(
+            ((case.quick_s(), number, case) for number, case in enumerate(cases)),
+            key=lambda entry: entry[:2],
+        )
+        for quick_s, _, case in ranked:
+            if quick_s >= self._best_s * (1 - _TIE):
+                break
+            if self._is_spent():
+                break
+            for division in self._promising(case):
+                if self._simulate(case, division):
+                    winner = case, division
+        return winner
+
+    def _promising(self, case: StockCase) -> Iterator[Division]:
+        """Divisions whose bound is below the best, the lowest bound first."""
+        divisions = self._divisions(case)
+        if not len(divisions):
+            return
+        batches = range(0, len(divisions), _BATCH)
+        bounds_s = np.concatenate([case.least_times_s(divisions[b : b + _BATCH]) for b in batches])
+        self._num_bounded += len(divisions)
+        for index in np.argsort(bounds_s, kind="stable"):
+            if bounds_s[index] >= self._best_s * (1 - _TIE) or self._is_spent():
+                return
+            yield tuple(divisions[index].tolist())
+
+    def _divisions(self, case: StockCase) -> Divisions:
+        """All that could beat the best so far; of too many those with the fastest slowest stage."""
+        num_layers = self._problem.num_layers
+        allowed = case.stage_layers(self._best_s)
+        if num_stage_divisions(num_layers, allowed) > MAX_DIVISIONS:
+            self._is_exact = False
+            low_s = case.quick_s()
+            high_s = min(self._best_s, 64 * low_s)
+            for _ in range(30):
+                middle_s = (low_s + high_s) / 2
+                tried = case.stage_layers(middle_s)
+                few = num_stage_divisions(num_layers, tried) <= MAX_DIVISIONS
+                low_s, high_s = (middle_s, high_s) if few else (low_s, middle_s)
+            allowed = case.stage_layers(low_s)
+        stages = stage_divisions(num_layers, allowed)
+        return in_even_chunks(stages, case.settings.num_chunks)
+
+    def _climb(self, case: StockCase, division: Division) -> None:
+        """Single layers to other chunks, as long as that helps."""
+        better: Division | None = division
+        while better is not None and not self._is_spent():
+            division, better = better, None
+            for moved in moves(division):
+                if self._simulate(case, moved):
+                    better = moved
+
+    def _simulate(self, case: StockCase, division: Division) -> bool:
+        """Whether it is the best."""
+        self._num_simulated += 1
+        stages = case.stages_of(np.array([division]))
+        recomputed = int(case.layers_to_recompute(stages)[0])
+        plan = stock_plan(case, division, recomputed)
+        problem = self._problem
+        step = simulate_plan(plan, problem.cluster, profile=problem.costs.profile, is_stock=True)
+        if any(peak > s.capacity_bytes for s in step.timelines for peak in s.device_peak_bytes):
+            return False
+        shape = _shape(plan)
+        if shape not in self._best_of or step.step_time_s < self._best_of[shape][0]:
+            self._best_of[shape] = step.step_time_s, plan
+        if step.step_time_s >= self._best_s * (1 - _TIE):
+            return False
+        self._best_s, self._best = step.step_time_s, plan
+        return True
+
+    def _is_spent(self) -> bool:
+        limits = self._limits
+        spent = (
+            self._num_bounded > limits.num_bounded or self._num_simulated > limits.num_simulated
+        )
+        self._is_exact = self._is_exact and not spent
+        return spent
+
+
+def _shape(plan: Plan) -> tuple[int, int, int]:
+    stages = plan.replicas[0].stages
+    return len(plan.replicas), len(stages), stages[0].shape.tensor_parallel
