@@ -19,6 +19,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.run import STRATEGIES
+from megatron_hetero.planner.stock_strategy import STOCK
 from megatron_hetero.report.explanation import comparison_lines
 from megatron_hetero.report.outcome import outcome_lines
 from megatron_hetero.report.terminal import plan_report
@@ -51,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strategy",
-        choices=sorted(STRATEGIES),
+        choices=sorted([*STRATEGIES, STOCK]),
         default="auto",
         metavar="NAME",
-        help=f"how to search: {', '.join(sorted(STRATEGIES))} (default: auto, the best plans; the "
-        "others are for comparison)",
+        help=f"how to search: {', '.join(sorted([*STRATEGIES, STOCK]))} (default: auto, the best "
+        f"plans; {STOCK}: the best plan that needs no plug-in; the others are for comparison)",
     )
     add_goal_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")

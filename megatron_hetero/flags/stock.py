@@ -161,9 +161,7 @@ def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
     if {granularity for granularity, _ in found} != {"full"} or len(counts) < len(found):
         return None
     most = max(counts)
-    fits = all(
-        stage.recompute_num_layers in (most, stage.shape.num_layers) for stage in stages
-    )
+    fits = all(stage.recompute_num_layers in (most, stage.shape.num_layers) for stage in stages)
     return ("full", most) if fits else None
 
 

@@ -16,6 +16,7 @@ from megatron_hetero.planner.outcome import Outcome
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.units import format_duration
 
@@ -76,6 +77,8 @@ class Alternative:
     slower_by: float
     """Ratio to the plan's step time, minus 1."""
     because: str
+    settings: str = ""
+    """What it has beside its layout, in words."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,10 @@ class Explanation:
     """See the fields; `headroom_bytes` is what each device of the plan has left at its peak.
 
     `best_stock` is the fastest plan found that stock Megatron can run without the plug-in, in its
-    shape and in its order of ranks.  It is None where none fits; `stock_shortage` is then the one
-    that lacks least (None too if the limits leave stock Megatron no plan at all).
+    shape and in its order of ranks; up to 16 GPUs of all that its flags can say
+    (`planner.stock_search`), and then its time is simulated.  It is None where none fits;
+    `stock_shortage` is then the one that lacks least (None too if the limits leave stock Megatron
+    no plan at all).
     """
 
     step_time_s: float
@@ -119,8 +124,13 @@ def explain_candidate(
     board: Scoreboard,
     best: Candidate,
     idle_reasons: Mapping[str, str] | None = None,
+    searched_stock: StockResult | None = None,
 ) -> Explanation:
-    """Explain a placement beside what else is on the board."""
+    """Explain a placement beside what else is on the board.
+
+    Args:
+        searched_stock: the best plan of stock Megatron, in place of the board's.
+    """
     placement, cost = best.placement, best.cost
     binding, causes = _causes(placement, cost)
     rows = problem.costs.vocab_rows(placement.widths)
@@ -131,13 +141,16 @@ def explain_candidate(
         for device in stage.devices
     }
     stock, stock_miss = board.best_stock, board.nearest_stock_miss
+    best_stock = _alternative(problem, stock, best) if stock else None
+    if searched_stock is not None:
+        best_stock = _stock_alternative(problem, searched_stock, best)
     return Explanation(
         step_time_s=best.step_time_s,
         binding=binding,
         time_by_cause=causes,
         headroom_bytes=headroom,
-        best_stock=_alternative(problem, stock, best) if stock else None,
-        stock_shortage=shortage_of(problem, stock_miss) if stock_miss and not stock else None,
+        best_stock=best_stock,
+        stock_shortage=shortage_of(problem, stock_miss) if stock_miss and not best_stock else None,
         runners_up=_runners_up(problem, board, best),
         num_priced=board.num_priced,
         idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
@@ -171,7 +184,11 @@ def explain_plan(
     placement = placement_of(plan, problem.cluster)
     candidate = Candidate(placement, problem.costs.placement(placement), "given")
     return explain_candidate(
-        problem, search(problem, strategies=strategies), candidate, plan.idle_reasons
+        problem,
+        search(problem, strategies=strategies),
+        candidate,
+        plan.idle_reasons,
+        stock_beside_a_plan(problem),
     )
 
 
@@ -259,6 +276,37 @@ def _alternative(problem: Problem, other: Candidate, best: Candidate) -> Alterna
         other.step_time_s / best.step_time_s - 1,
         _why_worse(problem, other, best),
     )
+
+
+def _stock_alternative(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
+    plan, cluster = found.plan, problem.cluster
+    assert plan.workload is not None  # the search gives it one
+    costs = CostModel(cluster, plan.workload, problem.costs.profile)
+    return Alternative(
+        format_layout(plan.layout),
+        "stock",
+        found.step_time_s,
+        found.step_time_s / best.step_time_s - 1,
+        _why_slower(costs.placement(placement_of(plan, cluster)), best.cost),
+        settings_text(plan),
+    )
+
+
+def settings_text(plan: Plan) -> str:
+    """Micro-batch size, recompute and model chunks of a plan of stock Megatron."""
+    training = plan.workload.training if plan.workload else None
+    words = []
+    if training is not None and training.micro_batch_size > 1:
+        words.append(f"micro-batches of {training.micro_batch_size}")
+    stages = plan.replicas[0].stages
+    some = max((stage.recompute_num_layers or 0 for stage in stages), default=0)
+    if some:
+        words.append(f"{some} layers of a stage recomputed")
+    elif training is not None and training.recompute != "none":
+        words.append(f"{training.recompute} recompute")
+    if stages[0].chunks:
+        words.append(f"interleaved, {len(stages[0].chunks)} chunks a stage")
+    return "; ".join(words)
 
 
 def _runners_up(problem: Problem, board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:

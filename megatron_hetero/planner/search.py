@@ -27,6 +27,8 @@ from megatron_hetero.planner.outcome import limits_error, outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
+from megatron_hetero.planner.stock_search import stock_beside_a_plan
+from megatron_hetero.planner.stock_strategy import STOCK, stock_plan_and_explanation
 from megatron_hetero.units import format_bytes
 
 
@@ -47,7 +49,8 @@ def plan_cluster(
     Args:
         progress: called with (best step time so far in seconds, placements priced so far).
         make_costs: prices that take the place of the project's own cost model.
-        strategy: a name of `run.STRATEGIES`.
+        strategy: a name of `run.STRATEGIES`, or "stock": the best plan of stock Megatron, which may
+            have another micro-batch size and recompute than the job.
         objective: what the plan is the best by, its limits of time and money, and whether it must
             be one that stock Megatron runs.
     Raises:
@@ -56,15 +59,10 @@ def plan_cluster(
         UnsupportedError, UsageError: the job itself cannot be planned.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    return plan_and_explain(
-        cluster,
-        workload,
-        profile=profile,
-        progress=progress,
-        make_costs=make_costs,
-        strategy=strategy,
-        objective=objective,
-    )[0]
+    problem = make_problem(cluster, workload, profile, make_costs, objective)
+    if strategy == STOCK:
+        return stock_plan_and_explanation(problem)[0]
+    return _searched(problem, progress, strategy)[2]
 
 
 def plan_and_explain(
@@ -82,18 +80,29 @@ def plan_and_explain(
     Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
     """
     problem = make_problem(cluster, workload, profile, make_costs, objective)
+    if strategy == STOCK:
+        return stock_plan_and_explanation(problem)
+    board, best, plan = _searched(problem, progress, strategy)
+    searched_stock = None if board.interrupted else stock_beside_a_plan(problem)
+    explanation = explain_candidate(problem, board, best, plan.idle_reasons, searched_stock)
+    return plan, replace(explanation, outcome=outcome_of(problem, board, best))
+
+
+def _searched(
+    problem: Problem, progress: Progress | None, strategy: str
+) -> tuple[Scoreboard, Candidate, Plan]:
     board = search(problem, progress, strategies_of(strategy))
+    objective = problem.objective
     stock_only = objective.stock_only
     best = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
     plan = plan_of(problem, best, idle_reasons(problem, board, best), board.interrupted)
-    is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(cluster))
+    is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
     if is_proved and plan.estimates is not None:
         proved = replace(
             plan.estimates, bound_s=best.step_time_s, gap=0.0, bound_relaxes=EXACT_RELAXES
         )
         plan = replace(plan, estimates=proved)
-    explanation = explain_candidate(problem, board, best, plan.idle_reasons)
-    return plan, replace(explanation, outcome=outcome_of(problem, board, best))
+    return board, best, plan
 
 
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:

@@ -7,7 +7,7 @@ fit, because more only take longer; none and all are the ends of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -22,12 +22,13 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.stock_grids import StockGrid
+from megatron_hetero.schedule.gradient_exchange import GradientExchange
 from megatron_hetero.schedule.interleaved import interleaved
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.relaxed import ChunkSeconds, Seconds, stage_ends_s
-from megatron_hetero.schedule.simulator_engine import SendMode
-from megatron_hetero.schedule.simulator_network import crossing, gradient_collectives
+from megatron_hetero.schedule.simulator_network import crossing
+from megatron_hetero.schedule.simulator_parts import Collective, SendMode
 
 StockRecompute = Literal["as needed", "none", "selective", "full"]
 """`as needed`: as few layers by blocks as fit, the same number on every stage."""
@@ -164,15 +165,7 @@ class StockCase:
             back = [crossing(self._costs, b, a, True) for a, b in hops]
             ends.append(stage_ends_s(schedule, times, there, back, self.sends))
         last_s = self._after_exchange(ends, stages)
-        update_s: Seconds = np.max(
-            [
-                place.update_s[0] + place.update_s[1] * stages[:, p]
-                for places in self._places
-                for p, place in enumerate(places)
-            ],
-            axis=0,
-        )
-        return np.where(recomputed < _NEVER, last_s + update_s, np.inf)
+        return np.where(recomputed < _NEVER, last_s + self._update_s(stages), np.inf)
 
     @property
     def sends(self) -> SendMode:
@@ -225,9 +218,7 @@ class StockCase:
         zero_s, one_s = (
             update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
         )
-        return _Place(
-            (base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed
-        )
+        return _Place((base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed)
 
     def _least_recomputed(self) -> list[list[int]]:
         """[stage][layers]: what the fullest replica has to recompute."""
@@ -252,7 +243,7 @@ class StockCase:
         again = np.minimum(recomputed, num_layers)
         backward_s = base.backward_s + each.backward_s * num_layers + place.recomputed_s * again
         if self.settings.num_chunks == 1:
-            return [(forward_s, backward_s)]
+            return [(np.asarray(forward_s), np.asarray(backward_s))]
         _, layer, *_, head = blocks(self.problem.workload)
         layer_flops, head_flops = (
             b.matmul_flops_forward + b.attention_flops_forward for b in (layer, head)
@@ -268,28 +259,64 @@ class StockCase:
         return found
 
     def _after_exchange(self, ends: Sequence[Sequence[Seconds]], stages: Divisions) -> Seconds:
-        """When the last gradient is reduced: stock Megatron's all-reduces, one stage by itself."""
-        num_stages = self.grid.num_stages
-        last_s: list[Seconds] = [np.max([e[p] for e in ends], axis=0) for p in range(num_stages)]
-        lines = self._exchange_lines()
-        if len(self.grid.chains) > 1:
+        """When all gradients are reduced.
+
+        Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
+        last backward passes is left out.
+        """
+        gradients, _ = self._exchange_lines()
+        last_s: list[Seconds] = [
+            np.asarray(np.max([of_stages[p] for of_stages in ends], axis=0), dtype=np.float64)
+            for p in range(self.grid.num_stages)
+        ]
+        num_tied = len(self.grid.chains) if self._has_tied_stages else 0
+        own, tied = gradients[: len(gradients) - num_tied], gradients[len(gradients) - num_tied :]
+        if own and not self.problem.workload.training.overlap_grad_reduce:
             last_s = [
-                end_s + zero_s + each_s * stages[:, p]
-                for p, (end_s, (zero_s, each_s)) in enumerate(zip(last_s, lines, strict=False))
+                np.asarray(end_s + zero_s + each_s * stages[:, p])
+                for p, (end_s, (zero_s, each_s)) in enumerate(zip(last_s, own, strict=True))
             ]
-            tied = lines[num_stages:]
-        else:
-            tied = lines
         both_s = np.maximum(last_s[0], last_s[-1])
-        found = [*last_s, *(both_s + zero_s for zero_s, _ in tied)]
+        return np.asarray(np.max([*last_s, *(both_s + zero_s for zero_s, _ in tied)], axis=0))
+
+    def _update_s(self, stages: Divisions) -> Seconds:
+        """The optimizer, and with the distributed one the new weights, of the slowest stage."""
+        _, weights = self._exchange_lines()
+        found = []
+        for p in range(self.grid.num_stages):
+            zero_s, each_s = weights[p] if weights else (0.0, 0.0)
+            for places in self._places:
+                own_zero_s, own_each_s = places[p].update_s
+                found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
         return np.asarray(np.max(found, axis=0))
 
-    def _exchange_lines(self) -> list[tuple[float, float]]:
-        """Seconds of each collective without layers, and what each layer adds."""
+    @property
+    def _has_tied_stages(self) -> bool:
+        return self.problem.workload.model.tied_embeddings and self.grid.num_stages > 1
 
-        def seconds(num_layers: int) -> Iterator[float]:
-            frame = self._frame([num_layers] * self.grid.num_stages)
-            for c in gradient_collectives(self._costs, frame, self._rows, True):
-                yield max((s for _, s in c.hops), default=0.0) + c.latency_s
+    def _exchange_lines(self) -> tuple[list[_Line], list[_Line]]:
+        """Of gradients, and of new weights: seconds of each collective without layers, and what
+        each layer adds."""
+        one, two = (
+            GradientExchange(
+                self._costs, self._frame([n] * self.grid.num_stages), self._rows, {}, {}
+            ).stock()
+            for n in (1, 2)
+        )
+        # Buckets that overlap are as many as there are layers, and are not asked for.
+        lines = [
+            [
+                (2 * _seconds(a) - _seconds(b), _seconds(b) - _seconds(a))
+                for a, b in zip(of_one[::-1], of_two[::-1], strict=False)
+            ][::-1]
+            for of_one, of_two in zip(one, two, strict=True)
+        ]
+        is_overlapped = self.problem.workload.training.overlap_grad_reduce
+        return lines[0], [] if is_overlapped else lines[1]
 
-        return [(2 * one - two, two - one) for one, two in zip(seconds(1), seconds(2), strict=True)]
+
+_Line = tuple[float, float]
+
+
+def _seconds(collective: Collective) -> float:
+    return max((s for _, s in collective.hops), default=0.0) + collective.latency_s

@@ -30,9 +30,7 @@ def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisi
     most = np.cumsum([max(counts, default=0) for counts in allowed][::-1])[::-1]
     for stage, counts in enumerate(allowed):
         choices = np.array(sorted(counts), dtype=np.int64)
-        rows = np.column_stack(
-            [np.repeat(rows, len(choices), axis=0), np.tile(choices, len(rows))]
-        )
+        rows = np.column_stack([np.repeat(rows, len(choices), axis=0), np.tile(choices, len(rows))])
         left = num_layers - rows.sum(axis=1)
         is_last = stage + 1 == len(allowed)
         low, high = (0, 0) if is_last else (least[stage + 1], most[stage + 1])

@@ -8,8 +8,9 @@ Megatron's two orders of ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from megatron_hetero.cluster.spec import Device, Node
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, RankOrder, places_by_rank
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.problem import Chain, Problem, Unit
@@ -42,7 +43,7 @@ def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
 
     A tensor-parallel group stays on one node.
     """
-    kinds = kinds_of(problem)
+    kinds = [part for kind in kinds_of(problem) for part in _exchangeable(problem, kind)]
     found: dict[tuple[object, ...], StockGrid] = {}
     is_complete = True
     for width in sorted({w for kind in kinds for w in kind.widths}):
@@ -58,6 +59,28 @@ def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
             for grid in _grids(problem, units):
                 found.setdefault(_content(grid), grid)
     return tuple(found.values()), is_complete
+
+
+def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
+    """The nodes of a kind that have the same links to all other nodes."""
+    groups: list[list[Node]] = []
+    for node in kind.nodes:
+        group = next((g for g in groups if _same_links(problem, g[0], node)), None)
+        if group is None:
+            groups.append([node])
+        else:
+            group.append(node)
+    for group in groups:
+        yield replace(kind, nodes=tuple(group))
+
+
+def _same_links(problem: Problem, one: Node, other: Node) -> bool:
+    link = problem.cluster.link
+    a, b = Device(one.name, 0), Device(other.name, 0)
+    rest = [Device(n.name, 0) for n in problem.nodes if n.name not in (one.name, other.name)]
+    return link(a, b) == link(b, a) and all(
+        link(a, c) == link(b, c) and link(c, a) == link(c, b) for c in rest
+    )
 
 
 _Order = tuple[tuple[Kind, int, int], ...]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.model.arguments import command_line_words, group_arguments
-from megatron_hetero.model.load import load_workload, workload_hash
+from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
@@ -28,7 +29,7 @@ _SETTINGS = frozenset(
         "--recompute-modules",
     }
 )
-_RECOMPUTE_FLAGS = {
+_RECOMPUTE_FLAGS: Mapping[Recompute, tuple[str, ...]] = {
     "none": (),
     "selective": ("--recompute-granularity", "selective"),
     "full": (
@@ -48,7 +49,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
     problem, settings = case.problem, case.settings
     depth = case.grid.num_stages
     stages = [sum(division[p::depth]) for p in range(depth)]
-    recompute = settings.recompute if settings.recompute != "as needed" else "none"
+    recompute: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
     some = None
     if num_recomputed >= max(stages):
         recompute = "full"
@@ -70,9 +71,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
         made_by=f"megatron-hetero {__version__} strategy stock",
     )
     if settings.num_chunks > 1:
-        schedule = interleaved(
-            tuple(range(depth)) * settings.num_chunks, case.num_micro_batches
-        )
+        schedule = interleaved(tuple(range(depth)) * settings.num_chunks, case.num_micro_batches)
         for r in range(len(replicas)):
             plan = with_schedule(plan, r, schedule, "interleaved")
     return plan
@@ -102,7 +101,7 @@ def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[St
 
 
 @lru_cache(maxsize=256)
-def with_settings(workload: Workload, micro_batch_size: int, recompute: str) -> Workload:
+def with_settings(workload: Workload, micro_batch_size: int, recompute: Recompute) -> Workload:
     """The same job with another micro-batch size and another recompute, in its flags too."""
     training = workload.training
     if (training.micro_batch_size, training.recompute) == (micro_batch_size, recompute):
@@ -114,8 +113,8 @@ def with_settings(workload: Workload, micro_batch_size: int, recompute: str) -> 
         for word in argument.words or ()
     ]
     flags = (*kept, "--micro-batch-size", str(micro_batch_size), *_RECOMPUTE_FLAGS[recompute])
-    made = load_workload(None, flags)
-    return replace(made, source=workload.source)
+    changed = replace(training, micro_batch_size=micro_batch_size, recompute=recompute)
+    return replace(workload, training=changed, megatron_args=flags)
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ over two nodes, stages without a layer, recompute by blocks with interleaved sta
 recompute of several layers at a time.
 
 What is minimised is the simulated step (`schedule.step`), as stock Megatron runs it.  A case
-(`stock_case`) prices all of its divisions at once by a bound that leaves shared paths out; divisions
-are simulated from the lowest bound on, until no bound is below the best.  So the answer is the
-minimum of the space, unless a limit of work was met, which the result says.
+(`stock_case`) prices all of its divisions at once by a bound that leaves shared paths out;
+divisions are simulated from the lowest bound on, until no bound is below the best.  So the answer
+is the minimum of the space, unless a limit of work was met, which the result says.  Sends of
+interleaved stages are simulated as if they never made their stage wait, in favour of stock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from itertools import product
 import numpy as np
 
 from megatron_hetero.cost.compute import uses_flash_attention
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock_case import (
     Divisions,
@@ -75,6 +79,22 @@ class StockLimits:
     most_chunks: int = 4
 
 
+BESIDE_A_PLAN = StockLimits(num_cases=4_000, num_bounded=300_000, num_simulated=300)
+"""About a second."""
+MAX_GPUS_BESIDE_A_PLAN = 16
+
+
+def stock_beside_a_plan(problem: Problem) -> StockResult | None:
+    """`best_stock_plan` within limits, for a plan to be compared with; None too for clusters that
+    are too large for it, where speed is not all that counts, and under prices other than the
+    project's own."""
+    is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
+    has_goal = problem.objective != THROUGHPUT
+    if is_large or has_goal or problem.make_costs is not CostModel:
+        return None
+    return best_stock_plan(problem, BESIDE_A_PLAN)
+
+
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
     """The fastest plan of stock Megatron that fits; None if none does."""
     grids, is_complete = stock_grids(problem)
@@ -105,6 +125,7 @@ class _Search:
         """What was found."""
         if self._best is None:
             return None
+        validate_plan(self._best, self._problem.cluster)
         own = _shape(self._best)
         others = [entry for shape, entry in self._best_of.items() if shape != own]
         return StockResult(
@@ -223,9 +244,7 @@ class _Search:
 
     def _is_spent(self) -> bool:
         limits = self._limits
-        spent = (
-            self._num_bounded > limits.num_bounded or self._num_simulated > limits.num_simulated
-        )
+        spent = self._num_bounded > limits.num_bounded or self._num_simulated > limits.num_simulated
         self._is_exact = self._is_exact and not spent
         return spent
 

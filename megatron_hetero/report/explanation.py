@@ -162,6 +162,8 @@ def _comparison_table(step_time_s: float, others: Sequence[tuple[str, Alternativ
 
 def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
     why = Text.assemble((alternative.layout, "green"))
+    if alternative.settings:
+        why.append(f"\n{alternative.settings}")
     if alternative.slower_by > 0:
         why.append(f"\n{alternative.because}")
     table.add_row(

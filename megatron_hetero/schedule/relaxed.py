@@ -22,7 +22,7 @@ from megatron_hetero.schedule.programme import (
     Operation,
     Schedule,
 )
-from megatron_hetero.schedule.simulator_engine import Crossing, SendMode
+from megatron_hetero.schedule.simulator_parts import Crossing, SendMode
 
 Seconds = NDArray[np.float64]
 """Seconds for each division of the layers, shape [division]."""

@@ -64,21 +64,32 @@ def test_plan_as_json(tmp_path: Path, capsys) -> None:
     assert data["measured"] is False
     assert data["idle_devices"] == list(plan.idle_devices)
     assert data["stock_megatron"] is False
-    assert data["best_stock"]["slower_by"] > 0.3
+    assert data["best_stock"]["slower_by"] > 0.1
+    assert data["best_stock"]["settings"] == "4 layers of a stage recomputed"
     assert data["stock_shortage"] is None
     assert data["search_s"] > 0
 
 
-def test_a_little_less_memory_leaves_stock_megatron_no_plan(tmp_path: Path, capsys) -> None:
+def test_the_best_plan_of_stock_megatron_can_be_had(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*PLAN, "--strategy", "stock", "-o", str(path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["stock_megatron"] is True
+    assert data["step_time_s"] == data["best_stock"]["step_time_s"]
+    assert data["bound_s"] <= data["step_time_s"]
+    assert main(["flags", str(path)]) == 0
+    assert "--recompute-method block" in " ".join(capsys.readouterr().out.split())
+
+
+def test_with_less_memory_stock_megatron_recomputes_more(tmp_path: Path, capsys) -> None:
     text = Path(CLUSTER).read_text()
     assert "memory_reserve: 1 GiB" in text
     tighter = tmp_path / "cluster.yaml"
-    tighter.write_text(text.replace("memory_reserve: 1 GiB", "memory_reserve: 1.5 GiB"))
+    tighter.write_text(text.replace("memory_reserve: 1 GiB", "memory_reserve: 3.5 GiB"))
     assert main(["plan", "--cluster", str(tighter), "--model", MODEL, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["best_stock"] is None
-    assert data["stock_shortage"]["gpu_type"] == "RTX-4090"
-    assert data["stock_shortage"]["missing_bytes"] > 0
+    assert data["best_stock"]["settings"] == "5 layers of a stage recomputed"
+    assert data["stock_shortage"] is None
 
 
 def test_the_best_plan_of_stock_megatron_as_json(capsys) -> None:
