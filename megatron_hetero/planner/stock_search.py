@@ -27,7 +27,6 @@ from megatron_hetero.cost.compute import uses_flash_attention
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
-from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.stock_case import (
     Divisions,
@@ -89,7 +88,7 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
     are too large for it, where speed is not all that counts, and under prices other than the
     project's own."""
     is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
-    has_goal = problem.objective != THROUGHPUT
+    has_goal = problem.objective.may_want_fewer(problem.cluster)
     if is_large or has_goal or problem.make_costs is not CostModel:
         return None
     return best_stock_plan(problem, BESIDE_A_PLAN)

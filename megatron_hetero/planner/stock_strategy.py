@@ -10,7 +10,6 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.infeasible import infeasible_error
-from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.outcome import outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search, strategies_of
@@ -28,10 +27,11 @@ def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
         InfeasiblePlanError: stock Megatron has no plan that fits.
         UnsupportedError: the objective is another than speed.
     """
-    if problem.objective != THROUGHPUT:
+    objective = problem.objective
+    if objective.may_want_fewer(problem.cluster) or objective.deadline_s is not None:
         raise UnsupportedError(
-            f"--strategy {STOCK} looks for the fastest plan alone; leave it away with --objective, "
-            "--deadline, --budget and --stock"
+            f"--strategy {STOCK} looks for the fastest plan alone, not for limits of time and "
+            "money; use --stock with --objective, --deadline, --budget or a limit of price"
         )
     found = best_stock_plan(problem)
     if found is None:
