@@ -34,8 +34,11 @@ def layer_activation_bytes(
     # Input and output of both norms, and a mask byte after each of the two dropouts.
     whole = own_tokens * model.hidden_size * (4 * element + (2 if training.hidden_dropout else 0))
     whole += 2 * own_tokens * _norm_statistics(model)
-    sharded = tokens * element * _kept_by_mlp(model, training, share)
-    return whole + sharded + _kept_by_attention(model, training, share, flash, recompute)
+    if model.num_experts:
+        kept = _kept_by_experts(model, training, share)
+    else:
+        kept = tokens * element * _kept_by_mlp(model, training, share)
+    return whole + kept + _kept_by_attention(model, training, share, flash, recompute)
 
 
 def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
@@ -48,6 +51,26 @@ def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -
     if not model.gated_mlp:
         return 2 * columns
     return 3 * columns if training.fused_activation else 5 * columns
+
+
+def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Bytes, with tokens spread evenly over the experts.
+
+    For each token and each of its experts: the input of the first product, which is a copy of its
+    own, whole on every member; what an MLP keeps; its inner product before it is weighted, unless
+    that is one kernel with the activation; the weight, and the place it came from, there and back.
+    Of the router: its choice, and the scores for the losses of balance and of size, on or not.
+    """
+    element = ELEMENT_BYTES[training.precision]
+    tokens = training.micro_batch_size * model.seq_length
+    own_tokens = tokens // (share.width if training.sequence_parallel else 1)
+    # The router's choice and its weights, and in fp32 all scores, once for each of two losses.
+    chosen, scores = 8 + 4, 2 * 4
+    router = own_tokens * (model.moe_router_topk * chosen + model.num_experts * scores + 4)
+    router += tokens * model.num_experts  # who got which token
+    unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
+    elements = model.hidden_size + _kept_by_mlp(model, training, share) + unweighted + 1
+    return tokens * model.moe_router_topk * (elements * element + 2 * 8) + router
 
 
 def _kept_by_attention(

@@ -22,9 +22,8 @@ from megatron_hetero.cost.calibration import (
     product_flops_per_s,
     shipped_calibration,
 )
-from megatron_hetero.cost.parameters import attention_sizes
+from megatron_hetero.cost.parameters import attention_sizes, router_params
 from megatron_hetero.cost.share import TensorShare, even_share
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -262,20 +261,41 @@ def _attention_work(
 
 
 def _mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> _Work:
-    if model.num_experts:
-        raise UnsupportedError(
-            f"mixture-of-experts models are not planned yet (num_experts={model.num_experts}); "
-            "plan a dense model, or run this one with stock Megatron flags"
-        )
     tokens = training.micro_batch_size * model.seq_length
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
     weights = (model.hidden_size * first, columns * model.hidden_size)
+    if model.num_experts:
+        return _experts_work(model, training, share, weights)
     activation_bytes = tokens * (first + columns) * ELEMENT_BYTES[training.precision]
     return _Work(
         tuple(2.0 * tokens * weight for weight in weights),
         _norm_bytes(model, training, share) + activation_bytes,
         sum(weights),
+    )
+
+
+def _experts_work(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, weights: tuple[int, int]
+) -> _Work:
+    """Experts one after the other, each with an equal part of the tokens: a balanced router.
+
+    `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
+    (read, written, and both again on the way back) and weighted after the activation.
+    """
+    element = ELEMENT_BYTES[training.precision]
+    tokens = training.micro_batch_size * model.seq_length
+    own_tokens = tokens / (share.width if training.sequence_parallel else 1)
+    routed = tokens * model.moe_router_topk
+    columns = share.mlp_columns
+    first = columns * (2 if model.gated_mlp else 1)
+    products = tuple(2.0 * routed / model.num_experts * weight for weight in weights)
+    router = 2.0 * own_tokens * model.hidden_size * model.num_experts
+    moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
+    return _Work(
+        (router, *products * model.num_experts),
+        _norm_bytes(model, training, share) + moved,
+        model.num_experts * sum(weights) + router_params(model),
     )
 
 

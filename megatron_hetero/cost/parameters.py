@@ -17,16 +17,22 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
     query_key_value = query + 2 * key_value
     first = columns * (2 if model.gated_mlp else 1)
     norm_vectors = 2 if model.normalization == "LayerNorm" else 1
-    sharded = hidden * (query_key_value + query + first + columns)
-    whole = 2 * norm_vectors * hidden
+    num_mlps = model.num_experts or 1
+    sharded = hidden * (query_key_value + query + num_mlps * (first + columns))
+    whole = 2 * norm_vectors * hidden + router_params(model)
     if model.add_bias_linear or model.add_qkv_bias:
         sharded += query_key_value
     if model.add_bias_linear:
-        sharded += first
-        whole += 2 * hidden
+        sharded += num_mlps * first
+        whole += (1 + num_mlps) * hidden
     if model.qk_layernorm:
         whole += 2 * norm_vectors * model.kv_channels
     return sharded + whole
+
+
+def router_params(model: ModelSpec) -> int:
+    """What chooses the experts of a layer; every member of a group holds it whole."""
+    return model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
 
 
 def attention_sizes(model: ModelSpec, share: TensorShare) -> tuple[int, int]:

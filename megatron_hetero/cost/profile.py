@@ -40,6 +40,9 @@ class ShapeModel(_Strict):
     seq_length: PositiveInt
     vocab_size: PositiveInt
     gated_mlp: bool = False
+    num_experts: Annotated[int, Field(ge=0)] = 0
+    moe_router_topk: Annotated[int, Field(ge=0)] = 0
+    moe_ffn_hidden_size: Annotated[int, Field(ge=0)] = 0
 
 
 class PointModel(_Strict):
@@ -159,4 +162,7 @@ def _shape_key(shape: ModelSpec | ShapeModel) -> tuple[int, ...]:
         shape.seq_length,
         shape.vocab_size,
         int(shape.gated_mlp),
+        shape.num_experts,
+        shape.moe_router_topk,
+        shape.moe_ffn_hidden_size,
     )

@@ -48,7 +48,7 @@ def member_shares(
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
     groups = model.num_query_groups
-    columns = model.ffn_hidden_size
+    columns = model.mlp_columns
     if shares is not None and len(set(shares)) == 1 and groups % width == columns % width == 0:
         shares = None
     return tuple(
@@ -76,7 +76,7 @@ def even_share(model: ModelSpec, width: int) -> TensorShare:
 
 def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
     """`even_share`, or None where the width does not divide the model."""
-    if model.num_query_groups % width or model.ffn_hidden_size % width:
+    if model.num_query_groups % width or model.mlp_columns % width:
         return None
     return even_share(model, width)
 
@@ -84,6 +84,6 @@ def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
     """The largest part of a layer's divided parameters that one member holds."""
     return max(
-        max(share.query_groups / model.num_query_groups, share.mlp_columns / model.ffn_hidden_size)
+        max(share.query_groups / model.num_query_groups, share.mlp_columns / model.mlp_columns)
         for share in shares
     )

@@ -21,7 +21,7 @@ def usable_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int
         for width in range(1, widest + 1)
         if model.num_attention_heads % width == 0
         and model.num_query_groups % width == 0
-        and model.ffn_hidden_size % width == 0
+        and model.mlp_columns % width == 0
         and not (training.sequence_parallel and model.seq_length % width)
     )
 

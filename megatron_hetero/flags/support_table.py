@@ -97,7 +97,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--context-parallel-size --num-experts --expert-model-parallel-size --fp8-format "
+        "--context-parallel-size --expert-model-parallel-size --fp8-format "
         "--fp4-format --fp32-residual-connection --mtp-num-layers --multi-latent-attention "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
         "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
@@ -189,11 +189,39 @@ SUPPORT: tuple[Support, ...] = (
         "inference, RL, fine-tuning, BERT, vision, retrieval",
     ),
     Support(
+        "proved",
+        "--num-experts --moe-router-topk --moe-ffn-hidden-size --moe-aux-loss-coeff "
+        "--moe-z-loss-coeff",
+        "experts, each divided over its stage's tensor-parallel group",
+    ),
+    Support(
+        "passed on",
+        "--moe-router-load-balancing-type --moe-token-dispatcher-type --moe-router-dtype "
+        "--moe-router-pre-softmax --moe-router-score-function --moe-router-topk-scaling-factor "
+        "--moe-router-num-groups --moe-router-group-topk --moe-per-layer-logging "
+        "--moe-input-jitter-eps --moe-apply-probs-on-input --moe-layer-recompute "
+        "--moe-permute-fusion --moe-router-fusion --moe-router-force-*",
+        "experts",
+    ),
+    Support(
+        "refused",
+        "--moe-layer-freq --moe-shared-expert-intermediate-size --moe-latent-size "
+        "--moe-grouped-gemm --moe-router-enable-expert-bias --moe-expert-capacity-factor "
+        "--moe-use-upcycling",
+        "with --num-experts",
+    ),
+    Support(
+        "refused",
+        "--expert-tensor-parallel-size --expert-tensor-parallel-num-weight-shards "
+        "--moe-enable-routing-replay --moe-paged-stash --moe-routing-trace-path "
+        "--save-tokens-per-expert-interval",
+        by_presence=True,
+    ),
+    Support(
         "elsewhere",
         "--moe-* --expert-tensor-* --overlap-dispatch-* --ep-overlap-* "
-        "--use-fused-weighted-squared-relu --use-grouped-gemm-for-shared-expert "
-        "--save-tokens-per-expert-interval",
-        "experts; --num-experts is refused",
+        "--use-fused-weighted-squared-relu --use-grouped-gemm-for-shared-expert",
+        "details of a feature of experts that is refused",
     ),
     Support(
         "elsewhere",

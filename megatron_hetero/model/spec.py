@@ -37,6 +37,11 @@ class ModelSpec:
     moe_ffn_hidden_size: int = 0
     make_vocab_size_divisible_by: int = 128
 
+    @property
+    def mlp_columns(self) -> int:
+        """Columns of every layer's MLP, or of each expert: what a tensor-parallel group divides."""
+        return self.moe_ffn_hidden_size if self.num_experts else self.ffn_hidden_size
+
 
 @dataclass(frozen=True)
 class TrainingSpec:

@@ -10,7 +10,7 @@ from megatron_hetero.cost.compute import peak_flops_per_s
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.widths import usable_gpus
-from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
 
@@ -140,10 +140,10 @@ def make_problem(
             f"--global-batch-size {training.global_batch_size} is no multiple of "
             f"--micro-batch-size {training.micro_batch_size}; change one of them"
         )
-    if workload.model.num_experts:
-        raise UnsupportedError(
-            f"mixture-of-experts models are not planned yet (--num-experts "
-            f"{workload.model.num_experts}); plan a dense model"
+    if workload.model.num_experts and not training.sequence_parallel:
+        raise UsageError(
+            f"--num-experts {workload.model.num_experts} without --sequence-parallel: Megatron "
+            "trains experts on a tensor-parallel group only so; add it (at width 1 it does nothing)"
         )
     cluster = canonical_cluster(cluster)
     costs = make_costs(cluster, workload, profile)

@@ -257,6 +257,9 @@ def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Wo
         tied_embeddings=not args.untie_embeddings_and_output_weights,
         add_bias_linear=args.add_bias_linear,
         add_qkv_bias=args.add_qkv_bias,
+        num_experts=args.num_experts or 0,
+        moe_router_topk=args.moe_router_topk if args.num_experts else 0,
+        moe_ffn_hidden_size=args.moe_ffn_hidden_size if args.num_experts else 0,
         normalization=args.normalization,
         make_vocab_size_divisible_by=1,
     )

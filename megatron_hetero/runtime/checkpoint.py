@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
@@ -93,6 +94,32 @@ def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
         )
 
 
+def keep_axes(entry: ShardedTensor) -> ShardedTensor | ShardedTensorFactory:
+    """`entry` with the axes that Megatron puts before a local tensor, such as the expert's number.
+
+    Pieces outside of a grid are written as they are in memory, without such axes.  So the tensor is
+    written as a view that has them, and read back without.
+    """
+    if not entry.prepend_axis_num:
+        return entry
+
+    def build(key: str, data: torch.Tensor, replica_id: Any, _: Any) -> list[ShardedTensor]:
+        return [_expanded(replace(entry, key=key, data=data, replica_id=replica_id))]
+
+    def merge(pieces: list[torch.Tensor]) -> torch.Tensor:
+        return pieces[0].reshape(entry.local_shape)
+
+    return ShardedTensorFactory(entry.key, entry.data, build, merge, entry.replica_id)
+
+
+def _expanded(entry: ShardedTensor) -> ShardedTensor:
+    if not entry.prepend_axis_num:
+        return entry
+    shape = (*[1] * entry.prepend_axis_num, *entry.local_shape)
+    data = entry.data.view(shape)
+    return replace(entry, data=data, dtype=data.dtype, local_shape=shape, prepend_axis_num=0)
+
+
 @dataclass(frozen=True)
 class _Correction:
     """Corrects one entry of a sharded state dict.
@@ -106,18 +133,23 @@ class _Correction:
 
     def __call__(self, entry: Any) -> Any:
         if isinstance(entry, ShardedTensor):
-            return self._tensor(entry, 0)
+            return keep_axes(self._tensor(entry, 0))
         if isinstance(entry, ShardedTensorFactory):
             # Builds the two pieces of a gated projection, also those of its optimizer state.
             build = entry.build_fn
 
             def build_corrected(*args: Any) -> Any:
                 pieces = build(*args)
-                return [self._tensor(piece, block) for block, piece in enumerate(pieces)]
+                return [_expanded(self._tensor(p, block)) for block, p in enumerate(pieces)]
 
+            def merge_corrected(pieces: list[torch.Tensor]) -> Any:
+                return entry.merge_fn([p.reshape(p.shape[p.dim() - num_dims :]) for p in pieces])
+
+            num_dims = entry.data.dim()
             return replace(
                 entry,
                 build_fn=build_corrected,
+                merge_fn=merge_corrected,
                 replica_id=_of_replica(entry.replica_id, self.replica),
             )
         if isinstance(entry, ShardedObject):
@@ -131,13 +163,22 @@ class _Correction:
         }
         shard = self._shard(entry.key)
         if shard is not None and shard.is_sharded:
-            offset = [0] * len(shard.global_shape)
-            offset[shard.dim] = shard.intervals[block][0]
-            changes |= {"global_shape": shard.global_shape, "global_offset": tuple(offset)}
+            # Experts of a layer share a key; which of them a tensor is stands on an axis before.
+            axes = entry.prepend_axis_num
+            offset = [*entry.global_offset[:axes], *[0] * len(shard.global_shape)]
+            offset[axes + shard.dim] = shard.intervals[block][0]
+            changes |= {
+                "global_shape": (*entry.global_shape[:axes], *shard.global_shape),
+                "global_offset": tuple(offset),
+            }
         return replace(entry, **changes)
 
     def _shard(self, key: str) -> ParameterShard | None:
-        """The shard of a parameter, or of the optimizer's state for it, whose keys end alike."""
+        """The shard of a parameter, or of the optimizer's state for it, whose keys end alike.
+
+        All experts of a layer are divided alike, so the first stands for them.
+        """
+        key = key.replace(".experts.experts.", ".experts.local_experts.0.")
         for name, shard in self.uneven_shards.items():
             if key == name or key.endswith("." + name):
                 return shard

@@ -103,7 +103,7 @@ def arrange(
         return not is_whole, position.get(parameter, (0, 0))
 
     for chunk in model:
-        for buffer in chunk.buffers:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             if buffer.extra_main_grads:
                 continue  # some gradients accumulate outside of the buffer, in fp32
             offset = 0

@@ -270,6 +270,8 @@ class ChunkGradients:
         self._seen: dict[torch.nn.Parameter, int] = {}
         self._is_finished = False
         chunk.bucket_groups = [self]
+        # Megatron keeps those of experts apart, since other ranks may hold them; here none do.
+        chunk.expert_parallel_bucket_groups = []
         chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
 
     def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:

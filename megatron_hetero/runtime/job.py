@@ -315,7 +315,7 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime import data, model_hooks, random_states
+        from megatron_hetero.runtime import data, experts, model_hooks, random_states
         from megatron_hetero.runtime.boundary import PipelineCommunicator
         from megatron_hetero.runtime.groups import build_groups
         from megatron_hetero.runtime.megatron import (
@@ -355,6 +355,8 @@ class AsymmetricJob:
         stages = random_states.replica_stages(plan)
         kept = {random_states.METADATA: stages} if self._saves_states else {}
         checkpoint_metadata.apply(**kept)
+        if self._args.num_experts is not None:
+            experts.follow_routing(plan, groups)
         if self._args.swiglu and self._args.ffn_hidden_size // groups.tensor.size() % 2:
             jit_warm_up.apply()
         if not self._place.is_even:

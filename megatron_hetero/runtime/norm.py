@@ -49,10 +49,19 @@ def with_sequence_parallel_norms(layer: ModuleSpec) -> ModuleSpec:
     return replace(layer, submodules=replace(submodules, **changed))
 
 
-def local_block_spec(layer: ModuleSpec, config: Any, vp_stage: int | None) -> Any:
-    """A block of `layer`s for this stage, its closing norm included."""
-    num_layers = get_num_layers_to_build(config, vp_stage)
+def local_block_spec(
+    spec: ModuleSpec | TransformerBlockSubmodules, config: Any, vp_stage: int | None
+) -> TransformerBlockSubmodules:
+    """A block of `spec`'s layers for this stage, its closing norm included.
+
+    Args:
+        spec: of every layer; or, as Megatron has it for experts, of the stage's layers.
+    """
+    if isinstance(spec, TransformerBlockSubmodules):
+        layers = list(spec.layer_specs)
+    else:
+        layers = [spec] * get_num_layers_to_build(config, vp_stage)
     return TransformerBlockSubmodules(
-        layer_specs=[with_sequence_parallel_norms(layer)] * num_layers,
+        layer_specs=[with_sequence_parallel_norms(layer) for layer in layers],
         layer_norm=SequenceParallelTorchNorm,
     )

@@ -25,6 +25,7 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import CheckpointError
+from megatron_hetero.runtime.checkpoint import keep_axes
 from megatron_hetero.runtime.gradient_memory import data, main_grad
 from megatron_hetero.runtime.gradients import GradientSync, gradient_sync
 from megatron_hetero.runtime.optimizer_shards import Rows
@@ -156,14 +157,17 @@ class DividedOptimizer(ChainedOptimizer):
         }
         return super().sharded_state_dict(described, is_loading, **kwargs)
 
-    def _describe(self, piece: OwnedPiece, by_data: Mapping[int, Any]) -> ShardedTensor:
+    def _describe(
+        self, piece: OwnedPiece, by_data: Mapping[int, Any]
+    ) -> ShardedTensor | ShardedTensorFactory:
         shard = self._sync.shards[piece.name]
+        num_dims = len(shard.global_shape)
         whole = by_data[id(piece.parameter)]
         first = shard.local_offset(piece.rows.slice.start)
         if isinstance(whole, ShardedTensorFactory):
-            # A gated projection: the piece lies in one of the two.
+            # The piece lies in one of the parts: of the two of a gated projection.
             for part in whole.build():
-                length = part.local_shape[shard.dim]
+                length = part.local_shape[len(part.local_shape) - num_dims + shard.dim]
                 if first < length:
                     whole = part
                     break
@@ -171,15 +175,17 @@ class DividedOptimizer(ChainedOptimizer):
         if not isinstance(whole, ShardedTensor):
             raise CheckpointError(f"{piece.name}: no such tensor in the model's checkpoint")
         offset = list(whole.global_offset)
-        axis = whole.prepend_axis_num
+        axis = len(offset) - num_dims
         offset[axis + shard.dim] += first
         offset[axis] += piece.rows.start
-        return replace(
+        described = replace(
             whole,
             data=piece.tensor,
             dtype=piece.tensor.dtype,
             local_shape=tuple(piece.tensor.shape),
             global_offset=tuple(offset),
             axis_fragmentations=None,
+            prepend_axis_num=axis,
             replica_id=0 if piece.is_sole_owner else whole.replica_id,
         )
+        return keep_axes(described)

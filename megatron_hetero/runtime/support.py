@@ -14,7 +14,7 @@ from megatron_hetero.flags.support import refused_by_presence, without_effect
 from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime import backend
+from megatron_hetero.runtime import backend, experts
 from megatron_hetero.runtime.batches import global_batch_size
 
 # (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
@@ -22,7 +22,6 @@ _Rule = tuple[str, Callable[[Any], bool], str]
 
 _REFUSED: tuple[_Rule, ...] = (
     ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
-    ("--num-experts", lambda a: a.num_experts is not None, "train a dense model"),
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
     (
         "--overlap-param-gather",
@@ -295,6 +294,9 @@ def check_arguments(args: Any, plan: Plan) -> None:
             "place of a tensor-parallel group there; the plan's rank 0 is another. List the "
             "devices of its stage with that node's first GPU first, or leave the flag out."
         )
+    if args.num_experts is not None:
+        _refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
+        experts.check_micro_batches(plan, args)
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
     if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
         raise UnsupportedError(

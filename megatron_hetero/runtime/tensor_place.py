@@ -57,14 +57,15 @@ class TensorPlace:
         """
         width, shares = shape.tensor_parallel, shape.shares
         groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
-        divisible = groups % width == 0 and args.ffn_hidden_size % width == 0
+        columns = mlp_columns(args)
+        divisible = groups % width == 0 and columns % width == 0
         if shares is None or (len(set(shares)) == 1 and divisible):
             return cls.even(width, index)
         return cls(
             width,
             index,
             shard_edges(groups, width, shares),
-            shard_edges(args.ffn_hidden_size, width, shares),
+            shard_edges(columns, width, shares),
             vocabulary_edges(
                 args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
             ),
@@ -90,11 +91,14 @@ class TensorPlace:
         groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
         heads_per_group = args.num_attention_heads // groups
         own_groups = self._own(self.query_groups) * self.width
-        sizes = {
+        sizes: dict[str, Any] = {
             "num_attention_heads": own_groups * heads_per_group,
             "ffn_hidden_size": self._own(self.mlp_columns) * self.width,
+            "moe_ffn_hidden_size": self._own(self.mlp_columns) * self.width,
             "padded_vocab_size": self._own(self.vocabulary_rows) * self.width,
         }
+        if args.num_experts is None:
+            del sizes["moe_ffn_hidden_size"]
         if args.group_query_attention:
             sizes["num_query_groups"] = own_groups
         saved = {name: getattr(args, name) for name in sizes}
@@ -106,6 +110,13 @@ class TensorPlace:
 
     def _own(self, edges: tuple[int, ...]) -> int:
         return edges[self.index + 1] - edges[self.index]
+
+
+def mlp_columns(args: Any) -> int:
+    """Columns of every layer's MLP, or of each of its experts, in the whole model."""
+    if args.num_experts is None:
+        return int(args.ffn_hidden_size)
+    return int(args.moe_ffn_hidden_size)
 
 
 def set_tensor_place(config: Any, place: TensorPlace) -> None:

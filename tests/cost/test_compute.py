@@ -13,7 +13,10 @@ from megatron_hetero.cost.compute import (
     layer_times,
     uses_flash_attention,
 )
+from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.model.blocks import blocks
 from tests.cost.builders import FAST, OLD, SLOW, make_workload
 
 WITHOUT_FLASH = replace(OLD, peak_flops={**OLD.peak_flops, "bf16": 1e14})
@@ -82,8 +85,36 @@ def test_head_grows_with_the_vocabulary() -> None:
 def test_what_the_gpu_or_the_model_of_cost_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="OLD cannot train in bf16"):
         layer_times(make_workload(), OLD, 1)
-    with pytest.raises(UnsupportedError, match="num_experts=8"):
-        layer_times(make_workload(num_experts=8), FAST, 1)
+
+
+def test_experts_cost_their_tokens_work_and_their_own_overhead() -> None:
+    """Against a dense MLP as wide as all the experts that a token goes to, of the same products."""
+    dense = make_workload(ffn_hidden_size=2 * 1024)
+    experts = make_workload(num_experts=8, moe_router_topk=2, moe_ffn_hidden_size=1024)
+    few = make_workload(num_experts=2, moe_router_topk=2, moe_ffn_hidden_size=1024)
+    assert layer_times(experts, FAST, 1).forward_s > layer_times(few, FAST, 1).forward_s
+    assert layer_times(few, FAST, 1).forward_s > layer_times(dense, FAST, 1).forward_s
+    one = make_workload(num_experts=8, moe_router_topk=1, moe_ffn_hidden_size=1024)
+    assert layer_times(experts, FAST, 1).forward_s > layer_times(one, FAST, 1).forward_s
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_device_holds_all_parameters_of_a_layer_with_experts(gated: bool, biases: bool) -> None:
+    """`model.blocks` counts as Megatron's GPTModel does (`tests/model/test_blocks.py`)."""
+    workload = make_workload(
+        num_experts=4,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=96,
+        gated_mlp=gated,
+        add_bias_linear=biases,
+    )
+    layer = next(b for b in blocks(workload) if b.kind == "layer")
+    share = even_share(workload.model, 1)
+    assert layer_params(workload.model, share) == layer.num_parameters
+    halves = layer_params(workload.model, even_share(workload.model, 2))
+    divided = layer.num_parameters - layer.num_replicated_parameters
+    assert halves == divided // 2 + layer.num_replicated_parameters
 
 
 def test_fp32_products_take_tensor_cores_where_there_are_any() -> None:

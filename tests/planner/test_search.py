@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Limits
 from megatron_hetero.cost.estimate import estimate_plan
-from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError, UsageError
+from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.layout import format_layout
@@ -178,8 +178,16 @@ def test_the_job_itself_is_checked() -> None:
     cluster = make_cluster(("a", FAST, 1))
     with pytest.raises(UsageError, match="no multiple"):
         plan_cluster(cluster, make_workload(global_batch_size=5, micro_batch_size=2))
-    with pytest.raises(UnsupportedError, match="--num-experts 8"):
-        plan_cluster(cluster, make_workload(num_experts=8))
+    experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 256}
+    with pytest.raises(UsageError, match="--num-experts 8 without --sequence-parallel"):
+        plan_cluster(cluster, make_workload(**experts))
+
+
+def test_a_model_of_experts_is_planned() -> None:
+    experts = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 1026}
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 3))
+    plan = plan_cluster(cluster, make_workload(**experts, num_layers=6, sequence_parallel=True))
+    validate_plan(plan, cluster)
 
 
 def test_progress_falls_and_counts() -> None:

@@ -17,7 +17,7 @@ from megatron_hetero.runtime.verify.record import RankRecord
 from megatron_hetero.runtime.verify.shrink import shrink
 from tests.runtime.runs import plan_of, train, whole_weights
 from tests.runtime.schedules import with_interleaving
-from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 FIRST = "tp2:3,tp1:1 @4 | tp1:4 @2"
 SECOND = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
@@ -34,8 +34,9 @@ INTERLEAVED = with_interleaving(plan("tp2:2,tp1:2 @4 | tp1:4 @2"), 0, [(0, 1), (
         (UNEVEN, SECOND, LLAMA_LIKE),
         (INTERLEAVED, SECOND, {}),
         (FIRST, INTERLEAVED, {}),
+        (FIRST, UNEVEN, MIXTRAL_LIKE),
     ],
-    ids=["tied", "to uneven shares", "from uneven shares", "from chunks", "to chunks"],
+    ids=["tied", "to uneven shares", "from uneven shares", "from chunks", "to chunks", "experts"],
 )
 def test_a_run_goes_on_under_another_plan(
     first: str | Plan, second: str | Plan, changes: dict[str, object], tmp_path: Path

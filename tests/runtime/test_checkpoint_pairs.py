@@ -6,7 +6,7 @@ Each run loads and saves again without a step in between, so that the files can 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_ser
 from megatron_hetero.runtime.random_states import PREFIX
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.shrink import shrink
-from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 DIVIDED = "--use-distributed-optimizer"
 DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -40,6 +40,7 @@ class Pair:
     first_flags: tuple[str, ...] = ()
     second_flags: tuple[str, ...] = ()
     common_flags: tuple[str, ...] = ()
+    model: Mapping[str, Any] = field(default_factory=lambda: LLAMA_LIKE)
 
 
 _FP16 = ("--fp16", "--initial-loss-scale=16")
@@ -49,6 +50,7 @@ PAIRS = {
     "divided to divided, bf16": Pair(UNEVEN, DEEP, (DIVIDED,), (DIVIDED,), ("--bf16",)),
 }
 MORE_PAIRS = {
+    "experts, divided to whole": Pair(UNEVEN, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
     "whole to whole": Pair(DEEP, UNEVEN),
     "whole to divided": Pair(WIDE, UNEVEN, (), (DIVIDED,)),
     "bf16, divided to whole": Pair(WIDE, DEEP, (DIVIDED,), (), ("--bf16",)),
@@ -96,7 +98,7 @@ def test_state_of_megatrons_own_distributed_optimizer_is_refused(tmp_path: Path)
 
 def _there_and_back(pair: Pair, folder: Path) -> None:
     # One model that both divide, and one padded vocabulary.
-    changes = dict(LLAMA_LIKE, per_token_loss=True, tied_embeddings=True)
+    changes = dict(pair.model, per_token_loss=True, tied_embeddings=True)
     common = shrink(plan(UNEVEN), workload(**changes))
     jobs = VerifyJobs(replace(common, plan=plan(UNEVEN)), Options(steps=2), folder)
     run_jobs([jobs.seed_job()], 120)

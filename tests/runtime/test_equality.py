@@ -15,7 +15,7 @@ import pytest
 
 from megatron_hetero.runtime.verify.jobs import Options
 from megatron_hetero.runtime.verify.run import outcome_to_data, verify
-from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "narrowing": ("tp2:3,tp1:1 @6", {}),
@@ -43,12 +43,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LLAMA_LIKE, "sequence_parallel": True},
     ),
     "unlike micro-batch sizes": ("tp2:3,tp1:1 @2x2 | tp1:4 @4", {"per_token_loss": True}),
+    "experts": ("tp2:3,tp1:1 @4 | tp1:2,tp2:2 @2", {**MIXTRAL_LIKE, "num_query_groups": 24}),
+    "experts in uneven shares": (
+        "tp3(2:1:1):2,tp1:2 @3 | tp2(1:3):4 @2",
+        {**MIXTRAL_LIKE, "per_token_loss": True, "use_distributed_optimizer": True},
+    ),
     "recompute": ("tp2:2,tp1:2 @3 | tp1:4 @3", {"recompute": "full", "micro_batch_size": 2}),
 }
 
 
 # The generated plans of `test_pairs` have what these have; the default tests keep the clearest few.
 _SLOW = {
+    "experts",
     "widening",
     "four stages",
     "unlike depth, mean loss",

@@ -9,10 +9,10 @@ import pytest
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support import named_flags, support_of
 from megatron_hetero.flags.table import flag_table
-from megatron_hetero.runtime import support
+from megatron_hetero.runtime import experts, support
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 
-RULES = (*support._REFUSED, *support._NOT_IN_THIS_ENTRY)
+RULES = (*support._REFUSED, *support._NOT_IN_THIS_ENTRY, *experts.REFUSED)
 FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {
@@ -20,8 +20,12 @@ IN_PART = {
     "--eval-interval",
     "--full-validation",
     "--load",
+    "--moe-router-load-balancing-type",
+    "--moe-token-dispatcher-type",
     "--multiple-validation-sets",
+    "--num-experts",
     "--optimizer",
+    "--sequence-parallel",
     "--step-batch-size-schedule",
     "--test-data-path",
     "--train-iters",

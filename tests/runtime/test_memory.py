@@ -45,6 +45,18 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
         {"precision": "bf16", "use_distributed_optimizer": True, **LLAMA_LIKE},
         (),
     ),
+    "experts": (
+        "tp2:3,tp1:1 @4 | tp1:2,tp2(1:3):2 @2",
+        {
+            "precision": "fp32",
+            "sequence_parallel": True,
+            **LLAMA_LIKE,
+            "num_experts": 4,
+            "moe_router_topk": 2,
+            "moe_ffn_hidden_size": 192,
+        },
+        (),
+    ),
     "recompute, launch counts and sizes": (
         "tp2:3,tp1:1 @2x2 | tp1:2,tp1:2 @6",
         {"precision": "bf16", "per_token_loss": True},

@@ -45,3 +45,12 @@ LLAMA_LIKE: dict[str, Any] = {
     "tied_embeddings": False,
 }
 """Gated MLP, grouped queries, rotary positions, RMS norms, no biases, untied embeddings."""
+
+MIXTRAL_LIKE: dict[str, Any] = {
+    **LLAMA_LIKE,
+    "num_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 192,
+    "sequence_parallel": True,
+}
+"""Experts in place of the MLP; Megatron trains them on a group only with sequence parallelism."""

@@ -132,6 +132,7 @@ def _existing(request: Request) -> dict[str, Any]:
 def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
     """The fields of a point that say what was measured."""
     model, training = request.workload.model, request.workload.training
+    experts = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
     return {
         "gpu": request.gpu,
         "precision": training.precision,
@@ -149,6 +150,7 @@ def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
             "seq_length": model.seq_length,
             "vocab_size": model.vocab_size,
             "gated_mlp": model.gated_mlp,
+            **({name: getattr(model, name) for name in experts} if model.num_experts else {}),
         },
     }
 

@@ -87,10 +87,10 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
 
 
 def _layer_matrices(model: ModelSpec) -> int:
-    """Elements of the four matrices of a layer."""
+    """Elements of the four matrices of a layer, two of them once for each expert."""
     query = model.num_attention_heads * model.kv_channels
     query_key_value = query + 2 * model.num_query_groups * model.kv_channels
-    mlp = model.ffn_hidden_size * (3 if model.gated_mlp else 2)
+    mlp = (model.num_experts or 1) * model.mlp_columns * (3 if model.gated_mlp else 2)
     return model.hidden_size * (query_key_value + query + mlp)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import lcm
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.plan import LayerRange, Layout, Plan, Replica
@@ -19,6 +18,7 @@ from megatron_hetero.plan.plan import LayerRange, Layout, Plan, Replica
 MAX_LAYERS = 8
 _HEAD_SIZE = 8
 _MIN_HIDDEN = 32
+_MAX_EXPERTS = 8
 _MIN_SEQUENCE = 32
 
 
@@ -40,13 +40,7 @@ class Shrunk:
 
 
 def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shrunk:
-    """Shrink `workload` to what a CPU trains in a fraction of a second a step.
-
-    Raises:
-        UnsupportedError: the workload asks for what no asymmetric plan trains yet, so that training
-            it without would prove something else.
-    """
-    _refuse_unsupported(workload)
+    """Shrink `workload` to what a CPU trains in a fraction of a second a step."""
     small_plan = _with_fewer_layers(plan, max_layers)
     model, training = workload.model, workload.training
     unit = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
@@ -80,6 +74,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     if groups != heads:
         args += ["--group-query-attention", f"--num-query-groups={groups}"]
     args += _switches(model)
+    args += _experts(model, ffn)
     if training.sequence_parallel:
         args.append("--sequence-parallel")
     if training.per_token_loss:
@@ -97,6 +92,9 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         num_attention_heads=heads,
         num_query_groups=groups,
         kv_channels=_HEAD_SIZE,
+        num_experts=min(model.num_experts, _MAX_EXPERTS),
+        moe_router_topk=min(model.moe_router_topk, _MAX_EXPERTS),
+        moe_ffn_hidden_size=ffn if model.num_experts else 0,
         seq_length=sequence,
     )
     shown = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
@@ -117,16 +115,18 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     )
 
 
-def _refuse_unsupported(workload: Workload) -> None:
-    asked = {
-        "--num-experts": workload.model.num_experts > 0,
-    }
-    found = [flag for flag, is_asked in asked.items() if is_asked]
-    if found:
-        raise UnsupportedError(
-            f"{', '.join(found)}: not supported on an asymmetric plan yet, so there is nothing to "
-            "verify. Leave it out."
-        )
+def _experts(model: ModelSpec, columns: int) -> list[str]:
+    """As many experts, up to eight, with a loss that balances them, which plans must keep too."""
+    if not model.num_experts:
+        return []
+    num_experts = min(model.num_experts, _MAX_EXPERTS)
+    return [
+        f"--num-experts={num_experts}",
+        f"--moe-router-topk={min(model.moe_router_topk, num_experts)}",
+        f"--moe-ffn-hidden-size={columns}",
+        "--moe-aux-loss-coeff=0.01",
+        "--moe-z-loss-coeff=0.001",
+    ]
 
 
 def _switches(model: ModelSpec) -> list[str]:
