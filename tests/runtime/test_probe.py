@@ -79,8 +79,8 @@ def test_pieces_of_a_real_model_add_up(tmp_path: Path, recompute: tuple[str, ...
     ]
     assert all(p["forward_s"] > 0 and p["backward_s"] > 0 for p in found)
     assert all(p["num_repeats"] >= 5 for p in found)
-    if recompute:  # the backward pass repeats the forward
-        layer = found[1]
+    if recompute:  # the backward pass repeats the forward; seen where there is much to do
+        layer = found[len(command.PIECES) + 1]
         assert layer["backward_s"] > layer["forward_s"]
 
 

@@ -23,6 +23,7 @@ def arguments(
         ffn_hidden_size=ffn,
         padded_vocab_size=vocab,
         make_vocab_size_divisible_by=8,
+        num_experts=None,
     )
 
 
