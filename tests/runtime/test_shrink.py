@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime.verify.shrink import MAX_LAYERS, shrink
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
@@ -63,6 +61,7 @@ def test_the_plan_alone_divides_the_optimizer() -> None:
     assert "--use-distributed-optimizer" not in shrunk.model_args
 
 
-def test_what_cannot_be_trained_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="--num-experts"):
-        shrink(plan("tp2:4 @1"), workload(num_experts=4))
+def test_experts_stay_up_to_eight() -> None:
+    shrunk = shrink(plan("tp2:4 @1"), workload(num_experts=64, moe_router_topk=6))
+    assert shrunk.model.num_experts == 8
+    assert {"--num-experts=8", "--moe-router-topk=6"} <= set(shrunk.model_args)
