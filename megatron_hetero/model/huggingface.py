@@ -14,7 +14,7 @@ from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.files import Document, near_names, validate_document
 from megatron_hetero.model.script import Word
 
-_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 SUPPORTED_MODEL_TYPES = (*_LLAMA_LIKE, "gpt_neox", "opt", "gpt2")
 
 _PRECISION_FLAGS = {"bfloat16": ("--bf16",), "float16": ("--fp16",)}
@@ -49,6 +49,11 @@ class _LlamaConfig(_Config):
     mlp_bias: bool = False
     num_local_experts: int | None = Field(None, ge=1)
     num_experts_per_tok: int | None = Field(None, ge=1)
+    num_experts: int | None = Field(None, ge=1)
+    moe_intermediate_size: int | None = Field(None, ge=1)
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = Field(1, ge=1)
+    mlp_only_layers: list[int] = []
 
 
 class _NeoxConfig(_Config):
@@ -154,14 +159,28 @@ def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:
     flags += _rope_flags(document, config)
     if config.model_type == "qwen2":
         flags.append("--add-qkv-bias")
-    if config.model_type == "qwen3":
+    if config.model_type in ("qwen3", "qwen3_moe"):
         flags.append("--qk-layernorm")
+    if config.model_type == "qwen3_moe":
+        flags += _qwen3_experts(document, config)
     if config.model_type == "mixtral":
         flags += ["--num-experts", str(config.num_local_experts or 8)]
         flags += ["--moe-router-topk", str(config.num_experts_per_tok or 2)]
     # Both families write the key wherever it is true; its default in their code is False.
     if not config.tie_word_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
+    return flags
+
+
+def _qwen3_experts(document: Document, config: _LlamaConfig) -> list[str]:
+    _require(document, "decoder_sparse_step", config.decoder_sparse_step, 1)
+    _require(document, "mlp_only_layers", config.mlp_only_layers, [])
+    flags = ["--num-experts", str(config.num_experts or 128)]
+    flags += ["--moe-router-topk", str(config.num_experts_per_tok or 8)]
+    flags += ["--moe-ffn-hidden-size", str(config.moe_intermediate_size or 768)]
+    if not config.norm_topk_prob:
+        # The chosen experts' weights keep the size that they have among all.
+        flags.append("--moe-router-pre-softmax")
     return flags
 
 

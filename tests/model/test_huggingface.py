@@ -116,9 +116,19 @@ def test_llama_becomes_megatron_flags(tmp_path: Path) -> None:
             },
             596_049_920,
         ),
+        (
+            {
+                "model_type": "qwen3_moe", "vocab_size": 151936, "num_hidden_layers": 48,
+                "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32,
+                "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960,
+                "tie_word_embeddings": False, "rope_theta": 1000000, "num_experts": 128,
+                "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+            },
+            30_532_122_624,
+        ),
     ],
     ids=["llama3-8b", "gpt2", "pythia-1b", "opt-125m", "mixtral-8x7b", "mistral-7b",
-         "qwen2-0.5b", "qwen3-0.6b"],
+         "qwen2-0.5b", "qwen3-0.6b", "qwen3-30b-a3b"],
 )  # fmt: skip
 def test_parameter_counts_are_those_of_the_published_models(
     tmp_path: Path, config: dict[str, Any], num_expected: int

@@ -70,7 +70,7 @@ def pieces_of(config: Mapping[str, Any]) -> tuple[Piece, ...]:
             that its weights would mean something else there.
     """
     kind = config.get("model_type")
-    if kind in ("llama", "mistral", "qwen2", "qwen3"):
+    if kind in ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"):
         return tuple(_llama(config))
     if kind == "gpt2":
         return tuple(_gpt2(config))
@@ -85,8 +85,8 @@ def pieces_of(config: Mapping[str, Any]) -> tuple[Piece, ...]:
         _need_gelu("opt", config.get("activation_function", "relu"))
         return tuple(_opt(config))
     raise UnsupportedError(
-        f"model_type {kind!r}: weights of llama, mistral, qwen2, qwen3, gpt2, gpt_neox (without "
-        "parallel residual) and opt (with gelu) can be converted"
+        f"model_type {kind!r}: weights of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gpt2, "
+        "gpt_neox (without parallel residual) and opt (with gelu) can be converted"
     )
 
 
@@ -100,22 +100,46 @@ def _llama(config: Mapping[str, Any]) -> Iterator[Piece]:
         yield _qkv(ours, "weight", attention, heads)
         if config["model_type"] == "qwen2":
             yield _qkv(ours, "bias", attention, heads)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             for norm in ("q", "k"):
                 name = f"{norm}_norm.weight"
                 yield _same(f"{ours}self_attention.{norm}_layernorm.weight", attention + name)
         yield _same(ours + "self_attention.linear_proj.weight", attention + "o_proj.weight")
         yield _same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight")
-        yield Piece(
-            ours + "mlp.linear_fc1.weight",
-            (theirs + "mlp.gate_proj.weight", theirs + "mlp.up_proj.weight"),
-            lambda gate, up: torch.cat((gate, up)),
-            lambda both: tuple(both.chunk(2)),
-        )
-        yield _same(ours + "mlp.linear_fc2.weight", theirs + "mlp.down_proj.weight")
+        if config["model_type"] in _EXPERTS:
+            yield from _experts(config, ours + "mlp.", theirs)
+        else:
+            names = ("gate_proj", "up_proj", "down_proj")
+            yield from _gated_mlp(ours + "mlp.", theirs + "mlp.", names)
     yield _same("decoder.final_layernorm.weight", "model.norm.weight")
     if not config.get("tie_word_embeddings", False):
         yield _same("output_layer.weight", "lm_head.weight")
+
+
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe.", "num_local_experts", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp.", "num_experts", ("gate_proj", "up_proj", "down_proj")),
+}
+"""Where experts are, how many, and the names of an expert's gate, up and down projections."""
+
+
+def _experts(config: Mapping[str, Any], ours: str, theirs: str) -> Iterator[Piece]:
+    place, count, names = _EXPERTS[config["model_type"]]
+    yield _same(ours + "router.weight", f"{theirs}{place}gate.weight")
+    for e in range(config[count]):
+        expert = f"{theirs}{place}experts.{e}."
+        yield from _gated_mlp(f"{ours}experts.local_experts.{e}.", expert, names)
+
+
+def _gated_mlp(ours: str, theirs: str, names: tuple[str, str, str]) -> Iterator[Piece]:
+    gate, up, down = (f"{theirs}{name}.weight" for name in names)
+    yield Piece(
+        ours + "linear_fc1.weight",
+        (gate, up),
+        lambda gate, up: torch.cat((gate, up)),
+        lambda both: tuple(both.chunk(2)),
+    )
+    yield _same(ours + "linear_fc2.weight", down)
 
 
 def _llama_heads(config: Mapping[str, Any]) -> Heads:

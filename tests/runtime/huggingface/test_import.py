@@ -40,6 +40,12 @@ LLAMA = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": VOCAB,
@@ -63,7 +69,8 @@ def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     }
 
 
-def llama_weights() -> dict[str, Tensor]:
+def llama_weights(num_experts: int = 0) -> dict[str, Tensor]:
+    """With experts, a Mixtral's, under the names that its published files have."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),
@@ -78,10 +85,15 @@ def llama_weights() -> dict[str, Tensor]:
             layer + "self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
             layer + "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
             layer + "post_attention_layernorm.weight": (HIDDEN,),
-            layer + "mlp.gate_proj.weight": (48, HIDDEN),
-            layer + "mlp.up_proj.weight": (48, HIDDEN),
-            layer + "mlp.down_proj.weight": (HIDDEN, 48),
         }
+        mlps = {layer + "mlp.": ("gate_proj", "up_proj", "down_proj")}
+        if num_experts:
+            shapes[layer + "block_sparse_moe.gate.weight"] = (num_experts, HIDDEN)
+            places = (f"{layer}block_sparse_moe.experts.{e}." for e in range(num_experts))
+            mlps = dict.fromkeys(places, ("w1", "w3", "w2"))
+        for place, (gate, up, down) in mlps.items():
+            shapes[f"{place}{gate}.weight"] = shapes[f"{place}{up}.weight"] = (48, HIDDEN)
+            shapes[f"{place}{down}.weight"] = (HIDDEN, 48)
     return drawn(shapes)
 
 
@@ -106,10 +118,29 @@ def llama_logits(w: Weights, tokens: Tensor) -> Tensor:
         k, v = (t.repeat_interleave(2, dim=1) for t in (rotated(k), v))
         x = x + attended(rotated(q), k, v) @ w[layer + "self_attn.o_proj.weight"].T
         h = norm(x, w[layer + "post_attention_layernorm.weight"])
-        gate = F.silu(h @ w[layer + "mlp.gate_proj.weight"].T)
-        up = h @ w[layer + "mlp.up_proj.weight"].T
-        x = x + (gate * up) @ w[layer + "mlp.down_proj.weight"].T
+        if layer + "mlp.gate_proj.weight" in w:
+            x = x + gated(h, w, layer + "mlp.", ("gate_proj", "up_proj", "down_proj"))
+        else:
+            x = x + routed(h, w, layer + "block_sparse_moe.")
     return norm(x, w["model.norm.weight"]) @ w["lm_head.weight"].T
+
+
+def gated(h: Tensor, w: Weights, place: str, names: tuple[str, str, str]) -> Tensor:
+    gate, up, down = (w[f"{place}{name}.weight"].T for name in names)
+    return (F.silu(h @ gate) * (h @ up)) @ down
+
+
+def routed(h: Tensor, w: Weights, place: str) -> Tensor:
+    """Jiang et al. 2024 (Mixtral of Experts), section 2.1: a softmax over the chosen two."""
+    chosen, experts = (h @ w[place + "gate.weight"].T).topk(2, dim=-1)
+    outputs = [
+        gated(h, w, f"{place}experts.{e}.", ("w1", "w3", "w2"))
+        for e in range(w[place + "gate.weight"].shape[0])
+    ]
+    picked = torch.stack(outputs, dim=-2).gather(
+        -2, experts.unsqueeze(-1).expand(*experts.shape, HIDDEN)
+    )
+    return (chosen.softmax(-1).unsqueeze(-1) * picked).sum(-2)
 
 
 def gpt2_weights() -> dict[str, Tensor]:
@@ -159,6 +190,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 CASES = {
     "llama": (LLAMA, llama_weights, llama_logits),
+    "mixtral": (MIXTRAL, lambda: llama_weights(4), llama_logits),
     "gpt2": (GPT2, gpt2_weights, gpt2_logits),
 }
 
@@ -210,9 +242,11 @@ def test_the_same_logits_and_the_same_bytes_back(kind: str, tmp_path: Path) -> N
     assert (target / "config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
-def test_an_asymmetric_plan_trains_from_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_an_asymmetric_plan_trains_from_it(kind: str, tmp_path: Path) -> None:
     """The first loss under a plan of unlike widths is that of one process."""
-    source = folder_of(tmp_path / "hf", LLAMA, llama_weights())
+    config, make_weights, _ = CASES[kind]
+    source = folder_of(tmp_path / "hf", config, make_weights())
     checkpoint = tmp_path / "checkpoint"
     in_a_process("import", tmp_path, lambda: job.import_weights(source, checkpoint))
     from megatron_hetero.model.load import load_workload
@@ -223,6 +257,7 @@ def test_an_asymmetric_plan_trains_from_it(tmp_path: Path) -> None:
         *("--train-iters=1", "--lr=1e-3", "--mock-data", "--tokenizer-type=NullTokenizer"),
         *("--eval-iters=0", "--eval-interval=10", f"--load={checkpoint}", "--finetune"),
         f"--data-cache-path={tmp_path / 'cache'}",
+        "--sequence-parallel",
     ]
     found = []
     # The vocabulary is padded to multiples of 4 in both, by 4 alone and by 2 times the width 2.
