@@ -25,6 +25,7 @@ from megatron_hetero.runtime import backend, weight_gradients
 from megatron_hetero.runtime.boundary import Boundary
 from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.stage_ranges import StageRanks
 from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulator_parts import ChunkTimes
@@ -105,10 +106,10 @@ def _boundaries(pipeline: Pipeline, scale: float, rank: int, config: Any) -> dic
         forward, backward = (dist.new_group(sorted(ends)) for _ in range(2))
         if rank == before:
             hop = pipeline.forward_hops[number]
-            found[number] = _LateBoundary(groups, (after,), forward, backward, config)
+            found[number] = _LateBoundary(groups, StageRanks((after,)), forward, backward, config)
         elif rank == after:
             hop = pipeline.backward_hops[number]
-            found[number] = _LateBoundary(groups, (before,), backward, forward, config)
+            found[number] = _LateBoundary(groups, StageRanks((before,)), backward, forward, config)
         else:
             continue
         found[number].set_link(hop.serialisation_s * scale, hop.latency_s * scale)
@@ -124,7 +125,7 @@ class _LateBoundary(Boundary):
         self._due: queue.Queue[tuple[float, torch.Tensor]] = queue.Queue()
         threading.Thread(target=self._deliver, daemon=True).start()
 
-    def send(self, tensor: torch.Tensor) -> None:
+    def send(self, tensor: torch.Tensor, announce: bool = False) -> None:
         self._free_at_s = max(time.monotonic(), self._free_at_s) + self._serialisation_s
         self._due.put((self._free_at_s + self._latency_s, tensor))
 

@@ -68,7 +68,8 @@ def to_flagscale(layout: Layout) -> str:
     """FlagScale's flags for a layout.
 
     Raises:
-        UnsupportedError: replicas that differ, or uneven shares: FlagScale has neither.
+        UnsupportedError: replicas that differ, or uneven shares: FlagScale has neither; or context
+            parallelism, which it divides otherwise.
     """
     first, *others = layout.replicas
     if any(replica != first for replica in others):
@@ -77,6 +78,8 @@ def to_flagscale(layout: Layout) -> str:
         )
     if any(stage.shares for stage in first.stages):
         raise UnsupportedError("FlagScale divides tensors evenly; this plan has uneven shares")
+    if layout.has_context_parallel:
+        raise UnsupportedError("context parallelism (cp) is not converted; use a plan without it")
     widths = [stage.tensor_parallel for stage in first.stages]
     runs = [(width, len(list(stages))) for width, stages in groupby(widths)]
     numbers = [f"{width} 1 1 {len(layout.replicas)} {pp}" for width, pp in runs]

@@ -55,9 +55,13 @@ def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
     Args:
         micro_batch_size: the job's, for replicas that name none.
     Raises:
-        UnsupportedError: uneven shares, which HexiScale does not have.
+        UnsupportedError: uneven shares or context parallelism, which HexiScale does not have.
         UsageError: no micro-batch size is known.
     """
+    if layout.has_context_parallel:
+        raise UnsupportedError(
+            "HexiScale has no context parallelism; a plan with cp cannot be converted"
+        )
     sizes = []
     for replica in layout.replicas:
         if any(stage.shares for stage in replica.stages):

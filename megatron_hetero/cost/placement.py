@@ -125,6 +125,12 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     f"{where}: the cost model does not price precision of one stage yet "
                     f"(found {stage.precision})"
                 )
+            if stage.shape.context_parallel > 1:
+                raise UnsupportedError(
+                    f"{where}: the cost model does not price context parallelism yet "
+                    f"(found cp{stage.shape.context_parallel}). The plan can be run and verified; "
+                    "times and memory are not predicted."
+                )
             stages.append(
                 PlacedStage(
                     tuple(known[name] for name in stage.devices),

@@ -96,7 +96,10 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
     if len(parts) == len(plan.replicas):
         total = sum(parts)
         yield _number("--global-batch-size", total, "global batch", printed=True)
-    yield _number("--context-parallel-size", 1, "context-parallel size")
+    if plan.layout.has_context_parallel:
+        yield Decision("--context-parallel-size", None, "context parallelism of each stage")
+    else:
+        yield _number("--context-parallel-size", 1, "context-parallel size")
     yield _number("--expert-model-parallel-size", 1, "expert-parallel size")
     for name in (
         "--num-layers-per-virtual-pipeline-stage",

@@ -55,6 +55,7 @@ class RankRow:
     replica: int
     stage: int
     tensor_rank: int
+    context_rank: int = 0
 
 
 def torchrun_lines(
@@ -108,7 +109,7 @@ def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
     places = rank_table(plan)
     if not plan.hosts:
         return tuple(
-            RankRow(r, 0, r, None, None, None, p.replica, p.stage, p.tensor_rank)
+            RankRow(r, 0, r, None, None, None, p.replica, p.stage, p.tensor_rank, p.context_rank)
             for r, p in enumerate(places)
         )
     processes = [
@@ -127,6 +128,7 @@ def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
             place.replica,
             place.stage,
             place.tensor_rank,
+            place.context_rank,
         )
         for rank, ((node_rank, local_rank, host, gpu_index), place) in enumerate(
             zip(processes, places, strict=True)

@@ -40,7 +40,7 @@ SUPPORT: tuple[Support, ...] = (
         "--global-batch-size --micro-batch-size --num-virtual-stages-per-pipeline-rank "
         "--num-layers-per-virtual-pipeline-stage --decoder-first-pipeline-num-layers "
         "--decoder-last-pipeline-num-layers --account-for-embedding-in-pipeline-split "
-        "--account-for-loss-in-pipeline-split --batch-size",
+        "--account-for-loss-in-pipeline-split --context-parallel-size --batch-size",
     ),
     Support(
         "proved",
@@ -97,7 +97,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--context-parallel-size --expert-model-parallel-size --fp8-format "
+        "--expert-model-parallel-size --fp8-format "
         "--fp4-format --fp32-residual-connection --mtp-num-layers --multi-latent-attention "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
         "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
@@ -235,7 +235,7 @@ SUPPORT: tuple[Support, ...] = (
         "--kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mla-* --mtp-* "
         "--rotary-scaling-factor --mscale --mscale-all-dim --kitchen-* --use-kitchen-attention "
         "--rope-type --qk-clip-* --hierarchical-context-parallel-sizes "
-        "--cp-comm-type --max-seqlen-per-dp-cp-rank --muon-* --lion-* "
+        "--max-seqlen-per-dp-cp-rank --muon-* --lion-* "
         "--no-use-layer-wise-param-layout",
         "details of a model, an optimizer or a parallelism that is refused",
     ),
@@ -276,7 +276,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "passed on",
-        "--accumulate-allreduce-grads-in-fp32 --checkpoint-activations "
+        "--accumulate-allreduce-grads-in-fp32 --checkpoint-activations --cp-comm-type "
         "--cross-entropy-fusion-impl --cross-entropy-loss-fusion --deterministic-mode "
         "--disable-bf16-reduced-precision-matmul --disable-jit-fuser "
         "--distribute-saved-activations --empty-unused-memory-level --enable-experimental "

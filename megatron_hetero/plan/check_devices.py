@@ -36,11 +36,14 @@ def devices_everywhere_or_nowhere(plan: Plan) -> Iterator[Violation]:
 
 def one_device_for_each_tensor_rank(plan: Plan) -> Iterator[Violation]:
     for r, s, stage in stages(plan):
-        if stage.devices and len(stage.devices) != stage.shape.tensor_parallel:
+        shape = stage.shape
+        if stage.devices and len(stage.devices) != shape.num_devices:
+            times = f" times context-parallel size {shape.context_parallel}"
             yield Violation(
                 stage_key(r, s, "devices"),
                 f"{stage_name(r, s)} names {len(stage.devices)} devices for tensor-parallel width "
-                f"{stage.shape.tensor_parallel}; the two must be equal.",
+                f"{shape.tensor_parallel}{times if shape.context_parallel > 1 else ''}; "
+                "the two must be equal.",
             )
 
 

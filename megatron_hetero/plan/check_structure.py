@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.plan.layout import (
+    MAX_CONTEXT_PARALLEL,
     MAX_LAYERS,
     MAX_MICRO_BATCH_SIZE,
     MAX_MICRO_BATCHES,
@@ -52,6 +53,8 @@ def numbers_in_bounds(plan: Plan) -> Iterator[Violation]:
         key, where = stage_key(r, s, "shape"), stage_name(r, s)
         width, num_layers = stage.shape.tensor_parallel, stage.shape.num_layers
         yield from _bounded((*key, "tensor_parallel"), where, width, MAX_TENSOR_PARALLEL)
+        context = stage.shape.context_parallel
+        yield from _bounded((*key, "context_parallel"), where, context, MAX_CONTEXT_PARALLEL)
         yield from _bounded((*key, "num_layers"), where, num_layers, MAX_LAYERS)
         if stage.optimizer_share is not None:
             own = stage_key(r, s, "optimizer_share")

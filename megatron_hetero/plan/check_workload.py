@@ -49,13 +49,36 @@ def _example_shares(width: int) -> str:
     return f"tp{width}({shown})"
 
 
-def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
-    if plan.workload is None or not plan.workload.training.sequence_parallel:
+def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
+    """Megatron cuts a sequence into two chunks for each context-parallel rank."""
+    if plan.workload is None:
         return
     seq_length = plan.workload.model.seq_length
     for r, s, stage in stages(plan):
-        width = stage.shape.tensor_parallel
-        if seq_length % width:
+        context = stage.shape.context_parallel
+        if context > 1 and seq_length % (2 * context):
+            yield Violation(
+                stage_key(r, s, "shape", "context_parallel"),
+                f"{stage_name(r, s)}: context-parallel size {context} needs a --seq-length that "
+                f"is a multiple of {2 * context}, not {seq_length}. Change one of them.",
+            )
+
+
+def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
+    if plan.workload is None or not plan.workload.training.sequence_parallel:
+        return
+    whole = plan.workload.model.seq_length
+    for r, s, stage in stages(plan):
+        width, context = stage.shape.tensor_parallel, stage.shape.context_parallel
+        seq_length = whole // context
+        if context > 1 and not whole % (2 * context) and seq_length % width:
+            yield Violation(
+                stage_key(r, s, "shape", "tensor_parallel"),
+                f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide the "
+                f"{seq_length} tokens of a context-parallel rank (--seq-length {whole} / "
+                f"{context}). Change one of them, or drop --sequence-parallel.",
+            )
+        elif context == 1 and seq_length % width:
             yield Violation(
                 stage_key(r, s, "shape", "tensor_parallel"),
                 f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide "
@@ -98,6 +121,7 @@ def unlike_sizes_are_weighted_by_token(plan: Plan) -> Iterator[Violation]:
 
 INVARIANTS = (
     widths_divide_the_model,
+    context_parallel_divides,
     sequence_parallel_divides,
     micro_batches_make_the_global_batch,
     unlike_sizes_are_weighted_by_token,

@@ -74,6 +74,8 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     yield from _changed(
         where, "tensor-parallel width", old.shape.tensor_parallel, new.shape.tensor_parallel
     )
+    contexts = old.shape.context_parallel, new.shape.context_parallel
+    yield from _changed(where, "context-parallel size", *contexts)
     yield from _changed(where, "shares", _shares(old), _shares(new))
     yield from _changed(where, "holds", _layers(old), _layers(new))
     for field in (
@@ -210,7 +212,11 @@ def _replica_text(replica: Replica | None) -> str | None:
 
 
 def _stage_text(stage: Stage | None) -> str | None:
-    return None if stage is None else f"tp{stage.shape.tensor_parallel}, {_layers(stage)}"
+    if stage is None:
+        return None
+    context = stage.shape.context_parallel
+    groups = f"cp{context}" if context > 1 else ""
+    return f"tp{stage.shape.tensor_parallel}{groups}, {_layers(stage)}"
 
 
 def _shares(stage: Stage) -> str:

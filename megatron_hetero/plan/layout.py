@@ -2,7 +2,7 @@
 
     layout  := replica ('|' replica)*
     replica := stage (',' stage)* '@' COUNT ['x' SIZE]
-    stage   := 'tp' WIDTH ['(' share (':' share)* ')'] ':' LAYERS
+    stage   := 'tp' WIDTH ['(' share (':' share)* ')'] ['cp' SIZE] ':' LAYERS
 
 COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
 White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
@@ -17,6 +17,7 @@ from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 
 MAX_LAYOUT_CHARACTERS = 64 * 1024
 MAX_TENSOR_PARALLEL = 1024
+MAX_CONTEXT_PARALLEL = 1024
 MAX_LAYERS = 100_000
 MAX_MICRO_BATCHES = 1_000_000
 MAX_MICRO_BATCH_SIZE = 1_000_000
@@ -56,7 +57,8 @@ def _format_replica(replica: ReplicaShape) -> str:
 
 def _format_stage(stage: StageShape) -> str:
     shares = "" if stage.shares is None else f"({':'.join(map(str, stage.shares))})"
-    return f"tp{stage.tensor_parallel}{shares}:{stage.num_layers}"
+    context = "" if stage.context_parallel == 1 else f"cp{stage.context_parallel}"
+    return f"tp{stage.tensor_parallel}{shares}{context}:{stage.num_layers}"
 
 
 class _Parser:
@@ -99,9 +101,13 @@ class _Parser:
             self.fail("expected a stage, for example 'tp4:20' (tensor-parallel width : layers)")
         width = self.number("a tensor-parallel width after 'tp'", MAX_TENSOR_PARALLEL)
         shares = self.shares(width) if self.accept("(") else None
+        context = 1
+        if self.accept("cp"):
+            context = self.number("a context-parallel size after 'cp'", MAX_CONTEXT_PARALLEL)
         if not self.accept(":"):
             self.fail("expected ':' and the stage's number of layers")
-        return StageShape(width, self.number("a number of layers after ':'", MAX_LAYERS), shares)
+        num_layers = self.number("a number of layers after ':'", MAX_LAYERS)
+        return StageShape(width, num_layers, shares, context)
 
     def shares(self, width: int) -> tuple[int, ...]:
         start = self.position - 1

@@ -32,7 +32,7 @@ def place_in_order(plan: Plan, cluster: Cluster) -> Plan:
     free = iter(cluster.devices)
 
     def on_devices(stage: Stage, where: str) -> Stage:
-        devices = [next(free) for _ in range(stage.shape.tensor_parallel)]
+        devices = [next(free) for _ in range(stage.shape.num_devices)]
         if len({device.node for device in devices}) > 1:
             raise PlanFormatError(
                 f"the plan names no devices, and with GPUs taken in order {where} would have "

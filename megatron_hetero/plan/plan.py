@@ -22,15 +22,21 @@ ScheduleName = Literal["1f1b", "interleaved", "zero-bubble", "synthesised"]
 
 @dataclass(frozen=True)
 class StageShape:
-    """One stage: `tensor_parallel` devices holding `num_layers` consecutive layers.
+    """One stage: `num_layers` consecutive layers, held by `tensor_parallel` devices.
 
     `shares` gives each device's part of heads, MLP columns and vocabulary rows as small integers
-    (3:2:2:1); None means equal parts.
+    (3:2:2:1); None means equal parts.  With `context_parallel` c there are c such groups, each of
+    which holds all of the stage's weights and one c-th of every sequence.
     """
 
     tensor_parallel: int
     num_layers: int
     shares: tuple[int, ...] | None = None
+    context_parallel: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor_parallel * self.context_parallel
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class ReplicaShape:
 
     @property
     def num_devices(self) -> int:
-        return sum(s.tensor_parallel for s in self.stages)
+        return sum(s.num_devices for s in self.stages)
 
     @property
     def num_layers(self) -> int:
@@ -68,6 +74,11 @@ class Layout:
         """Distinct widths, ascending."""
         return tuple(sorted({s.tensor_parallel for r in self.replicas for s in r.stages}))
 
+    @property
+    def has_context_parallel(self) -> bool:
+        """Whether some stage divides its sequences among several groups."""
+        return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
+
 
 @dataclass(frozen=True)
 class LayerRange:
@@ -83,8 +94,8 @@ class Stage:
 
     Layers `first_layer .. first_layer + shape.num_layers - 1`; the first stage of a replica also
     holds the embedding, the last one the final norm and the output layer.
-    `devices` ("node:index") are in tensor-parallel order, which is also rank order; empty when the
-    plan came from a bare layout.
+    `devices` ("node:index") are in tensor-parallel order, which is also rank order, one
+    tensor-parallel group after the other; empty when the plan came from a bare layout.
     `num_launched_forwards`: forwards launched before the first backward (1F1B's own: the number of
     stages from this one to the last).
     `chunks`: the stage's pieces of the model where it holds several (interleaved pipeline); their

@@ -14,7 +14,8 @@ from megatron_hetero.plan.plan import Layout, Plan
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the plan: `stages[stage]` of `replicas[replica]`, tensor-parallel `tensor_rank`.
+    """A place in the plan: `stages[stage]` of `replicas[replica]`, tensor-parallel `tensor_rank`
+    of the group of `context_rank`.
 
     `device` ("node:index") is None when the plan names no devices.
     """
@@ -23,15 +24,16 @@ class Position:
     stage: int
     tensor_rank: int
     device: str | None = None
+    context_rank: int = 0
 
 
 def positions(layout: Layout) -> tuple[Position, ...]:
-    """Every place of a layout in reading order: replica, then stage, then tensor rank."""
+    """Every place of a layout in reading order: replica, stage, context rank, tensor rank."""
     return tuple(
-        Position(r, s, t)
+        Position(r, s, i % stage.tensor_parallel, None, i // stage.tensor_parallel)
         for r, replica in enumerate(layout.replicas)
         for s, stage in enumerate(replica.stages)
-        for t in range(stage.tensor_parallel)
+        for i in range(stage.num_devices)
     )
 
 
@@ -43,10 +45,12 @@ def rank_table(plan: Plan) -> tuple[Position, ...]:
     if not plan.hosts:
         return positions(plan.layout)
     place_of_device = {
-        device: Position(r, s, t, device)
+        device: Position(
+            r, s, i % stage.shape.tensor_parallel, device, i // stage.shape.tensor_parallel
+        )
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)
-        for t, device in enumerate(stage.devices)
+        for i, device in enumerate(stage.devices)
     }
     return tuple(
         place_of_device[f"{host.node}:{index}"] for host in plan.hosts for index in host.gpu_indices

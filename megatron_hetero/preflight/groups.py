@@ -77,8 +77,9 @@ def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> 
         edges = sorted({edge for stage, _ in holders for edge in _edges(stage)})
         for start, stop in pairwise(edges):
             ranks = tuple(
-                ranks[i]
+                ranks[context * stage.shape.tensor_parallel + i]
                 for stage, ranks in holders
+                for context in range(stage.shape.context_parallel)
                 for i, (low, high) in enumerate(pairwise(_edges(stage)))
                 if low <= start and stop <= high
             )

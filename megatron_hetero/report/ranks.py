@@ -11,13 +11,21 @@ LEFT_ALIGNED = frozenset({"host", "type"})
 
 
 def rank_lines(rows: Sequence[RankRow]) -> Iterator[str]:
-    """A heading and one line for each global rank; `any` where the plan names no device."""
-    cells = [HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADINGS))]
+    """A heading and one line for each global rank; `any` where the plan names no device.
+
+    Context-parallel ranks are shown where there are any.
+    """
+    headings: tuple[str, ...] = HEADINGS
+    cells = [_cells(row) for row in rows]
+    if any(row.context_rank for row in rows):
+        headings = (*HEADINGS, "context rank")
+        cells = [(*c, str(row.context_rank)) for c, row in zip(cells, rows, strict=True)]
+    cells = [headings, *cells]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(headings))]
     for line in cells:
         aligned = (
             text.ljust(width) if heading in LEFT_ALIGNED else text.rjust(width)
-            for heading, text, width in zip(HEADINGS, line, widths, strict=True)
+            for heading, text, width in zip(headings, line, widths, strict=True)
         )
         yield "  ".join(aligned).rstrip()
 

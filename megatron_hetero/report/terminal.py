@@ -264,7 +264,9 @@ def _gpus(plan: Plan, stage: Stage) -> str:
 def _width(stage: Stage) -> str:
     shares = stage.shape.shares
     ratio = f" ({':'.join(map(str, shares))})" if shares else ""
-    return f"{stage.shape.tensor_parallel}{ratio}"
+    context = stage.shape.context_parallel
+    groups = f" x cp{context}" if context > 1 else ""
+    return f"{stage.shape.tensor_parallel}{ratio}{groups}"
 
 
 def _layers(stage: Stage) -> str:

@@ -1,7 +1,7 @@
 """Our flags, and the argument vector that Megatron's parser sees on each rank.
 
 Megatron's parser knows one tensor and one pipeline size for the whole job.  So each rank parses as
-if its replica, at its own stage's width, were all there is (a *virtual* world of `tp * pp` ranks):
+if its replica, at its own stage's width, were all there is (a *virtual* world of `tp * cp * pp`):
 then every derived number, the global batch above all, is the whole job's.  The real world comes
 back with `torch.distributed`.
 """
@@ -92,10 +92,12 @@ def requested_plan(arguments: HeteroArguments) -> Plan | None:
 def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> tuple[str, ...]:
     """What Megatron's parser gets on the rank at `position`."""
     replica = plan.replicas[position.replica]
-    width = replica.stages[position.stage].shape.tensor_parallel
+    shape = replica.stages[position.stage].shape
+    width = shape.tensor_parallel
     argv = [
         *megatron,
         f"--tensor-model-parallel-size={width}",
+        f"--context-parallel-size={shape.context_parallel}",
         f"--pipeline-model-parallel-size={len(replica.stages)}",
         f"--make-vocab-size-divisible-by={_vocab_multiple(plan, megatron) // width}",
         "--dataloader-type=external",
@@ -216,10 +218,11 @@ def pipeline_layout(plan: Plan, position: Position) -> str:
 def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterator[None]:
     """Let Megatron parse `argv` as in a job of this replica alone, at this stage's width."""
     replica = plan.replicas[position.replica]
-    width = replica.stages[position.stage].shape.tensor_parallel
+    shape = replica.stages[position.stage].shape
+    place = shape.tensor_parallel * position.context_rank + position.tensor_rank
     environment = {
-        "WORLD_SIZE": str(width * len(replica.stages)),
-        "RANK": str(width * position.stage + position.tensor_rank),
+        "WORLD_SIZE": str(shape.num_devices * len(replica.stages)),
+        "RANK": str(shape.num_devices * position.stage + place),
     }
     saved_environment = {name: os.environ.get(name) for name in environment}
     saved_argv = sys.argv

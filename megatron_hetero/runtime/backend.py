@@ -70,6 +70,8 @@ class _CudaMeansCpu(TorchFunctionMode):
             return func(args[0]).replace("torch.", "torch.cuda.", 1)
         if "device" in kwargs and _is_cuda(kwargs["device"]):
             kwargs = {**kwargs, "device": CPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
         if func is torch.device and args and _is_cuda(args[0]):
             return CPU
         if func is torch.Tensor.random_ and kwargs.get("generator", _host_draws) is None:

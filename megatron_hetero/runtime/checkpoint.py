@@ -32,7 +32,7 @@ from megatron_hetero.runtime.tensor_place import tensor_place
 
 
 def describe_globally(model: Sequence[Any], replica: int) -> None:
-    """Make `model`, of the plan's replica `replica`, describe its tensors in the global model.
+    """Make `model`, copy number `replica` in the job, describe its tensors in the global model.
 
     Loading a checkpoint of stock Megatron keeps Megatron's own description.
     """

@@ -13,7 +13,7 @@ Sends never hold up the stage.  Receives are posted as soon as their messages ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,6 +33,7 @@ from megatron_hetero.schedule.delivery import (
     receive_windows,
 )
 from megatron_hetero.schedule.programme import (
+    RECEIVES,
     Instruction,
     Message,
     Operation,
@@ -74,6 +75,15 @@ class Executor:
     def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
         """[instruction] -> boundaries for which a receive is posted before it."""
         return self._posts[forward_only]
+
+    def receives(self, forward_only: bool) -> dict[int, Iterator[Operation]]:
+        """By boundary what is received over it in a step, in order."""
+        found: dict[int, list[Operation]] = {}
+        for instruction in self.programme(forward_only):
+            for operation in instruction:
+                if operation.kind in RECEIVES:
+                    found.setdefault(self.message(operation).boundary, []).append(operation)
+        return {boundary: iter(operations) for boundary, operations in found.items()}
 
     def message(self, operation: Operation) -> Message:
         return self.schedule.message(self.stage, operation)
@@ -186,6 +196,9 @@ class _Step:
         self._programme = executor.programme(forward_only)
         self._chunks, self._config = chunks, config
         self._boundaries, self._shape = boundaries, tuple(shape)
+        self._has_own_lengths = bool(config.variable_seq_lengths)
+        self._receives = executor.receives(forward_only)
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._inputs: dict[tuple[int, int], list[torch.Tensor | None]] = {}
         self._outputs: dict[tuple[int, int], list[torch.Tensor]] = {}
         # What has arrived, or is to be sent, until the operation that it is for.
@@ -208,8 +221,11 @@ class _Step:
         with _GradientSyncOff(self) as sync:
             for instruction, boundaries in zip(self._programme, posts, strict=True):
                 for number in boundaries:
-                    self._boundaries[number].post_receive(self._shape)
+                    self._post(number)
                 for operation in instruction:
+                    if self._has_own_lengths:
+                        for boundary in self._boundaries.values():
+                            boundary.ask_for_announced()
                     if operation in sync.last_gradients:
                         sync.end(operation.chunk)
                     with self._executor.watched(operation.kind):
@@ -218,6 +234,20 @@ class _Step:
                 sync.start_left()
         for boundary in self._boundaries.values():
             boundary.finish_sends()
+
+    def _post(self, number: int) -> None:
+        """Post for the next message over a boundary.
+
+        Where lengths vary, an activation tells its own; its gradient has the same.
+        """
+        if not self._has_own_lengths:
+            self._boundaries[number].post_receive(self._shape)
+            return
+        operation = next(self._receives[number])
+        shape = None
+        if operation.kind == "recv_backward":
+            shape = self._shapes.pop((operation.chunk, operation.micro_batch))
+        self._boundaries[number].post_receive(shape)
 
     def _do(self, operation: Operation, forward: Forward) -> None:
         k, chunk = operation.micro_batch, operation.chunk
@@ -244,6 +274,7 @@ class _Step:
         self.num_tokens += num_tokens
         if not self.has_loss(chunk):
             self._to_send["send_forward", chunk, k] = outputs[0]
+            self._shapes[chunk, k] = tuple(outputs[0].shape)
         if not self._forward_only:
             self._inputs[chunk, k], self._outputs[chunk, k] = [received], outputs
 
@@ -265,7 +296,10 @@ class _Step:
     def _send(self, operation: Operation) -> None:
         kind, k, chunk = operation.kind, operation.micro_batch, operation.chunk
         message = self._executor.message(operation)
-        self._boundaries[message.boundary].send(self._to_send.pop((kind, chunk, k)))
+        self._boundaries[message.boundary].send(
+            self._to_send.pop((kind, chunk, k)),
+            announce=self._has_own_lengths and kind == "send_forward",
+        )
         if kind == "send_forward" and not self._forward_only:
             # What was sent is kept by the boundary; of the output only its graph is still of use.
             schedules.deallocate_output_tensor(

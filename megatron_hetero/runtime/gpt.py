@@ -16,11 +16,16 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
-from megatron.core.utils import get_attr_wrapped_model, get_batch_on_this_tp_rank
+from megatron.core.utils import (
+    get_attr_wrapped_model,
+    get_batch_on_this_cp_rank,
+    get_batch_on_this_tp_rank,
+)
 from megatron.training import get_args, get_timers
 from megatron.training.models.gpt import default_layer_spec
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
+from megatron_hetero.runtime.context_attention import with_gathered_attention
 from megatron_hetero.runtime.norm import local_block_spec
 from megatron_hetero.runtime.provider import EveryRankProvider
 
@@ -71,6 +76,11 @@ def _batch(data_iterator: Any, vp_stage: int | None) -> tuple[torch.Tensor | Non
         is_pipeline_first_stage=mpu.is_pipeline_first_stage(),
         is_pipeline_last_stage=mpu.is_pipeline_last_stage(),
     )
+    if mpu.get_context_parallel_world_size() > 1:
+        # The tokens of the whole sequence are here; each context-parallel rank keeps its part.
+        batch = get_batch_on_this_cp_rank(
+            batch, is_hybrid_cp=False, cp_group=mpu.get_context_parallel_group()
+        )
     return tuple(batch.get(key) for key in _BATCH_KEYS)
 
 
@@ -146,9 +156,12 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
 
 
 def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
-    """Megatron's default layer spec; with local layers, norms that allow sequence parallelism."""
+    """Megatron's default layer spec; with local layers, norms that allow sequence parallelism and
+    attention that allows context parallelism."""
     spec = default_layer_spec(model_config, vp_stage)
     config = model_config.transformer
+    if config.transformer_impl == "local" and config.context_parallel_size > 1:
+        spec = with_gathered_attention(spec)
     if config.transformer_impl == "local" and config.sequence_parallel:
         return local_block_spec(spec, config, vp_stage)
     return spec

@@ -67,14 +67,15 @@ class _Piece:
 
 def plan_buckets(
     tables: Sequence[Mapping[str, ParameterShard]],
-    stages: Sequence[tuple[int, int]],
+    stages: Sequence[tuple[int, ...]],
     max_elements: int = MAX_BUCKET_ELEMENTS,
 ) -> tuple[Bucket, ...]:
     """Group the slices of all parameters by their holders.
 
     Args:
         tables: [rank] -> shards by name, in the order of the rank's model.
-        stages: [rank] -> (replica, stage), which is the rank's tensor-parallel group.
+        stages: [rank] -> (replica, stage, context-parallel rank), which is the rank's
+            tensor-parallel group.
         max_elements: of one bucket, unless a single slice is larger.
     Returns:
         Buckets of two holders and more, in the order in which every rank starts its own.  Left out
@@ -109,7 +110,7 @@ def plan_buckets(
 
 def local_slices(
     tables: Sequence[Mapping[str, ParameterShard]],
-    stages: Sequence[tuple[int, int]],
+    stages: Sequence[tuple[int, ...]],
     rank: int,
 ) -> tuple[Slice, ...]:
     """The slices on `rank` that no bucket holds, because they need no communication."""
@@ -119,7 +120,7 @@ def local_slices(
 
 
 def _pieces(
-    tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, int]]
+    tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
 ) -> Iterator[_Piece]:
     """All slices of the job, in the order in which the backward pass reaches them."""
     holders_of: dict[str, list[int]] = {}

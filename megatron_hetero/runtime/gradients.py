@@ -67,8 +67,11 @@ class GradientSync:
         self.shards = {
             name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
         }
-        self._places = [(p.replica, p.stage, p.tensor_rank) for p in rank_table(plan)]
-        stages = [(replica, stage) for replica, stage, _ in self._places]
+        self._places = [
+            (p.replica, p.stage, p.context_rank, p.tensor_rank) for p in rank_table(plan)
+        ]
+        # Context-parallel ranks hold equal weights, and gradients of unlike tokens, as replicas do.
+        stages = [place[:3] for place in self._places]
         tables = _publish(self.shards)
         rank = dist.get_rank()
         own: list[tuple[Bucket, dist.ProcessGroup]] = []

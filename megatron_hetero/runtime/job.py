@@ -248,6 +248,7 @@ class AsymmetricJob:
         support.check_entry(args)
         support.check_arguments(args, plan)
         support.check_orders(plan, args)
+        support.check_context_parallel(plan, args)
         check_checkpoint(args)
         # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
@@ -348,7 +349,7 @@ class AsymmetricJob:
         self._args.rank = self._world.rank
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
-        groups = build_groups(plan, timeout)
+        groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
         parallel_state.fill(groups)
         watch = StageWatch() if StageRatio.applies(plan) else None
         forward_backward.apply(ReplicaSchedule(self._batches, groups, watch))

@@ -74,6 +74,7 @@ def binding_lines(plan: Plan) -> Iterator[str]:
         yield (
             f">   rank {rank}{device}: replica {place.replica}, stage {place.stage}, "
             f"tensor rank {place.tensor_rank}"
+            + (f", context rank {place.context_rank}" if plan.layout.has_context_parallel else "")
         )
 
 

@@ -82,7 +82,7 @@ def synchronise_hook(
 ) -> ModelHook:
     """A `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
 
-    Megatron's norm leaves out parameters marked `shared`; with those of all replicas but the first
+    Megatron's norm leaves out parameters marked `shared`; with those of all copies but the first
     marked so, every element of the model counts once, whoever holds it.  The optimizer copies the
     mark to its fp32 masters, hence before it is built.
 
@@ -91,7 +91,7 @@ def synchronise_hook(
     """
 
     def hook(model: list[Any]) -> list[Any]:
-        if groups.position.replica > 0:
+        if groups.copy > 0:
             for chunk in model:
                 for parameter in chunk.parameters():
                     parameter.shared = True
@@ -112,7 +112,7 @@ def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
     """
 
     def hook(model: list[Any]) -> list[Any]:
-        describe_globally(model, groups.position.replica)
+        describe_globally(model, groups.copy)
         carry_random_states(unwrap_model(model[0]), states)
         return model
 

@@ -67,6 +67,8 @@ class RandomStates:
             return {}
         place = self.position
         prefix = f"{PREFIX}.r{place.replica}.s{place.stage}.t{place.tensor_rank}"
+        if place.context_rank:
+            prefix += f".c{place.context_rank}"
         return {
             f"{PREFIX}.{name}": ShardedTensor.from_rank_offsets(f"{prefix}.{name}", state)
             for name, state in current_states().items()

@@ -7,10 +7,12 @@ training, validation and test) needs no data-parallel group of Megatron's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.runtime import weight_gradients
@@ -60,6 +62,10 @@ class ReplicaSchedule:
                 f"this step has {size} sequences, the plan's replicas together "
                 f"{' or '.join(map(str, self._executors))}; it must stay the plan's."
             )
+        if self._groups.context.size() > 1:
+            kwargs["forward_step_func"] = whole_counts(
+                kwargs["forward_step_func"], kwargs["model"], self._groups.context
+            )
         reports = self._executors[size].run(
             micro_batch_size=micro_batch_size,
             collect_non_loss_data=collect_non_loss_data,
@@ -88,3 +94,39 @@ class ReplicaSchedule:
                 total[key].zero_()
             dist.all_reduce(total[key], group=self._groups.last_stages)
         return total
+
+
+def whole_counts(
+    forward_step_func: Callable[..., Any], model: Any, context: dist.ProcessGroup
+) -> Callable[..., Any]:
+    """A forward step whose loss is divided by the tokens of the whole micro-batch.
+
+    Megatron divides a micro-batch's loss by the tokens that count in it.  Where each
+    context-parallel rank has some of them, they are counted together; the parts of the gradient
+    then add up to what one rank would have.  With `--calculate-per-token-loss` nothing is divided
+    before the end of the step, and each rank counts its own.
+    """
+    config = get_model_config(model[0] if isinstance(model, list) else model)
+    if config.calculate_per_token_loss:
+        return forward_step_func
+
+    def forward_step(*given: Any) -> tuple[torch.Tensor, Any]:
+        output, loss_func = forward_step_func(*given)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            found = loss_func(*args, **kwargs)
+            if kwargs.get("non_loss_data"):
+                return found
+            if len(found) != 3:
+                raise UnsupportedError(
+                    "the loss function returns no number of tokens, so that context-parallel ranks "
+                    "cannot be weighted; return (sum of losses, number of tokens, report)."
+                )
+            loss, num_tokens, report = found
+            whole = num_tokens.clone()
+            dist.all_reduce(whole, group=context)
+            return loss, whole, report
+
+        return output, counted
+
+    return forward_step

@@ -21,7 +21,6 @@ from megatron_hetero.runtime.batches import global_batch_size
 _Rule = tuple[str, Callable[[Any], bool], str]
 
 _REFUSED: tuple[_Rule, ...] = (
-    ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
     (
         "--overlap-param-gather",
@@ -82,7 +81,6 @@ _REFUSED: tuple[_Rule, ...] = (
         "leave them out; validation uses the training batch",
     ),
     ("--sft", lambda a: a.sft, "pre-train"),
-    ("--variable-seq-lengths", lambda a: a.variable_seq_lengths, "use fixed lengths"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
     (
         "--dataloader-inter-document-masking",
@@ -210,7 +208,6 @@ _NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
         ),
         "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
     ),
-    ("--context-parallel-size", lambda a: a.context_parallel_size > 1, "use 1"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
     ("--sft", lambda a: a.sft, "pre-train"),
     ("--fim-data", lambda a: a.fim_data, "leave it out"),
@@ -242,6 +239,23 @@ def _has_checkpoint(folder: str) -> bool:
     return bool(checkpoint_exists(folder))
 
 
+_NOT_WITH_CONTEXT_PARALLEL: tuple[_Rule, ...] = (
+    (
+        "--num-experts",
+        lambda a: a.num_experts is not None,
+        "train a dense model, or use a plan without cp; routers would balance parts of sequences",
+    ),
+    (
+        "--hierarchical-context-parallel-sizes",
+        lambda a: a.hierarchical_context_parallel_sizes is not None,
+        "leave it out",
+    ),
+    (
+        "--window-size",
+        lambda a: a.window_size is not None and a.transformer_impl == "local",
+        "use --transformer-impl transformer_engine, or leave it out",
+    ),
+)
 _NOT_WITH_SPLIT_PASSES: tuple[_Rule, ...] = (
     (
         "--transformer-impl",
@@ -304,6 +318,17 @@ def check_arguments(args: Any, plan: Plan) -> None:
             "vocabulary, which the plan's shares divide. Use native."
         )
     _refuse(_REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
+
+
+def check_context_parallel(plan: Plan, args: Any) -> None:
+    """Refuse flags that context-parallel stages cannot honour yet.
+
+    Raises:
+        UnsupportedError: names every such flag and what to do instead.
+    """
+    if plan.layout.has_context_parallel:
+        heading = "These flags do not go with the context parallelism (cp) of a plan:"
+        _refuse(_NOT_WITH_CONTEXT_PARALLEL, args, heading)
 
 
 def check_orders(plan: Plan, args: Any) -> None:

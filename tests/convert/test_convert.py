@@ -158,6 +158,13 @@ def test_uneven_shares_exist_nowhere_else(system: str) -> None:
         to_hexiscale(layout, 1) if system == "hexiscale" else to_flagscale(layout)
 
 
+@pytest.mark.parametrize("system", ["hexiscale", "flagscale"])
+def test_context_parallelism_is_not_converted(system: str) -> None:
+    layout = parse_layout("tp2cp2:4 @2x1")
+    with pytest.raises(UnsupportedError, match="context parallelism"):
+        to_hexiscale(layout, 1) if system == "hexiscale" else to_flagscale(layout)
+
+
 def test_unlike_replicas_are_not_flagscales() -> None:
     with pytest.raises(UnsupportedError, match="differ"):
         to_flagscale(parse_layout("tp2:4 @2 | tp1:4 @2"))

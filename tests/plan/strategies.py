@@ -66,7 +66,7 @@ def node(name: str, num_gpus: int, gpu_type: GpuType = A100, site: str = "main")
 def stage_shapes(draw: st.DrawFn) -> StageShape:
     width = draw(st.integers(1, 6))
     shares = draw(st.none() | st.tuples(*[st.integers(1, 9)] * width))
-    return StageShape(width, draw(st.integers(1, 100)), shares)
+    return StageShape(width, draw(st.integers(1, 100)), shares, draw(st.integers(1, 3)))
 
 
 layouts = st.builds(

@@ -41,7 +41,7 @@ def test_parse_inverts_format(layout: Layout) -> None:
 @given(layouts, st.randoms(use_true_random=False))
 def test_spaces_and_leading_zeros_are_free(layout: Layout, rng: random.Random) -> None:
     canonical = format_layout(layout)
-    tokens = re.findall(r"tp|[0-9]+|[^\s]", canonical)
+    tokens = re.findall(r"tp|cp|[0-9]+|[^\s]", canonical)
     loose = "".join(
         ("0" if token.isdigit() and rng.random() < 0.3 else "")
         + token
@@ -69,6 +69,9 @@ def test_spaces_and_leading_zeros_are_free(layout: Layout, rng: random.Random) -
         ("tp4:20 @0", 9, "not 0"),
         ("tp4:-1 @4", 5, "found '-'"),
         ("tp2(3:1:1):4 @1", 4, "takes 2 shares, not 3"),
+        ("tp2cp:4 @1", 6, "expected a context-parallel size after 'cp'"),
+        ("tp2cp0:4 @1", 6, "a context-parallel size after 'cp' from 1 to 1024, not 0"),
+        ("cp2:4 @1", 1, "expected a stage"),
         ("tp2(3:0):4 @1", 7, "a share from 1 to 1024, not 0"),
         ("tp2(3:1:4 @1", 11, "or ')'"),
         ("tp²:4 @1", 3, "expected a tensor-parallel width"),

@@ -68,6 +68,15 @@ def with_orders(order: str) -> Plan:
     return with_stage(with_stage(PLAN, 0, 0, order=order), 0, 1, order=order)
 
 
+def _with_context(plan: Plan, size: int) -> Plan:
+    """The plan without devices, its first stage on `size` tensor-parallel groups."""
+    bare = tuple(
+        replace(r, stages=tuple(replace(s, devices=()) for s in r.stages)) for r in plan.replicas
+    )
+    plan = replace(plan, replicas=bare, hosts=(), idle_devices=(), idle_reasons={}, estimates=None)
+    return with_shape(plan, 0, 0, context_parallel=size)
+
+
 BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
     check_structure.known_schema_version: [
         (replace(PLAN, schema_version=2), "schema_version is 2; .* reads 1"),
@@ -251,7 +260,19 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             "3 query groups .* cannot give each of 4 devices one",
         ),
     ],
+    check_workload.context_parallel_divides: [
+        (
+            with_model(_with_context(PLAN, 2), seq_length=22),
+            "context-parallel size 2 needs a --seq-length that is a multiple of 4, not 22",
+        ),
+    ],
     check_workload.sequence_parallel_divides: [
+        (
+            with_model(
+                _with_context(with_training(PLAN, sequence_parallel=True), 2), seq_length=36
+            ),
+            "the width 4 must divide the 18 tokens of a context-parallel rank",
+        ),
         (
             with_model(with_training(PLAN, sequence_parallel=True), seq_length=22),
             "the width 4 must divide --seq-length 22",

@@ -21,3 +21,10 @@ def test_table() -> None:
 def test_without_devices() -> None:
     *_, line = rank_lines((RankRow(0, 0, 0, None, None, None, 0, 0, 0),))
     assert line.split() == ["0", "any", "any", "any", "0", "0", "0"]
+
+
+def test_context_ranks_are_shown_where_there_are_any() -> None:
+    rows = [RankRow(r, 0, r, None, None, None, 0, 0, r % 2, r // 2) for r in range(4)]
+    heading, *lines = rank_lines(rows)
+    assert heading.endswith("tensor rank  context rank")
+    assert [line.split()[-2:] for line in lines] == [["0", "0"], ["1", "0"], ["0", "1"], ["1", "1"]]

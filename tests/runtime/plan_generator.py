@@ -37,6 +37,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "micro-batch size": ("1", "2", "of each replica"),
     "schedule": ("1F1B", "ahead", "one at a time", "interleaved", "zero bubble"),
     "sequence parallel": ("off", "on"),
+    "context parallel": ("off", "on"),
     "recompute": ("none", "selective", "full", "of each stage"),
     "gradient sync": ("after", "overlapped"),
     "optimizer state": ("whole", "divided"),
@@ -170,7 +171,7 @@ def _plan(rng: random.Random, values: Mapping[str, str], tries: int = 50) -> Pla
             (4, 5) if values["schedule"] != "interleaved" else (int(values["stages"]) + 2, 6)
         )
         layout = _layout(rng, values, rng.randint(least, most))
-        if layout is None or layout.num_devices > MAX_PROCESSES:
+        if layout is None:
             continue
         plan = _with_stage_settings(rng, values, plan_from_layout(layout))
         if values["schedule"] != "1F1B" and not _has_own_schedule(plan):
@@ -199,7 +200,7 @@ def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> 
             continue
         num_layers = first.layout.replicas[0].num_layers
         layout = _layout(rng, other, num_layers) if int(other["stages"]) <= num_layers else None
-        if layout is None or layout.num_devices > MAX_PROCESSES or layout == first.layout:
+        if layout is None or layout == first.layout:
             continue
         plan = _with_stage_settings(rng, other, plan_from_layout(layout))
         validate_plan(plan)
@@ -207,6 +208,43 @@ def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> 
 
 
 def _layout(rng: random.Random, values: Mapping[str, str], num_layers: int) -> Layout | None:
+    """A layout of these values on `MAX_PROCESSES` at most; None if this draw gives none."""
+    layout = _layout_of_tensor_groups(rng, values, num_layers)
+    if layout is not None and values["context parallel"] == "on":
+        layout = _with_context_parallel(rng, layout)
+    return None if layout is None or layout.num_devices > MAX_PROCESSES else layout
+
+
+def _with_context_parallel(rng: random.Random, layout: Layout) -> Layout:
+    """Some stages, one at least, on two or three tensor-parallel groups."""
+    stages = [
+        (r, s) for r, replica in enumerate(layout.replicas) for s in range(len(replica.stages))
+    ]
+    chosen = {rng.choice(stages)} | {place for place in stages if rng.random() < 0.2}
+    # Three groups hold eight tokens each, which some widths do not divide.
+    sizes = {
+        place: 3
+        if layout.replicas[place[0]].stages[place[1]].tensor_parallel != 3 and rng.random() < 0.2
+        else 2
+        for place in sorted(chosen)
+    }
+    return Layout(
+        tuple(
+            replace(
+                replica,
+                stages=tuple(
+                    replace(stage, context_parallel=sizes.get((r, s), 1))
+                    for s, stage in enumerate(replica.stages)
+                ),
+            )
+            for r, replica in enumerate(layout.replicas)
+        )
+    )
+
+
+def _layout_of_tensor_groups(
+    rng: random.Random, values: Mapping[str, str], num_layers: int
+) -> Layout | None:
     num_replicas, deepest = int(values["replicas"]), int(values["stages"])
     depths = [deepest] * num_replicas
     if values["depths"] == "unlike":

@@ -52,6 +52,11 @@ def test_cuda_devices_mean_the_cpu() -> None:
         torch.cuda.synchronize()
 
 
+def test_memory_is_not_pinned() -> None:
+    with backend.cpu_backend():
+        assert torch.tensor([1, 2], device="cpu", pin_memory=True).cuda().tolist() == [1, 2]
+
+
 def test_arithmetic_is_untouched() -> None:
     torch.manual_seed(0)
     x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)

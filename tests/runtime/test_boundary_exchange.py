@@ -18,10 +18,12 @@ from megatron_hetero.runtime.groups import build_groups
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
 
-SEQUENCE, HIDDEN = 12, 5
+SEQUENCE, HIDDEN = 24, 5
+
+_stages = st.sampled_from(["tp1", "tp2", "tp3", "tp4", "tp1cp2", "tp2cp2", "tp1cp3", "tp3(2:1:1)"])
 
 
-@given(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4]), st.booleans())
+@given(_stages, _stages, st.booleans(), st.booleans())
 @settings(
     max_examples=4,
     deadline=None,
@@ -29,48 +31,72 @@ SEQUENCE, HIDDEN = 12, 5
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 def test_activations_and_gradients_arrive_whole(
-    senders: int, receivers: int, sequence_parallel: bool
+    senders: str, receivers: str, sequence_parallel: bool, own_lengths: bool
 ) -> None:
-    layout = f"tp{senders}:1,tp{receivers}:1 @1"
+    """`own_lengths`: each message has another, told by its sender, and two are posted ahead."""
+    layout = f"{senders}:1,{receivers}:1 @1"
 
     def check(rank: int) -> None:
         asked = plan(layout)
         place = rank_table(asked)[rank]
-        groups = build_groups(asked, timedelta(minutes=1))
-        config = SimpleNamespace(sequence_parallel=sequence_parallel, pipeline_dtype=torch.float64)
+        groups = build_groups(asked, timedelta(minutes=1), own_lengths)
+        config = SimpleNamespace(
+            sequence_parallel=sequence_parallel, pipeline_dtype=torch.float64, hidden_size=HIDDEN
+        )
         boundary = PipelineCommunicator(groups, config).boundaries[0]
         boundary.begin()
         width = groups.tensor.size()
 
         def own(whole: torch.Tensor) -> torch.Tensor:
+            size, rank = groups.context.size(), groups.context.rank()
+            if size > 1:
+                chunks = whole.chunk(2 * size)
+                whole = torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
             parts = whole.chunk(width) if sequence_parallel else [whole] * width
             return parts[place.tensor_rank]
 
-        for number in range(3):
-            activation, gradient = (_random(2 * number + k) for k in range(2))
-            first, second = (activation, gradient) if place.stage == 0 else (gradient, activation)
-            if place.stage == 0:
-                _send(boundary, own(first), activation.nbytes, sequence_parallel)
-            boundary.post_receive(tuple(own(second).shape))
-            arrived = boundary.take()
-            assert torch.equal(arrived, own(second))
+        lengths = (24, 48, 24, 72) if own_lengths else (SEQUENCE,) * 4
+        activations, gradients = (
+            [_random(seed + number, length) for number, length in enumerate(lengths)]
+            for seed in (0, 100)
+        )
+        if place.stage == 0:
+            for activation in activations:
+                nbytes = activation.nbytes
+                _send(boundary, own(activation), nbytes, sequence_parallel, own_lengths)
+        expected = gradients if place.stage == 0 else activations
+        announced = own_lengths and place.stage == 1
+
+        def post(number: int) -> None:
+            if number < len(expected):
+                shape = tuple(own(expected[number]).shape)
+                boundary.post_receive(None if announced else shape)
+
+        post(0)
+        for number, whole in enumerate(expected):
+            post(number + 1)
+            boundary.ask_for_announced()
+            assert torch.equal(boundary.take(), own(whole))
             if place.stage == 1:
-                _send(boundary, own(first), gradient.nbytes, sequence_parallel)
+                gradient = gradients[number]
+                _send(boundary, own(gradient), gradient.nbytes, sequence_parallel, False)
         boundary.finish_sends()
 
     with TemporaryDirectory() as folder:
         in_world(layout, check, Path(folder))
 
 
-def _random(seed: int) -> torch.Tensor:
+def _random(seed: int, length: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((SEQUENCE, 1, HIDDEN), dtype=torch.float64, generator=generator)
+    return torch.randn((length, 1, HIDDEN), dtype=torch.float64, generator=generator)
 
 
-def _send(boundary: Boundary, tensor: torch.Tensor, whole: int, sequence_parallel: bool) -> None:
+def _send(
+    boundary: Boundary, tensor: torch.Tensor, whole: int, sequence_parallel: bool, announce: bool
+) -> None:
     """Send, and check that the stage hands over the bytes of one activation, no more."""
-    boundary.send(tensor)
+    boundary.send(tensor, announce)
     handed = sum(op.tensor.nbytes for op in boundary.send_ops(tensor, sequence_parallel))
     counted = torch.tensor(handed)
-    dist.all_reduce(counted, group=boundary._groups.tensor)
+    dist.all_reduce(counted, group=boundary._groups.stage)
     assert int(counted) == whole

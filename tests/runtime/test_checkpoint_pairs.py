@@ -28,6 +28,7 @@ DIVIDED = "--use-distributed-optimizer"
 DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
 WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
+CONTEXT = "tp1cp2:3,tp2:1 @4 | tp1:2,tp1cp2:2 @2"
 THREE = "tp2:4 @2 | tp1:1,tp1:3 @2 | tp1:4 @2"
 
 
@@ -55,6 +56,7 @@ MORE_PAIRS = {
     "whole to divided": Pair(WIDE, UNEVEN, (), (DIVIDED,)),
     "bf16, divided to whole": Pair(WIDE, DEEP, (DIVIDED,), (), ("--bf16",)),
     "fp16, divided to whole": Pair(WIDE, UNEVEN, (DIVIDED,), (), _FP16),
+    "context parallel": Pair(CONTEXT, UNEVEN, (DIVIDED,), ()),
     "more replicas": Pair(DEEP, THREE, (DIVIDED,), (DIVIDED,)),
     "three to uneven": Pair(THREE, UNEVEN, (DIVIDED,), ()),
     "one replica": Pair("tp2:1,tp1:3 @6", DEEP, (DIVIDED,), (DIVIDED,)),

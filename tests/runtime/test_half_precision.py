@@ -43,6 +43,7 @@ def test_a_plan_rounds_no_worse_than_one_process(
     assert 1e-4 < comparison.floor.gradients.value < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["boundary-slice-dropped", "slice-not-reduced", "sample-moved"])
 def test_planted_errors_are_larger_than_rounding(fault: str, tmp_path: Path) -> None:
     options = Options(precision="fp16", optimizers=("sgd",), steps=3, fault=fault)

@@ -70,6 +70,7 @@ def test_the_values_of_a_case_are_in_its_plan(seed: int) -> None:
             "depths": "equal" if len(set(depths)) == 1 else "unlike",
             "widest": str(max(widths)),
             "widths": "one" if len(set(widths)) == 1 else "mixed",
+            "context parallel": "on" if case.plan.layout.has_context_parallel else "off",
             "shares": "uneven" if any(s.shape.shares for s in stages) else "even",
             "micro-batches": "equal" if len(counts) == 1 else "unlike",
             "recompute": (

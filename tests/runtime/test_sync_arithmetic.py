@@ -28,7 +28,8 @@ MAX_RANKS = 7
 
 @st.composite
 def layouts(draw: st.DrawFn) -> str:
-    """Replicas of unlike depth and width, some with uneven shares, of 4 layers and 7 ranks."""
+    """Replicas of unlike depth and width, some with uneven shares or context parallelism, of 4
+    layers and 7 ranks."""
     replicas: list[ReplicaShape] = []
     left = MAX_RANKS
     for _ in range(draw(st.integers(2, 3))):
@@ -42,8 +43,10 @@ def layouts(draw: st.DrawFn) -> str:
             shares = None
             if width > 1 and draw(st.booleans()):
                 shares = tuple(draw(st.integers(1, 3)) for _ in range(width))
-            stages.append(StageShape(width, count, shares))
-            left -= width
+            others = num_stages - s - 1
+            context = draw(st.integers(1, 2)) if 2 * width <= left - others else 1
+            stages.append(StageShape(width, count, shares, context))
+            left -= width * context
         replicas.append(ReplicaShape(tuple(stages), draw(st.integers(1, 3))))
     return format_layout(Layout(tuple(replicas)))
 
@@ -110,15 +113,16 @@ def _run_step(toy: ToyRank, sync: GradientSync, step: int, per_token: bool) -> N
         sync.finalize([toy.model])
         return
     toy.backward(step)
-    tokens = torch.tensor((toy.place.replica + 3) * count if toy.is_last else 0)
+    counts = toy.is_last and toy.place.context_rank == 0
+    tokens = torch.tensor((toy.place.replica + 3) * count if counts else 0)
     sync.finalize([toy.model], tokens)
 
 
 def _optimizer(toy: ToyRank, divided: bool) -> Any:
-    """Megatron's, as the loop builds it; replicas after the first are marked as copies."""
+    """Megatron's, as the loop builds it; all copies of the model but one are marked."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    if toy.place.replica > 0:
+    if toy.groups.copy > 0:
         for parameter in toy.model.parameters():
             parameter.shared = True  # type: ignore[attr-defined]
     config = OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=1.0)

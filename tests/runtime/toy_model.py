@@ -158,6 +158,11 @@ class ToyRank:
             width = self.groups.tensor.size()
             parts = torch.linspace(1.0, 2.0, width, dtype=torch.float64)
             whole = whole * (parts / parts.sum())[self.place.tensor_rank]
+        size = self.groups.context.size()
+        if size > 1:
+            # Parts of a sum over tokens, of which each context-parallel rank has some.
+            parts = torch.linspace(1.0, 3.0, size, dtype=torch.float64)
+            whole = whole * (parts / parts.sum())[self.place.context_rank]
         return self.part(name, whole)
 
     def _uses(self, name: str) -> list[int]:

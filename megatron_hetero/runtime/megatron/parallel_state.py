@@ -17,12 +17,11 @@ from megatron_hetero.runtime.groups import RankGroups
 _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
 _TENSOR = (
     "_TENSOR_MODEL_PARALLEL_GROUP",
-    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP",
     "_TENSOR_AND_DATA_PARALLEL_GROUP",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
     "_EXPERT_TENSOR_PARALLEL_GROUP",
     "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
 )
+_STAGE = ("_TENSOR_AND_CONTEXT_PARALLEL_GROUP", "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP")
 # Norms, found-inf flags and step decisions are agreed by the whole job: a replica that clipped or
 # skipped alone would drift from the others.
 _WORLD = (
@@ -39,7 +38,6 @@ _ALONE = (
     "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT",
     "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
     "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT",
-    "_CONTEXT_PARALLEL_GROUP",
     "_EXPERT_MODEL_PARALLEL_GROUP",
     "_EXPERT_DATA_PARALLEL_GROUP",
     "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT",
@@ -60,11 +58,14 @@ def fill(groups: RankGroups) -> None:
     values = (
         (_PIPELINE, groups.pipeline),
         (_TENSOR, groups.tensor),
+        (("_CONTEXT_PARALLEL_GROUP",), groups.context),
+        (_STAGE, groups.stage),
         (_WORLD, groups.world),
         (_ALONE, groups.alone),
         (("_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS",), list(groups.tensor_ranks)),
         (("_DATA_PARALLEL_GLOBAL_RANKS", "_DATA_PARALLEL_GLOBAL_RANKS_WITH_CP"), [rank]),
-        (("_CONTEXT_PARALLEL_GLOBAL_RANKS", "_EXPERT_MODEL_PARALLEL_RANKS"), [rank]),
+        (("_CONTEXT_PARALLEL_GLOBAL_RANKS",), list(groups.context_ranks)),
+        (("_EXPERT_MODEL_PARALLEL_RANKS",), [rank]),
         (("_GTP_WEIGHT_REMAT_GLOBAL_RANKS", "_EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS"), [rank]),
         (("_MODEL_PARALLEL_GLOBAL_RANKS",), list(range(dist.get_world_size()))),
     )

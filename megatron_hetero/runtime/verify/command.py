@@ -84,14 +84,16 @@ def _defaults(layout: Layout) -> tuple[str, ...]:
     win."""
     unit = lcm(*layout.tensor_parallel_widths)
     heads = unit * 4
+    contexts = (s.context_parallel for r in layout.replicas for s in r.stages)
+    sequence = unit * 64 * lcm(*contexts)
     sizes = [r.micro_batch_size or 1 for r in layout.replicas]
     batch = sum(r.num_micro_batches * s for r, s in zip(layout.replicas, sizes, strict=True))
     return (
         f"--num-layers={layout.replicas[0].num_layers}",
         f"--hidden-size={heads * 16}",
         f"--num-attention-heads={heads}",
-        f"--seq-length={unit * 64}",
-        f"--max-position-embeddings={unit * 64}",
+        f"--seq-length={sequence}",
+        f"--max-position-embeddings={sequence}",
         "--vocab-size=50257",
         "--micro-batch-size=1",
         f"--global-batch-size={batch}",

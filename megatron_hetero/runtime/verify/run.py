@@ -209,10 +209,10 @@ def _steps_done(log: Path) -> int:
 
 
 def tensor_groups(plan: Plan) -> list[list[int]]:
-    """The ranks of each stage of each replica."""
-    groups: dict[tuple[int, int], list[int]] = {}
+    """The ranks of each tensor-parallel group."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
     for rank, place in enumerate(rank_table(plan)):
-        groups.setdefault((place.replica, place.stage), []).append(rank)
+        groups.setdefault((place.replica, place.stage, place.context_rank), []).append(rank)
     return list(groups.values())
 
 
@@ -222,7 +222,8 @@ def data_ranks(plan: Plan) -> list[int]:
         next(
             rank
             for rank, p in enumerate(rank_table(plan))
-            if (p.replica, p.stage, p.tensor_rank) == (r, len(replica.stages) - 1, 0)
+            if (p.replica, p.stage, p.tensor_rank, p.context_rank)
+            == (r, len(replica.stages) - 1, 0, 0)
         )
         for r, replica in enumerate(plan.replicas)
     ]

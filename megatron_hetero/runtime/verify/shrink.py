@@ -52,7 +52,7 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     heads = groups * queries_per_group
     hidden = heads * _HEAD_SIZE
     ffn = _multiple(2 * hidden, unit)
-    sequence = _multiple(_MIN_SEQUENCE, unit if training.sequence_parallel else 1)
+    sequence = _multiple(_MIN_SEQUENCE, _sequence_unit(plan, unit, training.sequence_parallel))
     num_layers = small_plan.layout.replicas[0].num_layers
     micro_batch = training.micro_batch_size
     batch = sum(r.num_micro_batches * (r.micro_batch_size or micro_batch) for r in plan.replicas)
@@ -138,6 +138,13 @@ def _switches(model: ModelSpec) -> list[str]:
         "--qk-layernorm": model.qk_layernorm,
     }
     return [flag for flag, on in switches.items() if on]
+
+
+def _sequence_unit(plan: Plan, unit: int, sequence_parallel: bool) -> int:
+    """What the length of a sequence has to be a multiple of."""
+    parts = unit if sequence_parallel else 1
+    shapes = (s for r in plan.layout.replicas for s in r.stages if s.context_parallel > 1)
+    return lcm(parts, *(2 * shape.context_parallel * parts for shape in shapes))
 
 
 def _share_totals(layout: Layout) -> list[int]:

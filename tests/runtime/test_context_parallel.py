@@ -1,0 +1,75 @@
+"""Context parallelism of unlike sizes on the stages of a plan: the same training as one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.runtime.context_attention import order_of_gathered, own_positions
+from megatron_hetero.runtime.verify.jobs import Options
+from megatron_hetero.runtime.verify.run import outcome_to_data, verify
+from tests.runtime.toy_model import in_world
+from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "narrowing": ("tp1cp2:2,tp2:2 @4", {}),
+    "widening": ("tp2:2,tp1cp3:2 @4", {"per_token_loss": True}),
+    "sequence parallel": (
+        "tp2cp2:2,tp4:2 @3",
+        {**LLAMA_LIKE, "sequence_parallel": True, "per_token_loss": True},
+    ),
+    "on both sides": ("tp1cp2:2,tp1cp3:2 @4", {"tied_embeddings": False, "recompute": "full"}),
+    "replicas": ("tp1cp2:4 @3 | tp2:1,tp1cp2:3 @3", {"recompute": "selective"}),
+    "uneven shares": ("tp2(3:1)cp2:2,tp1:2 @4 | tp1:4 @2", {**LLAMA_LIKE}),
+    "divided optimizer": ("tp1cp2:2,tp2:2 @4 | tp1:4 @2", {"use_distributed_optimizer": True}),
+    "all stages alike": ("tp1cp2:2,tp1cp2:2 @6", {"sequence_parallel": True}),
+}
+_FAST = {"narrowing", "sequence parallel", "replicas", "uneven shares"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in _FAST)) for n in CASES]
+)
+def test_a_plan_trains_as_one_process(name: str, tmp_path: Path) -> None:
+    layout, changes = CASES[name]
+    options = Options(steps=3, optimizers=("adam",) if name in _FAST else ("sgd", "adam"))
+    outcome = verify(plan(layout), workload(**changes), options, tmp_path)
+    assert outcome.ok, outcome_to_data(outcome)
+    for comparison in outcome.comparisons.values():
+        assert comparison.losses[-1][1] < comparison.losses[0][1]
+
+
+def test_a_dropped_piece_of_a_boundary_is_seen(tmp_path: Path) -> None:
+    options = Options(steps=2, optimizers=("sgd",), fault="boundary-slice-dropped")
+    assert not verify(plan("tp1cp2:2,tp2:2 @4"), workload(), options, tmp_path).ok
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_tokens_are_those_that_megatron_gives_a_rank(size: int, tmp_path: Path) -> None:
+    def check(rank: int) -> None:
+        import torch.distributed as dist
+        from megatron.core.utils import get_batch_on_this_cp_rank
+
+        whole = torch.arange(24).unsqueeze(0)
+        batch = get_batch_on_this_cp_rank({"tokens": whole}, False, cp_group=dist.group.WORLD)
+        own = own_positions(24 // size, size, rank)
+        assert torch.equal(batch["tokens"][0], own)
+        gathered = torch.cat([own_positions(24 // size, size, r) for r in range(size)])
+        assert torch.equal(gathered[order_of_gathered(24 // size, size)], torch.arange(24))
+
+    in_world(f"tp{size}:1 @1", check, tmp_path)
+
+
+def test_prices_are_refused_by_name() -> None:
+    from megatron_hetero.cost.placement import placement_of
+    from megatron_hetero.plan.place import place_in_order
+    from tests.plan.strategies import cluster_of, node
+
+    cluster = cluster_of(node("a", 4))
+    placed = place_in_order(plan("tp1cp2:2,tp2:2 @4"), cluster)
+    with pytest.raises(UnsupportedError, match=r"replica 0, stage 0: .*context parallelism.*cp2"):
+        placement_of(placed, cluster)
