@@ -65,7 +65,9 @@ def flash_attention_is_used(job: Job) -> Iterator[Finding]:
 
 
 def sequence_parallelism_has_a_width(job: Job) -> Iterator[Finding]:
-    """`validate_args` disables it at width 1."""
+    """`validate_args` disables it at width 1.  Planning experts asks for it all the same."""
+    if job.has("--num-experts"):
+        return
     if job.has("--sequence-parallel") and job.plan.layout.tensor_parallel_widths == (1,):
         yield Finding(
             "sequence-parallel-unused",

@@ -43,7 +43,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "optimizer state": ("whole", "divided"),
     "loss": ("per micro-batch", "per token"),
     "embeddings": ("tied", "untied"),
-    "MLP": ("GELU", "SwiGLU"),
+    "MLP": ("GELU", "SwiGLU", "experts"),
     "attention": ("all heads", "grouped"),
     "qk-norm": ("off", "on"),
     "biases": ("all", "none", "QKV"),
@@ -60,6 +60,7 @@ whether all stages have one."""
 _ONE_REPLICA = "one replica has nothing to differ from"
 _ONE_DEVICE = "one device divides nothing"
 _ONE_STAGE = "one stage has no schedule"
+_ON_A_GROUP = "refused: Megatron trains experts on a group only with sequence parallelism"
 _SGD = "refused: Megatron cannot load the state of SGD from torch_dist"
 
 EXCLUSIONS = (
@@ -85,6 +86,18 @@ EXCLUSIONS = (
         ("gradient sync", "overlapped"),
         "refused: a gradient is taken for complete when its backward pass is",
     ),
+    Exclusion(("MLP", "experts"), ("sequence parallel", "off"), _ON_A_GROUP),
+    Exclusion(
+        ("MLP", "experts"), ("context parallel", "on"), "refused: routers see parts of sequences"
+    ),
+    Exclusion(
+        ("MLP", "experts"), ("biases", "all"), "refused: Megatron's local experts fail with them"
+    ),
+    Exclusion(
+        ("MLP", "experts"),
+        ("micro-batch size", "of each replica"),
+        "refused: the loss balances experts within a micro-batch",
+    ),
     Exclusion(("resume", "same plan"), ("optimizer", "sgd"), _SGD),
     Exclusion(("resume", "another plan"), ("optimizer", "sgd"), _SGD),
 )
@@ -98,6 +111,7 @@ SAVED_AT = 2
 _VOCAB_MULTIPLE = 48
 """Of the padded vocabulary, under every plan: divisible by all widths."""
 _SEQUENCE = 24
+_NUM_EXPERTS = 4
 
 
 @dataclass(frozen=True)
@@ -419,7 +433,10 @@ def _model(values: Mapping[str, str], num_layers: int) -> ModelSpec:
         vocab_size=257,
         seq_length=_SEQUENCE,
         max_position_embeddings=_SEQUENCE,
-        gated_mlp=values["MLP"] == "SwiGLU",
+        gated_mlp=values["MLP"] != "GELU",
+        num_experts=_NUM_EXPERTS if values["MLP"] == "experts" else 0,
+        moe_router_topk=2 if values["MLP"] == "experts" else 0,
+        moe_ffn_hidden_size=(48 if fitting else 41) if values["MLP"] == "experts" else 0,
         tied_embeddings=values["embeddings"] == "tied",
         add_bias_linear=biases == "all",
         add_qkv_bias=biases == "QKV",
@@ -461,6 +478,13 @@ def _model_args(values: Mapping[str, str], num_layers: int) -> tuple[str, ...]:
         "--calculate-per-token-loss": values["loss"] == "per token",
     }
     args += [flag for flag, is_on in switches.items() if is_on]
+    if model.num_experts:
+        args += [
+            f"--num-experts={model.num_experts}",
+            f"--moe-ffn-hidden-size={model.moe_ffn_hidden_size}",
+            "--moe-aux-loss-coeff=0.01",
+            "--moe-z-loss-coeff=0.001",
+        ]
     if values["optimizer"] == "adam":
         # By default an update is the sign of the gradient, also where that is rounding noise.
         args.append("--adam-eps=1e-4")
