@@ -16,12 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from megatron_hetero.model.spec import Precision
 from tests.runtime.plan_generator import FACTORS, SPACE, Case, cases
 from tests.runtime.prove import Proof, prove
 
@@ -32,6 +34,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the generator (default: 0)")
     parser.add_argument("--first", type=int, default=0, help="number of the first plan to train")
     parser.add_argument("--workers", type=int, default=2, help="plans at a time (default: 2)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
+        default="fp32",
+        help="of all runs; half precision is held to what it changes of one process",
+    )
     options = parser.parse_args()
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -42,18 +50,20 @@ def main() -> int:
     begin = time.monotonic()
     proofs = []
     with ProcessPoolExecutor(options.workers, mp_context=get_context("fork")) as pool:
-        for proof in pool.map(_prove, chosen):
+        for proof in pool.map(partial(_prove, precision=options.precision), chosen):
             proofs.append(proof)
             words = f"equal  {proof.case.name}" if proof.ok else f"UNLIKE {proof}"
             print(words, file=sys.stderr, flush=True)
     minutes = (time.monotonic() - begin) / 60
+    if options.precision != "fp32":
+        print(f"All runs in {options.precision}.\n")
     print("\n".join(report(proofs, options.seed, minutes)))
     return 0 if all(proof.ok for proof in proofs) else 1
 
 
-def _prove(case: Case) -> Proof:
+def _prove(case: Case, precision: Precision) -> Proof:
     with tempfile.TemporaryDirectory(prefix="megatron-hetero-prove-") as folder:
-        return prove(case, Path(folder))
+        return prove(case, Path(folder), precision)
 
 
 def report(proofs: Sequence[Proof], seed: int, minutes: float) -> Iterator[str]:

@@ -6,11 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_hetero.errors import HeteroError
+from megatron_hetero.model.spec import Precision
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.local_launch import run_jobs
-from megatron_hetero.runtime.verify.compare import Distances, Tolerances, compare, tolerances
+from megatron_hetero.runtime.verify.compare import (
+    Distances,
+    Tolerances,
+    compare,
+    half_precision_tolerances,
+    tolerances,
+)
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord
 from megatron_hetero.runtime.verify.run import data_ranks, records, tensor_groups
+from megatron_hetero.runtime.verify.shrink import Shrunk
 from tests.runtime.plan_generator import NUM_STEPS, SAVED_AT, Case
 
 TIMEOUT_S = 300.0
@@ -40,11 +49,22 @@ class Proof:
         return "\n".join([*lines, *(f"  {part}" for part in self.parts), f"  {self.bounds}"])
 
 
-def prove(case: Case, folder: Path) -> Proof:
-    """Train `case` and one process from the same weights on the same samples."""
+def prove(case: Case, folder: Path, precision: Precision = "fp32") -> Proof:
+    """Train `case` and one process from the same weights on the same samples.
+
+    In half precision the one process is trained in fp32 as well, as `verify` does.
+    """
     bounds = tolerances(case.model, case.optimizer)
-    options = Options(steps=NUM_STEPS, optimizers=(case.optimizer,))
-    jobs = VerifyJobs(case.shrunk(case.plan), options, folder)
+    options = Options(steps=NUM_STEPS, optimizers=(case.optimizer,), precision=precision)
+
+    def shrunk(plan: Plan) -> Shrunk:
+        made = case.shrunk(plan)
+        if precision == "fp32":
+            return made
+        # Below the rounding of half precision Adam's update would be its sign.
+        return replace(made, model_args=(*made.model_args, "--adam-eps=1e-2"))
+
+    jobs = VerifyJobs(shrunk(case.plan), options, folder)
     reference = jobs.reference_job(case.optimizer)
     try:
         run_jobs([jobs.seed_job()], TIMEOUT_S)
@@ -52,9 +72,7 @@ def prove(case: Case, folder: Path) -> Proof:
             runs = [(jobs.plan_job(case.optimizer), case.plan, range(1, NUM_STEPS + 1))]
             run_jobs([runs[0][0], reference], TIMEOUT_S)
         else:
-            before, after = jobs.interrupted_jobs(
-                case.optimizer, case.shrunk(case.second), SAVED_AT
-            )
+            before, after = jobs.interrupted_jobs(case.optimizer, shrunk(case.second), SAVED_AT)
             runs = [
                 (before, case.plan, range(1, SAVED_AT + 1)),
                 (after, case.second, range(SAVED_AT + 1, NUM_STEPS + 1)),
@@ -79,6 +97,12 @@ def prove(case: Case, folder: Path) -> Proof:
             )
             return Proof(case, parts, bounds)
 
+        if precision != "fp32":
+            single = jobs.fp32_job(case.optimizer, one.skipped)
+            run_jobs([single], TIMEOUT_S)
+            (in_fp32,) = records(single)
+            bounds = half_precision_tolerances(one, in_fp32, case.model, case.optimizer)
+            return measure(in_fp32)
         proof = measure(None)
         if not proof.ok:
             # As `verify` does: a bound that rounding itself does not keep proves nothing.

@@ -7,7 +7,7 @@ measures how far one process is from itself when it takes its micro-batches in a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 
@@ -134,6 +134,21 @@ def compare(
         ),
         same_loss_scales=all(_scaled_alike(record, reference, steps) for record in ranks),
         left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
+    )
+
+
+def half_precision_tolerances(
+    reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
+) -> Tolerances:
+    """What a plan in bf16 or fp16 has to keep, from the one process in it and in fp32 (`single`).
+
+    Tensors are held to the same factor by `compare` with `single` for its floor.
+    """
+    loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
+    return replace(
+        tolerances(model, optimizer),
+        loss=FLOOR_FACTOR * loss.value,
+        gradient_norm=FLOOR_FACTOR * norm.value,
     )
 
 

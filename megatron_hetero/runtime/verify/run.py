@@ -20,10 +20,10 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.traffic import Traffic
 from megatron_hetero.runtime.verify.compare import (
-    FLOOR_FACTOR,
     Distances,
     Tolerances,
     compare,
+    half_precision_tolerances,
     rounding_of,
     tolerances,
 )
@@ -143,7 +143,7 @@ def _compare_in_half_precision(
 
     How much rounding to 8 or 11 bits changes has no bound that is both sound and tight; what it
     changes of the one process can be measured.  The plan rounds the same numbers at other places,
-    so it may be `FLOOR_FACTOR` times as far from the one process as that one is from fp32.
+    so it may be four times (`FLOOR_FACTOR`) as far from the one process as that one is from fp32.
     """
     model, plan = jobs.shrunk.model, jobs.shrunk.plan
     ranks, (reference,) = [records(job) for job in trained]
@@ -161,12 +161,8 @@ def _compare_in_half_precision(
         single,
         tensor_groups(plan),
     )
+    bounds = half_precision_tolerances(reference, single, model, optimizer)
     loss, gradients, norm, weights = rounding_of(reference, single, model, optimizer)
-    bounds = replace(
-        tolerances(model, optimizer),
-        loss=FLOOR_FACTOR * loss.value,
-        gradient_norm=FLOOR_FACTOR * norm.value,
-    )
     rounding = replace(
         distances, loss=loss, gradients=gradients, gradient_norm=norm, weights=weights
     )
