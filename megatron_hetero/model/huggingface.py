@@ -47,9 +47,10 @@ class _LlamaConfig(_Config):
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     attention_bias: bool = False
     mlp_bias: bool = False
-    num_local_experts: int | None = Field(None, ge=1)
+    num_local_experts: int | None = Field(
+        None, ge=1, validation_alias=AliasChoices("num_local_experts", "num_experts")
+    )
     num_experts_per_tok: int | None = Field(None, ge=1)
-    num_experts: int | None = Field(None, ge=1)
     moe_intermediate_size: int | None = Field(None, ge=1)
     norm_topk_prob: bool = False
     decoder_sparse_step: int = Field(1, ge=1)
@@ -175,7 +176,7 @@ def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:
 def _qwen3_experts(document: Document, config: _LlamaConfig) -> list[str]:
     _require(document, "decoder_sparse_step", config.decoder_sparse_step, 1)
     _require(document, "mlp_only_layers", config.mlp_only_layers, [])
-    flags = ["--num-experts", str(config.num_experts or 128)]
+    flags = ["--num-experts", str(config.num_local_experts or 128)]
     flags += ["--moe-router-topk", str(config.num_experts_per_tok or 8)]
     flags += ["--moe-ffn-hidden-size", str(config.moe_intermediate_size or 768)]
     if not config.norm_topk_prob:

@@ -117,16 +117,18 @@ def _llama(config: Mapping[str, Any]) -> Iterator[Piece]:
 
 
 _EXPERTS = {
-    "mixtral": ("block_sparse_moe.", "num_local_experts", ("w1", "w3", "w2")),
-    "qwen3_moe": ("mlp.", "num_experts", ("gate_proj", "up_proj", "down_proj")),
+    "mixtral": ("block_sparse_moe.", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp.", ("gate_proj", "up_proj", "down_proj")),
 }
-"""Where experts are, how many, and the names of an expert's gate, up and down projections."""
+"""Where experts are, and the names of an expert's gate, up and down projections."""
 
 
 def _experts(config: Mapping[str, Any], ours: str, theirs: str) -> Iterator[Piece]:
-    place, count, names = _EXPERTS[config["model_type"]]
+    place, names = _EXPERTS[config["model_type"]]
+    # Qwen's published files have the second word, newer ones of `transformers` the first.
+    count = config["num_local_experts"] if "num_local_experts" in config else config["num_experts"]
     yield _same(ours + "router.weight", f"{theirs}{place}gate.weight")
-    for e in range(config[count]):
+    for e in range(count):
         expert = f"{theirs}{place}experts.{e}."
         yield from _gated_mlp(f"{ours}experts.local_experts.{e}.", expert, names)
 
