@@ -21,7 +21,9 @@ MAX_WIDTH = 100
 class Progress(Protocol):
     """What the planner calls while it searches."""
 
-    def __call__(self, incumbent_step_time_s: float | None, num_evaluated: int) -> None: ...
+    def __call__(
+        self, incumbent_step_time_s: float | None, num_evaluated: int, bound_s: float = 0.0
+    ) -> None: ...
 
 
 class Output:
@@ -81,13 +83,18 @@ class Output:
             return
         with self.progress("searching") as say:
 
-            def update(incumbent_step_time_s: float | None, num_evaluated: int) -> None:
+            def update(
+                incumbent_step_time_s: float | None, num_evaluated: int, bound_s: float = 0.0
+            ) -> None:
                 best = (
                     "none yet"
                     if incumbent_step_time_s is None
                     else format_duration(incumbent_step_time_s)
                 )
-                say(f"searching: {num_evaluated} plans, best step time {best}")
+                gap = ""
+                if incumbent_step_time_s is not None and bound_s > 0:
+                    gap = f", gap at most {incumbent_step_time_s / bound_s - 1:.0%}"
+                say(f"searching: {num_evaluated} plans, best step time {best}{gap}")
 
             yield update
 

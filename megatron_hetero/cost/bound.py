@@ -90,6 +90,15 @@ def step_time_bound(costs: CostModel) -> Bound:
     return Bound(proved_s, BOUND_RELAXES)
 
 
+def work_bound_s(costs: CostModel) -> float:
+    """Seconds that no placement of the space beats, by the work alone: known at once."""
+    classes = _classes(costs)
+    sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
+    if may_mix_sizes(costs):
+        return _work_bound_s(sizes, classes)
+    return min(_work_bound_s([of_size], classes) for of_size in sizes)
+
+
 def _provers(sizes: Sequence[CostModel], classes: Sequence[_Class], work_s: float) -> list[_Prover]:
     """One for each range of numbers of replicas whose micro-batches have any of the sizes."""
     training = sizes[0].workload.training

@@ -26,6 +26,8 @@ _NODE_LAYER_PARTS = (1, 2, 3, 4, 6, 10, 16, 24)
 _MAX_GENERATIONS = 3
 _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
+_MAX_WHOLE_EFFORTS = 8
+"""Of more unlike sites than these each gets a part of the work only."""
 _SLACKS = (1.0, 1.04)
 """Whole slabs do less than fractions of them: times for which they are chosen, over those."""
 
@@ -61,12 +63,12 @@ class Columns:
         found: dict[_Choice, float] = {}
         for pools in _poolings(kinds):
             sites: list[_Site] = []
-            least_s = inf
+            least_s = min(found.values(), default=inf)
             for limit in _node_layer_limits(problem):
                 sites = _sites(table, filler, pools, limit, sites, least_s)
-                least_s = min(found.values(), default=inf)
                 if not self._collect(problem, sites, found, least_s):
                     break
+                least_s = min(found.values(), default=inf)
         work = 0
         for choice in sorted(found, key=lambda c: found[c]):
             placement = _placed(problem, choice)
@@ -166,13 +168,17 @@ def _sites(
     """
     shared: dict[object, PoolSlabs] = {}
     sites = []
-    for number, pool in enumerate(pools):
+    contents = [tuple(table.kinds[index].content for index in pool) for pool in pools]
+    effort = min(1.0, _MAX_WHOLE_EFFORTS / len(set(contents)))
+    for number, (pool, content) in enumerate(zip(pools, contents, strict=True)):
         kinds = tuple(table.kinds[index] for index in pool)
-        content = tuple(kind.content for kind in kinds)
         if content not in shared:
             counts = _slab_replica_counts(table.problem, kinds)
-            known = before[number].slabs.best_shapes(step_s) if before else ()
-            shared[content] = PoolSlabs(table, filler, pool, counts, max_node_layers, known)
+            has_best = before and step_s < inf
+            known = before[number].slabs.best_shapes(step_s) if has_best else ()
+            shared[content] = PoolSlabs(
+                table, filler, pool, counts, max_node_layers, known, effort
+            )
         sites.append(_Site(shared[content], kinds))
     return sites
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.layers import split_layers
@@ -26,11 +27,11 @@ class FilledChain:
 
 
 class Filler:
-    """Fills chains with layers; remembers what it has filled."""
+    """Fills chains with layers; remembers what it has filled, by what stands where."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._chains: dict[tuple[Chain, int, int, tuple[int, ...] | None, int], FilledChain] = {}
+        self._chains: dict[Hashable, FilledChain] = {}
 
     def chain(
         self,
@@ -46,9 +47,13 @@ class Filler:
             most: layers that a stage may have beside what its memory says, shape [stage].
             num_replicas: among which the distributed optimizer divides its states.
         """
-        key = (chain, vocab_rows, max_in_flight, most, num_replicas)
+        like = self.problem.likeness
+        nodes = [unit.node for unit in chain]
+        stages = tuple((like.node(unit.node), unit.width) for unit in chain)
+        hops = tuple(starmap(like.hop, pairwise(nodes)))
+        key = (stages, hops, vocab_rows, max_in_flight, most, num_replicas)
         if key not in self._chains:
-            self._chains[key] = self._fill(*key)
+            self._chains[key] = self._fill(chain, vocab_rows, max_in_flight, most, num_replicas)
         return self._chains[key]
 
     def placement(self, chains: Sequence[Chain]) -> Placement | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.compute import peak_flops_per_s
@@ -13,6 +14,7 @@ from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
+from megatron_hetero.planner.replica_shapes import Likeness
 
 
 @dataclass(frozen=True, order=True)
@@ -53,6 +55,11 @@ class Problem:
     idle_reasons: Mapping[str, str]
     make_costs: MakeCosts = CostModel
     objective: Objective = THROUGHPUT
+
+    @cached_property
+    def likeness(self) -> Likeness:
+        """Which nodes and paths are alike."""
+        return Likeness(self.cluster)
 
     @property
     def cluster(self) -> Cluster:

@@ -15,7 +15,7 @@ from megatron_hetero.cost.memory import StateHolders
 from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.counts import with_counts
-from megatron_hetero.planner.replica_shapes import ReplicaShapes
+from megatron_hetero.planner.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.planner.stage_ways import StagePlace, StageWays, Way
 from megatron_hetero.schedule.one_f_one_b import launch_counts
 
@@ -52,7 +52,7 @@ class Refiller:
         self.placement = placement
         self.vocab_rows = costs.vocab_rows(placement.widths)
         self._ways: dict[int, StageWays] = {}
-        self._shapes = ReplicaShapes(costs.cluster)
+        self._shapes = ReplicaShapes(Likeness(costs.cluster))
         self._fillings: dict[Hashable, Filling | None] = {}
         self._priced: dict[Hashable, ReplicaCost] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage
@@ -12,39 +12,53 @@ ReplicaShape = Hashable
 """Equal for replicas of equal price."""
 
 
-class ReplicaShapes:
-    """Tells replicas apart by what stands where, not by the names of nodes."""
+class Likeness:
+    """Numbers nodes and paths so that what is alike has one number, whatever its name."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._node_classes: dict[str, int] = {}
-        self._classes: dict[Hashable, int] = {}
+        self._nodes: dict[str, int] = {}
+        self._hops: dict[tuple[str, str], int] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def node(self, name: str) -> int:
+        """Equal for nodes with the same GPUs and the same link between them."""
+        if name not in self._nodes:
+            node = self.cluster.node_by_name[name]
+            content = node.gpu_type.name, node.gpu_type.memory_bytes, node.link
+            self._nodes[name] = self._numbers.setdefault(content, len(self._numbers))
+        return self._nodes[name]
+
+    def hop(self, one: str, other: str) -> int:
+        """Equal for pairs with the same links there and back; a node has none to itself."""
+        if one == other:
+            return -1
+        if (one, other) not in self._hops:
+            links = self.cluster.node_links
+            content = links[one, other], links[other, one]
+            self._hops[one, other] = self._numbers.setdefault(content, len(self._numbers))
+        return self._hops[one, other]
+
+
+class ReplicaShapes:
+    """Tells replicas apart by what stands where, not by the names of nodes."""
+
+    def __init__(self, likeness: Likeness) -> None:
+        self.likeness = likeness
 
     def of(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaShape:
         """What stands in each stage, links between stages, micro-batches and launch counts."""
         nodes = [stage.devices[0].node for stage in replica.stages]
-        links = self.cluster.node_links
         stages = tuple(map(self._stage, replica.stages))
-        hops = tuple(
-            None if one == other else (links[one, other], links[other, one])
-            for one, other in pairwise(nodes)
-        )
+        hops = tuple(starmap(self.likeness.hop, pairwise(nodes)))
         share = replica.num_micro_batches, replica.micro_batch_size, replica.launch_counts
         return stages, hops, share, vocab_rows
 
     def _stage(self, stage: PlacedStage) -> Hashable:
         nodes = {device.node for device in stage.devices}
         if len(nodes) == 1:
-            group: Hashable = self._node_class(*nodes), len(stage.devices)
+            group: Hashable = self.likeness.node(*nodes), len(stage.devices)
         else:  # links inside the group count as well: it is like no other
             group = tuple(device.node for device in stage.devices)
         own = stage.shares, stage.recompute, stage.recompute_num_layers, stage.state_parts
         return group, stage.num_layers, own
-
-    def _node_class(self, name: str) -> int:
-        if name not in self._node_classes:
-            node = self.cluster.node_by_name[name]
-            gpu = node.gpu_type
-            content = gpu.name, gpu.memory_bytes, node.link
-            self._node_classes[name] = self._classes.setdefault(content, len(self._classes))
-        return self._node_classes[name]

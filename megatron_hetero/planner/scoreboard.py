@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
+from megatron_hetero.cost.bound import work_bound_s
 from megatron_hetero.cost.model import PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import NO_SETTINGS, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
@@ -16,8 +17,9 @@ from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.replica_shapes import ReplicaShapes
 
-Progress = Callable[[float, int], None]
-"""Called with (best step time so far in seconds, placements priced so far)."""
+Progress = Callable[[float, int, float], None]
+"""Called with the best step time so far in seconds, the placements priced so far, and a lower bound
+on every step time in seconds (the bound by work, which is known at once)."""
 
 _NUM_KEPT = 64
 
@@ -122,7 +124,7 @@ class Scoreboard:
         self._with_counts: dict[Placement, Candidate] = {}
         self._best_stock: Candidate | None = None
         self._replicas: dict[Hashable, ReplicaCost] = {}
-        self._shapes = ReplicaShapes(problem.cluster)
+        self._shapes = ReplicaShapes(problem.likeness)
         self._launch_rule = LaunchRule(problem.costs, self._shapes)
         self._seen: dict[Placement, Candidate | None] = {}
 
@@ -130,6 +132,10 @@ class Scoreboard:
     def wanted(self) -> Candidate | None:
         """`nearest`, or `nearest_stock` where the objective wants a plan of stock Megatron."""
         return self.nearest_stock if self.problem.objective.stock_only else self.nearest
+
+    @cached_property
+    def _bound_s(self) -> float:
+        return work_bound_s(self.problem.costs)
 
     @property
     def best(self) -> Candidate | None:
@@ -284,7 +290,7 @@ class Scoreboard:
             del kept[_NUM_KEPT:]
         best = self.best
         if self._progress and best is not None and best is not before:
-            self._progress(best.step_time_s, self.num_priced)
+            self._progress(best.step_time_s, self.num_priced, self._bound_s)
 
 
 def _nearer(one: Candidate, other: Candidate | None) -> Candidate:

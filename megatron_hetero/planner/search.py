@@ -47,7 +47,7 @@ def plan_cluster(
     Equal inputs give equal plans, whatever the order of nodes in the file.
 
     Args:
-        progress: called with (best step time so far in seconds, placements priced so far).
+        progress: called with each better plan; see `scoreboard.Progress`.
         make_costs: prices that take the place of the project's own cost model.
         strategy: a name of `run.STRATEGIES`, or "stock": the best plan of stock Megatron, which may
             have another micro-batch size and recompute than the job.

@@ -8,11 +8,12 @@ from itertools import islice, permutations, product
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.fill import FilledChain, Filler
 from megatron_hetero.planner.kinds import cut
-from megatron_hetero.planner.packing import pack
+from megatron_hetero.planner.packing import Floats, pack
 from megatron_hetero.planner.pricing import SlabPricer, SlabShape, StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
@@ -45,16 +46,26 @@ class Slab:
             start = end
         return most
 
-    def micro_batches(self, step_s: float) -> float:
-        """How many it does in a step, as a real number; zero where none comes through."""
-        after_first_s = step_s - self.filled.fill_s
-        if after_first_s < 0:
-            return 0.0
-        return self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
-
 
 Mix = tuple[tuple[Slab, int], ...]
 """Slabs, and how many of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Slabs as the columns of a programme: `rows` are the nodes that they take, [kind, slab]."""
+
+    slabs: tuple[Slab, ...]
+    num_replicas: Floats
+    fill_s: Floats
+    period_s: Floats
+    rows: Floats
+
+    def micro_batches(self, step_s: float) -> Floats:
+        """How many each does in a step, as real numbers; zero where none comes through."""
+        after_first_s = step_s - self.fill_s
+        done = self.num_replicas * (1 + after_first_s / self.period_s)
+        return np.where(after_first_s < 0, 0.0, done)
 
 
 class PoolSlabs:
@@ -62,9 +73,9 @@ class PoolSlabs:
 
     Args:
         kinds: the pool's kinds, as positions in the table's.
-        capacity: nodes of each kind.
         replica_counts: equal replicas of a slab to try.
         known: slabs found for more layers on a node.
+        effort: the part of the work of a whole search that this pool is worth.
     """
 
     def __init__(
@@ -75,17 +86,20 @@ class PoolSlabs:
         replica_counts: Sequence[int],
         max_node_layers: int,
         known: Iterable[SlabShape] = (),
+        effort: float = 1.0,
     ) -> None:
         self.table = table
         self.filler = filler
         self.kinds = tuple(kinds)
         self.capacity = {kind: len(table.kinds[kind].nodes) for kind in kinds}
         self.max_node_layers = max_node_layers
+        self.effort = effort
         self.pricers = [
             SlabPricer(table, kinds, count, max_node_layers) for count in replica_counts
         ]
         self.slabs: dict[SlabShape, Slab | None] = {}
         self._generated: set[int] = set()
+        self._made: _Columns | None = None
         known = list(known)
         for shape in known:
             self.slabs[shape] = self._slab(shape)
@@ -95,19 +109,17 @@ class PoolSlabs:
     def mixes(self, step_s: float) -> list[Mix]:
         """The best division of the pool for a step time: over all slabs, and over those of each
         number of replicas alone."""
-        slabs = self._usable()
-        counts = sorted({slab.shape.num_replicas for slab in slabs})
-        mixes = [self._solve(slabs, step_s)]
+        replicas = self._columns().num_replicas
+        counts = np.unique(replicas)
+        mixes = [self._solve(np.ones(len(replicas), bool), step_s)]
         if len(counts) > 1:
-            for count in counts:
-                alone = [slab for slab in slabs if slab.shape.num_replicas == count]
-                mixes.append(self._solve(alone, step_s))
+            mixes += [self._solve(replicas == count, step_s) for count in counts]
         return mixes
 
     def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
         """As many equal slabs as there is room for, and one alone; the soonest to end first."""
         ranked = []
-        for index, slab in enumerate(self._usable()):
+        for index, slab in enumerate(self._columns().slabs):
             most = min(self.capacity[k] // n for k, n in slab.shape.num_nodes().items())
             for count in {1, most}:
                 share = -(-num_micro_batches // (count * slab.shape.num_replicas))
@@ -117,24 +129,22 @@ class PoolSlabs:
 
     def best_shapes(self, step_s: float) -> list[SlabShape]:
         """Of each number of replicas, the slabs that do most for the nodes that they take."""
-        values = self._first_values(step_s)
-
-        def worth(slab: Slab) -> float:
-            nodes = slab.shape.num_nodes()
-            return slab.micro_batches(step_s) / sum(values[kind] * n for kind, n in nodes.items())
-
-        slabs = sorted(self._usable(), key=worth, reverse=True)
-        counts = sorted({slab.shape.num_replicas for slab in slabs})
-        return [
-            slab.shape
-            for count in counts
-            for slab in [s for s in slabs if s.shape.num_replicas == count][:_MAX_KNOWN]
-        ]
+        values, columns = self._first_values(step_s), self._columns()
+        price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
+        worth = columns.micro_batches(step_s) / price
+        best = []
+        for count in np.unique(columns.num_replicas):
+            index = np.flatnonzero(columns.num_replicas == count)
+            ranked = index[np.argsort(-worth[index], kind="stable")]
+            best += [columns.slabs[i].shape for i in ranked[: self._part_of(_MAX_KNOWN)]]
+        return best
 
     def micro_batches(self, step_s: float) -> float:
         """Micro-batches of the whole pool in a step, by the slabs known, taken in fractions."""
-        slabs = self._usable()
-        return self._relaxed(slabs, step_s)[0] if slabs else 0.0
+        return self._relaxed(step_s)[0]
+
+    def _part_of(self, whole: int) -> int:
+        return max(1, round(self.effort * whole))
 
     def generate(self, step_s: float) -> bool:
         """Column generation at the grid's step time next above `step_s`; whether it was new."""
@@ -144,11 +154,10 @@ class PoolSlabs:
         self._generated.add(level)
         step_s = _STEP_RATIO**level
         values = self._first_values(step_s)
-        for _ in range(_MAX_ROUNDS):
-            slabs = self._usable()
+        for _ in range(self._part_of(_MAX_ROUNDS)):
             total = 0.0
-            if slabs:
-                total, values = self._relaxed(slabs, step_s)
+            if self._columns().slabs:
+                total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
                 found |= self._price(pricer, step_s, values, _MIN_GAIN * total)
@@ -165,7 +174,7 @@ class PoolSlabs:
         """
         found = False
         values = dict(values)
-        for _ in range(_MAX_SCARCITY_ROUNDS):
+        for _ in range(self._part_of(_MAX_SCARCITY_ROUNDS)):
             scarce: set[int] = set()
             for shape in pricer.best(step_s, values, least):
                 if shape not in self.slabs:
@@ -180,14 +189,27 @@ class PoolSlabs:
 
     def _enumerate(self) -> None:
         """Slabs of which the nodes are surely there: kinds one after the other, in all orders."""
-        most = _MAX_ENUMERATED // max(len(self.pricers), sum(self.capacity.values()) // 2)
+        most = self._part_of(_MAX_ENUMERATED)
+        most //= max(len(self.pricers), sum(self.capacity.values()) // 2)
         for pricer in self.pricers:
             for shape in all_shapes(self.table, pricer, self.capacity, most):
                 if shape not in self.slabs:
                     self.slabs[shape] = self._slab(shape)
 
-    def _usable(self) -> list[Slab]:
-        return [slab for slab in self.slabs.values() if slab is not None]
+    def _columns(self) -> _Columns:
+        """The slabs that may be used; slabs only ever come."""
+        slabs = tuple(slab for slab in self.slabs.values() if slab is not None)
+        if self._made is None or len(self._made.slabs) < len(slabs):
+            taken = [slab.shape.num_nodes() for slab in slabs]
+            rows = [[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds]
+            self._made = _Columns(
+                slabs,
+                np.array([slab.shape.num_replicas for slab in slabs], float),
+                np.array([slab.filled.fill_s for slab in slabs]),
+                np.array([slab.filled.period_s for slab in slabs]),
+                np.array(rows, float).reshape(len(self.kinds), len(slabs)),
+            )
+        return self._made
 
     def _slab(self, shape: SlabShape) -> Slab | None:
         """None where it takes more nodes than there are, or a stage's memory does not hold it."""
@@ -195,8 +217,7 @@ class PoolSlabs:
             return None
         if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
             return None
-        nodes = {kind: list(self.table.kinds[kind].nodes) for kind in self.kinds}
-        chain = slab_chains(shape, nodes, self.table.problem)[0]
+        chain = self._first_chain(shape)
         most = tuple(
             self.max_node_layers // len(block.widths)
             for block in shape.blocks
@@ -206,6 +227,20 @@ class PoolSlabs:
             chain, self.table.rows, self.table.problem.num_micro_batches, most
         )
         return Slab(shape, filled) if filled.fits else None
+
+    def _first_chain(self, shape: SlabShape) -> Chain:
+        """The first chain that `slab_chains` would make on the pool's nodes."""
+        taken: dict[int, int] = {}
+        chain = []
+        for block in shape.blocks:
+            number = taken.get(block.kind, 0)
+            taken[block.kind] = number + block.num_nodes
+            node = self.table.kinds[block.kind].nodes[number].name
+            gpus, start = self.table.problem.gpus[node], 0
+            for width in block.widths:
+                chain.append(Unit(node, gpus[start : start + width]))
+                start += width
+        return tuple(chain)
 
     def _first_values(self, step_s: float) -> dict[int, float]:
         """Before any slab is known: a node's share of layers, were there no fill."""
@@ -219,51 +254,34 @@ class PoolSlabs:
             values[kind] = step_s * gpus / per_layer_s / self.table.problem.num_layers / 2
         return values
 
-    def _relaxed(self, slabs: Sequence[Slab], step_s: float) -> tuple[float, dict[int, float]]:
+    def _relaxed(self, step_s: float) -> tuple[float, dict[int, float]]:
         """Most micro-batches with slabs in fractions, and what a node of each kind adds."""
-        worth = np.array([slab.micro_batches(step_s) for slab in slabs])
+        columns = self._columns()
         capacity = np.array([self.capacity[kind] for kind in self.kinds], float)
-        found = pack(worth, self._rows(slabs), capacity)
+        found = pack(columns.micro_batches(step_s), columns.rows, capacity)
         values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
         return found.worth, values
 
-    def _solve(self, slabs: Sequence[Slab], step_s: float) -> Mix:
+    def _solve(self, chosen: npt.NDArray[np.bool_], step_s: float) -> Mix:
         """Whole slabs by diving: the whole part of the relaxed answer, then again for the nodes
         that are left; where there is no whole part, one more of the slab taken most."""
-        counts: dict[int, int] = {}
-        left = dict(self.capacity)
+        columns = self._columns()
+        worths = columns.micro_batches(step_s)
+        counts = np.zeros(len(worths), np.int64)
+        left = np.array([self.capacity[kind] for kind in self.kinds], float)
         while True:
-            fitting = [
-                (index, slab)
-                for index, slab in enumerate(slabs)
-                if slab.micro_batches(step_s) > 0
-                and all(n <= left[kind] for kind, n in slab.shape.num_nodes().items())
-            ]
-            if not fitting:
-                return tuple((slabs[index], counts[index]) for index in sorted(counts))
-            taken = self._fractions([slab for _, slab in fitting], step_s, left)
-            whole = [int(x + 1e-6) for x in taken]
-            if not any(whole):
-                whole[max(range(len(taken)), key=lambda i: (taken[i], -i))] = 1
-            for (index, slab), count in zip(fitting, whole, strict=True):
-                if count:
-                    counts[index] = counts.get(index, 0) + count
-                    for kind, n in slab.shape.num_nodes().items():
-                        left[kind] -= n * count
-
-    def _fractions(
-        self, slabs: Sequence[Slab], step_s: float, left: Mapping[int, int]
-    ) -> list[float]:
-        """How many of each slab the relaxed programme takes of the nodes left."""
-        worth = np.array([slab.micro_batches(step_s) for slab in slabs])
-        rows = self._rows(slabs)
-        worth = worth - 1e-6 * worth.max() * rows.sum(axis=0)  # of equals, those on fewer nodes
-        capacity = np.array([left[kind] for kind in self.kinds], float)
-        return [float(x) for x in pack(worth, rows, capacity).taken]
-
-    def _rows(self, slabs: Sequence[Slab]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        taken = [slab.shape.num_nodes() for slab in slabs]
-        return np.array([[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds], float)
+            fitting = chosen & (worths > 0) & (columns.rows <= left[:, None]).all(axis=0)
+            index = np.flatnonzero(fitting)
+            if not len(index):
+                return tuple((columns.slabs[i], int(counts[i])) for i in np.flatnonzero(counts))
+            worth, rows = worths[index], columns.rows[:, index]
+            worth = worth - 1e-6 * worth.max() * rows.sum(axis=0)  # of equals, on fewer nodes
+            taken = pack(worth, rows, left).taken
+            whole = np.floor(taken + 1e-6)
+            if not whole.any():
+                whole[np.argmax(taken)] = 1
+            counts[index] += whole.astype(np.int64)
+            left -= rows @ whole
 
 
 def all_shapes(

@@ -8,9 +8,11 @@ as arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from megatron_hetero.planner.kinds import Block
 
@@ -48,10 +50,26 @@ class BlockMenu:
     may_start: npt.NDArray[np.bool_]
     may_end: npt.NDArray[np.bool_]
 
-    @property
+    @cached_property
     def num_widths(self) -> Ints:
         """Stages of each block."""
         return np.array([len(block.widths) for block in self.blocks])
+
+    @cached_property
+    def groups(self) -> list[tuple[npt.NDArray[np.bool_], int, int]]:
+        """Blocks of as many stages on one site: which, how many stages, and the site."""
+        keys = sorted({(int(n), int(s)) for n, s in zip(self.num_widths, self.site, strict=True)})
+        return [((self.num_widths == n) & (self.site == s), n, s) for n, s in keys]
+
+
+@dataclass(frozen=True, eq=False)
+class _Behind:
+    """What is behind a block: the cost by the layers behind, [block (or one for all), period,
+    layer]; what its hop adds, [block, period]; and the site that it leads from (None: the only)."""
+
+    cost: Floats
+    hops: Floats
+    site: Ints | None
 
 
 class SlabPaths:
@@ -96,92 +114,96 @@ class SlabPaths:
         return tuple(blocks)
 
     def _search(self) -> None:
+        menu, num_periods = self.menu, len(self.periods_s)
         start = np.full(self._shape, np.inf)
         start[0, :, 0] = 0.0
         self._cost[0] = start
-        for num_stages in range(len(self.menu.held.layers)):
+        for num_stages in range(len(menu.held.layers)):
             before = self._cost.pop(num_stages, None)
             # What costs more than a whole pipeline leads to no better one.
             if before is None or not (before < self.end_cost[None, :, None]).any():
                 continue
-            cost, site = self._crossed(num_stages, before)
-            self._finish(num_stages, cost, site)
-            self._extend(num_stages, cost, site)
+            behind = self._behind(num_stages, before)
+            usable = menu.may_end | (num_stages > 0)
+            first = menu.first.layers[num_stages, :, :num_periods]
+            index = np.flatnonzero(usable & menu.may_start & (first > 0).any(axis=1))
+            if len(index):
+                self._finish(num_stages, index, behind)
+            held = menu.held.layers[num_stages, :, :num_periods]
+            index = np.flatnonzero(usable & (held > 0).any(axis=1))
+            if len(index):
+                self._extend(num_stages, index, behind)
 
-    def _crossed(self, num_stages: int, before: Floats) -> tuple[Floats, Ints]:
-        """Cost of what is behind each block, its hop included, [block, period, layer], and the site
-        that this leads from."""
+    def _behind(self, num_stages: int, before: Floats) -> _Behind:
         menu = self.menu
         if not num_stages:
-            shape = (len(menu.blocks), *before.shape[1:])
-            return np.broadcast_to(before[0], shape), np.zeros(shape, np.int64)
+            return _Behind(before[:1], np.zeros((len(menu.blocks), 1)), None)
         hops = menu.hops_s[:, :, None] / self.periods_s
-        crossed = before[:, None] + hops[..., None]
         if len(before) == 1:
-            return crossed[0], np.zeros(crossed.shape[1:], np.int64)
+            return _Behind(before, hops[0], None)
+        crossed = before[:, None] + hops[..., None]
         site = np.argmin(crossed, axis=0)
-        return np.take_along_axis(crossed, site[None], axis=0)[0], site
+        cost = np.take_along_axis(crossed, site[None], axis=0)[0]
+        return _Behind(cost, np.zeros((len(menu.blocks), 1)), site)
 
-    def _finish(self, num_stages: int, cost: Floats, site: Ints) -> None:
+    def _finish(self, num_stages: int, index: Ints, behind: _Behind) -> None:
         """Close with a block that holds the first layers."""
         menu, num_periods = self.menu, len(self.periods_s)
-        usable = menu.may_start & (menu.may_end | (num_stages > 0))
-        most = menu.first.layers[num_stages, :, :num_periods]
-        index = np.flatnonzero(usable & (most > 0).any(axis=1))
-        if not len(index):
-            return
-        left = menu.num_layers - np.arange(menu.num_layers)
-        start = menu.num_layers - int(most[index].max())
-        left = left[start:]
+        most = menu.first.layers[num_stages, index, :num_periods]
+        start = menu.num_layers - int(most.max())
+        left = menu.num_layers - np.arange(start, menu.num_layers)
         over_period = 1 / self.periods_s
         fixed = self.prices[index, None] + menu.first.base_s[num_stages, index, None] * over_period
         per_layer = menu.layer_s[index, None] * over_period
-        total = cost[index, :, start:] + fixed[..., None] + per_layer[..., None] * left
-        fits = (left <= most[index, :, None]) & (left >= menu.num_widths[index, None, None])
+        total = behind.cost[index % len(behind.cost), :, start:] + per_layer[..., None] * left
+        total += (fixed + behind.hops[index])[..., None]
+        fits = (left <= most[..., None]) & (left >= menu.num_widths[index, None, None])
         total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(num_periods, -1)
         choice = np.argmin(total, axis=1)
         least = total[np.arange(num_periods), choice]
         better = np.flatnonzero(least < self.end_cost)
+        if not len(better):
+            return
         chosen, layer = np.divmod(choice[better], len(left))
         block, layer = index[chosen], layer + start
         self.end_cost[better] = least[better]
         self._end[better, 0] = num_stages
         self._end[better, 1] = block
-        self._end[better, 2] = site[block, better, layer]
+        self._end[better, 2] = 0 if behind.site is None else behind.site[block, better, layer]
         self._end[better, 3] = layer
 
-    def _extend(self, num_stages: int, cost: Floats, site: Ints) -> None:
+    def _extend(self, num_stages: int, index: Ints, behind: _Behind) -> None:
         """Put a block before what is there; the states behind it are found by its layers."""
-        menu, num_periods = self.menu, len(self.periods_s)
-        usable = menu.may_end | (num_stages > 0)
-        held = menu.held.layers[num_stages, :, :num_periods]
-        index = np.flatnonzero(usable & (held > 0).any(axis=1))
-        if not len(index):
-            return
-        num_layers = menu.num_layers
-        layers = np.where(held[index] > 0, np.minimum(held[index], num_layers), num_layers)
-        source = np.arange(num_layers) - layers[..., None]
-        reached = source >= 0
-        source = np.where(reached, source, 0)
-        seconds = layers * menu.layer_s[index, None] + menu.held.base_s[num_stages, index, None]
-        added = self.prices[index, None] + seconds / self.periods_s
-        new = np.take_along_axis(cost[index], source, axis=2) + added[..., None]
-        new = np.where(reached, new, np.inf)
-        by = np.take_along_axis(site[index], source, axis=2) + index[:, None, None] * self._shape[0]
-        num_behind = num_stages + menu.num_widths[index]
-        for place, stages in sorted(set(zip(menu.site[index], num_behind, strict=True))):
-            group = np.flatnonzero((menu.site[index] == place) & (num_behind == stages))
-            self._keep(int(stages), int(place), new[group], by[group])
+        menu, num_layers, num_sites = self.menu, self.menu.num_layers, self._shape[0]
+        held = menu.held.layers[num_stages, index, : len(self.periods_s)]
+        seconds = held * menu.layer_s[index, None] + menu.held.base_s[num_stages, index, None]
+        added = self.prices[index, None] + seconds / self.periods_s + behind.hops[index]
+        # Rows of states shifted by the layers held; before the first state there is none.
+        padded = np.full((*behind.cost.shape[:2], 2 * num_layers), np.inf)
+        padded[..., num_layers:] = behind.cost
+        windows = sliding_window_view(padded, num_layers, axis=2)
+        shift = np.where(held > 0, np.minimum(held, num_layers), num_layers)
+        rows = (index % len(padded))[:, None], np.arange(len(self.periods_s)), num_layers - shift
+        new = windows[rows] + added[..., None]
+        by = index[:, None, None] * num_sites
+        if behind.site is not None:
+            source = np.maximum(np.arange(num_layers) - shift[..., None], 0)
+            by = by + np.take_along_axis(behind.site[index], source, axis=2)
+        for group, num_more, site in menu.groups:
+            chosen = group[index]
+            if chosen.any():
+                self._keep(num_stages + num_more, site, new[chosen], by[chosen])
 
     def _keep(self, num_stages: int, site: int, cost: Floats, by: Ints) -> None:
-        best = np.argmin(cost, axis=0)[None]
-        least = np.take_along_axis(cost, best, axis=0)[0]
-        if not np.isfinite(least).any():
-            return
+        best = np.argmin(cost, axis=0)
+        least = cost.min(axis=0)
         if num_stages not in self._cost:
             self._cost[num_stages] = np.full(self._shape, np.inf)
             self._by[num_stages] = np.zeros(self._shape, np.int64)
         better = least < self._cost[num_stages][site]
+        if by.shape[1:] == (1, 1):
+            chosen = by[:, 0, 0][best]
+        else:
+            chosen = np.take_along_axis(by, best[None], axis=0)[0]
         np.copyto(self._cost[num_stages][site], least, where=better)
-        chosen = np.take_along_axis(by, best, axis=0)[0]
         np.copyto(self._by[num_stages][site], chosen, where=better)

@@ -121,7 +121,8 @@ def test_progress_follows_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     with Output(color="never").search_progress() as progress:
         assert progress is not None
         progress(None, 1)
-        progress(0.25, 40)
+        progress(0.25, 40, 0.2)
+    assert "searching: 40 plans, best step time 250 ms, gap at most 25%" in terminal.getvalue()
 
 
 def test_shown_text_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:

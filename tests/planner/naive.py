@@ -25,6 +25,35 @@ def best_step_time_s(cluster: Cluster, workload: Workload) -> float | None:
     return best
 
 
+def naive_placements(cluster: Cluster, workload: Workload) -> Iterator[Placement]:
+    """What one would try by hand: each GPU type's first GPU alone; all GPUs as one pipeline of even
+    layers; every GPU a replica, all with the same micro-batches (the last ones one less)."""
+    training, num_layers = workload.training, workload.model.num_layers
+    num_micro_batches = training.global_batch_size // training.micro_batch_size
+    devices = [
+        Device(node.name, index)
+        for node in cluster.nodes
+        if 1 in usable_widths(cluster, workload, node)
+        for index in usable_gpus(cluster, node)
+    ]
+    for device in devices:
+        yield Placement((PlacedReplica((PlacedStage((device,), num_layers),), num_micro_batches),))
+    if len(devices) <= num_layers:
+        each, more = divmod(num_layers, len(devices)) if devices else (0, 0)
+        layers = [each + (i < more) for i in range(len(devices))]
+        stages = tuple(PlacedStage((d,), n) for d, n in zip(devices, layers, strict=True))
+        if stages:
+            yield Placement((PlacedReplica(stages, num_micro_batches),))
+    if devices and len(devices) <= num_micro_batches:
+        each, more = divmod(num_micro_batches, len(devices))
+        yield Placement(
+            tuple(
+                PlacedReplica((PlacedStage((device,), num_layers),), each + (i < more))
+                for i, device in enumerate(devices)
+            )
+        )
+
+
 def all_placements(cluster: Cluster, workload: Workload) -> Iterator[Placement]:
     """Every placement, many of them several times."""
     training, num_layers = workload.training, workload.model.num_layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -11,6 +12,11 @@ from megatron_hetero.model.spec import Workload
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_workload
 
 MIB = 1 << 20
+
+
+def cases(share: int) -> int:
+    """Examples of a property: a share in CI, `PLANNER_CASES` with `tools/prove_planner.py`."""
+    return int(os.environ.get("PLANNER_CASES", share))
 
 
 @st.composite

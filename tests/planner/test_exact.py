@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.bound import step_time_bound_s
@@ -17,7 +17,7 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s
-from tests.planner.strategies import clusters, workloads
+from tests.planner.strategies import cases, clusters, workloads
 
 
 def exact_s(cluster: Cluster, workload: Workload) -> float | None:
@@ -26,7 +26,7 @@ def exact_s(cluster: Cluster, workload: Workload) -> float | None:
     return ranking[0].step_time_s if ranking else None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
 def test_exact_is_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
@@ -34,13 +34,16 @@ def test_exact_is_brute_force(cluster: Cluster, workload: Workload) -> None:
     assert found == (expected and pytest.approx(expected))
 
 
-@settings(max_examples=10, deadline=None)
-@given(clusters(max_gpus=4), workloads(max_layers=4, max_micro_batches=4))
+@settings(max_examples=cases(15), deadline=None)
+@given(clusters(max_gpus=4) | clusters(max_gpus=6), workloads(max_layers=4, max_micro_batches=4))
 def test_the_main_search_finds_the_optimum_and_the_bound_is_below_it(
     cluster: Cluster, workload: Workload
 ) -> None:
     problem = make_problem(cluster, workload)
-    best = search(problem, strategies=[Exact()]).best
+    try:
+        best = search(problem, strategies=[Exact()]).best
+    except UsageError:  # too many placements for exact mode
+        reject()
     found = search(problem).best
     assert (found is None) == (best is None)
     if best is not None and found is not None:
@@ -48,7 +51,7 @@ def test_the_main_search_finds_the_optimum_and_the_bound_is_below_it(
         assert step_time_bound_s(problem.costs) <= found.step_time_s * (1 + 1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=cases(10), deadline=None)
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=4))
 def test_more_bandwidth_and_one_more_gpu_never_make_it_worse(
     cluster: Cluster, workload: Workload

@@ -24,11 +24,11 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.symmetric import Symmetric
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
-from tests.planner.naive import best_step_time_s
-from tests.planner.strategies import clusters, workloads
+from tests.planner.naive import best_step_time_s, naive_placements
+from tests.planner.strategies import cases, clusters, workloads
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
 def test_three_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
@@ -41,7 +41,7 @@ def test_three_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Wo
         assert board.best.step_time_s <= expected * (1 + 1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=cases(30), deadline=None)
 @given(clusters(max_gpus=4), workloads(max_layers=3, max_micro_batches=2))
 def test_four_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
@@ -50,7 +50,7 @@ def test_four_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Wor
     assert best_s == (expected and pytest.approx(expected))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(clusters(max_gpus=8), workloads(max_layers=10, max_micro_batches=12))
 def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload: Workload) -> None:
     problem = make_problem(cluster, workload)
@@ -73,9 +73,13 @@ def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload:
     assert estimates.bound_s <= estimates.step_time_s * (1 + 1e-12)
     if naive is not None:
         assert estimates.step_time_s <= naive.step_time_s * (1 + 1e-12)
+    for placement in naive_placements(cluster, workload):
+        cost = problem.costs.placement(placement)
+        if cost.missing_bytes <= 0:
+            assert estimates.step_time_s <= cost.step_time_s * (1 + 1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=cases(20), deadline=None)
 @given(clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=8), st.randoms())
 def test_the_order_of_the_file_does_not_count(
     cluster: Cluster, workload: Workload, random: st.Random
@@ -191,16 +195,20 @@ def test_a_model_of_experts_is_planned() -> None:
 
 
 def test_progress_falls_and_counts() -> None:
-    calls: list[tuple[float, int]] = []
+    calls: list[tuple[float, int, float]] = []
     cluster = make_cluster(("a", FAST, 4), ("b", SLOW, 4))
     plan = plan_cluster(
         cluster,
         make_workload(num_layers=12, global_batch_size=16),
-        progress=lambda step_time_s, num_priced: calls.append((step_time_s, num_priced)),
+        progress=lambda *told: calls.append(told),
     )
     assert calls == sorted(calls, key=lambda call: (-call[0], call[1]))
     assert plan.estimates is not None
     assert calls[-1][0] == plan.estimates.step_time_s
+    bounds_s = {bound_s for _, _, bound_s in calls}
+    assert plan.estimates.bound_s is not None
+    assert len(bounds_s) == 1
+    assert 0 < bounds_s.pop() <= plan.estimates.bound_s
 
 
 def test_explanation_adds_up() -> None:
