@@ -9,7 +9,6 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.stock import reasons_not_stock
@@ -20,6 +19,7 @@ from megatron_hetero.planner.what_if import WhatIf, what_to_add
 from megatron_hetero.report.additions import what_if_lines
 from megatron_hetero.report.explanation import explanation_report
 from megatron_hetero.report.terminal import plan_report
+from megatron_hetero.schedule.shared_paths import estimate_plan
 
 DESCRIPTION = """\
 Show a plan: its replicas and stages, memory, predicted speed, the GPUs it leaves

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.errors import FileFormatError
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.schedule.of_plan import check_schedules
+from megatron_hetero.schedule.shared_paths import estimate_plan
 
 DESCRIPTION = """\
 Check a plan, for instance after editing it by hand: every layer on one stage,

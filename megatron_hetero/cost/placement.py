@@ -29,8 +29,9 @@ class PlacedStage:
 
     `shares`: parts of the model's heads and MLP columns by device; None is equal parts.
     `recompute`: None is the job's own; with "full", `recompute_num_layers` of the stage's layers
-    (None: all).  `state_parts`: the parts of the distributed optimizer's states of its layers, and
-    of a tied embedding, that its devices keep; None is as much as every other holder.
+    (None: all).  `optimizer_share` is as in a plan; `state_parts` follow from all of them
+    (`with_optimizer_shares`): the parts of the distributed optimizer's states of its layers, and of
+    a tied embedding, that its devices keep; None is as much as every other holder.
     """
 
     devices: tuple[Device, ...]
@@ -39,6 +40,7 @@ class PlacedStage:
     recompute: Recompute | None = None
     recompute_num_layers: int | None = None
     state_parts: tuple[float, float] | None = None
+    optimizer_share: int | None = None
 
     @property
     def width(self) -> int:
@@ -147,17 +149,23 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)
-    if any(stage.optimizer_share for replica in plan.replicas for stage in replica.stages):
-        replicas = _with_state_parts(plan, replicas)
-    return Placement(tuple(replicas))
+    placement = Placement(tuple(replicas))
+    shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
+    return with_optimizer_shares(placement, shares) if any(map(any, shares)) else placement
 
 
-def _with_state_parts(plan: Plan, replicas: Sequence[PlacedReplica]) -> list[PlacedReplica]:
-    """Stages that keep more or less of the optimizer's states than the other holders."""
-    weights = [[stage.optimizer_share or 1 for stage in r.stages] for r in plan.replicas]
+def with_optimizer_shares(
+    placement: Placement, shares: Sequence[Sequence[int | None]]
+) -> Placement:
+    """Stages that keep more or less of the optimizer's states than the other holders.
+
+    Args:
+        shares: relative to each other, [replica][stage]; None is 1.
+    """
+    replicas = placement.replicas
+    weights = [[share or 1 for share in of_replica] for of_replica in shares]
     ends = [{0, len(of_replica) - 1} for of_replica in weights]
     tied = sum(weights[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
-    of_layer = [0] * plan.replicas[0].shape.num_layers
     spans = [
         [
             range(first, first + stage.num_layers)
@@ -165,6 +173,7 @@ def _with_state_parts(plan: Plan, replicas: Sequence[PlacedReplica]) -> list[Pla
         ]
         for r in replicas
     ]
+    of_layer = [0] * sum(stage.num_layers for stage in replicas[0].stages)
     for r, of_replica in enumerate(spans):
         for s, layers in enumerate(of_replica):
             for layer in layers:
@@ -175,6 +184,8 @@ def _with_state_parts(plan: Plan, replicas: Sequence[PlacedReplica]) -> list[Pla
         for s, stage in enumerate(replica.stages):
             own = weights[r][s]
             part = sum(own / of_layer[layer] for layer in spans[r][s]) / stage.num_layers
-            stages.append(replace(stage, state_parts=(part, own / tied)))
+            stages.append(
+                replace(stage, state_parts=(part, own / tied), optimizer_share=shares[r][s])
+            )
         made.append(replace(replica, stages=tuple(stages)))
-    return made
+    return Placement(tuple(made))

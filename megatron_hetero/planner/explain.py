@@ -18,6 +18,7 @@ from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
+from megatron_hetero.schedule.shared_paths import queued
 from megatron_hetero.units import format_duration
 
 _NUM_RUNNERS_UP = 3
@@ -182,7 +183,8 @@ def explain_plan(
         raise UsageError("the plan carries no model, so it cannot be explained; give the model")
     problem = make_problem(cluster, plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
-    candidate = Candidate(placement, problem.costs.placement(placement), "given")
+    cost = queued(problem.costs, placement, problem.costs.placement(placement))
+    candidate = Candidate(placement, cost, "given")
     return explain_candidate(
         problem,
         search(problem, strategies=strategies),

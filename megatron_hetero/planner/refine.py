@@ -7,16 +7,20 @@ nowhere else, and the micro-batch sizes that suit.  Placements that lacked memor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from megatron_hetero.cost.choices import micro_batch_sizes
-from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
+from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.canonical import is_symmetric
 from megatron_hetero.planner.local import unlike
+from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
 from megatron_hetero.planner.refill import Filling, Refiller, share_batch
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+
+_WORTH = 1 - 1e-3
+"""What unlike sizes must bring."""
 
 
 class Refine:
@@ -40,28 +44,40 @@ class Refine:
         starts += unlike(board.misses, self.num_starts)
         found: list[tuple[Candidate, Refiller]] = []
         for start in starts:
-            refiller = Refiller(board.problem.costs, start.placement)
-            best = self._refined(board, refiller, start)
-            if best is not None:
-                found.append((best, refiller))
+            for placement in self._ways_to_share(board, start):
+                refiller = Refiller(board.problem.costs, placement)
+                best = self._refined(board, refiller, start)
+                if best is not None:
+                    found.append((best, refiller))
         found.sort(key=lambda entry: entry[0].key)
         for candidate, refiller in found[:2]:
             polished = Polish(refiller, candidate.placement).run(self.max_work // 2)
             if polished != candidate.placement:
                 self._keep(board, refiller, candidate, polished)
 
+    def _ways_to_share(self, board: Scoreboard, start: Candidate) -> Iterator[Placement]:
+        """The placement with equal shares of the optimizer's states, and by free memory."""
+        yield start.placement
+        by_room = with_shares_by_room(board.problem.costs, start.placement)
+        if by_room is not None:
+            yield by_room
+
     def _refined(self, board: Scoreboard, refiller: Refiller, start: Candidate) -> Candidate | None:
         """The best of the sizes, kept on the board; None where nothing fits or nothing changed."""
-        costs, replicas = board.problem.costs, start.placement.replicas
+        costs, replicas = board.problem.costs, refiller.placement.replicas
         own = costs.workload.training.micro_batch_size
+        sizes = micro_batch_sizes(costs, len(replicas))
         ranked = []
-        for size in micro_batch_sizes(costs, len(replicas)):
-            filled = _filled(refiller, start.placement, size)
+        for size in sizes:
+            filled = _filled(refiller, [size] * len(replicas))
             if filled is not None:
                 ranked.append((_quick_s(*filled), size, filled))
         ranked.sort(key=lambda entry: entry[:2])
+        chosen = [filled for _, _, filled in ranked[: self.num_sizes]]
+        if ranked and may_mix_sizes(costs):
+            chosen.append(_mixed(refiller, ranked[0][1], sizes, ranked[0][2]))
         best: Candidate | None = None
-        for _, _, filled in ranked[: self.num_sizes]:
+        for filled in chosen:
             placement = Placement(tuple(f.replica(m, own) for f, m in zip(*filled, strict=True)))
             kept = self._keep(board, refiller, start, placement)
             if kept is not None and (best is None or kept.key < best.key):
@@ -71,26 +87,44 @@ class Refine:
     def _keep(
         self, board: Scoreboard, refiller: Refiller, start: Candidate, placement: Placement
     ) -> Candidate | None:
+        shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
+        if any(map(any, shares)):
+            placement = with_optimizer_shares(placement, shares)  # of the layers as they are now
         if placement == start.placement:
             return None
         cost = refiller.cost(placement)
         return board.keep_refined(placement, cost, self.name, _rank_order(start, placement))
 
 
-def _filled(
-    refiller: Refiller, placement: Placement, size: int
-) -> tuple[Sequence[Filling], Sequence[int]] | None:
-    """Fillings of all replicas with one micro-batch size, and their micro-batches."""
+Filled = tuple[Sequence[Filling], Sequence[int]]
+"""Fillings of all replicas, and their micro-batches."""
+
+
+def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
+    """All replicas filled for the micro-batch sizes given, [replica]; None if one does not fit."""
     batch = refiller.costs.workload.training.global_batch_size
-    most = batch // size - len(placement.replicas) + 1
     fillings = []
-    for replica in placement.replicas:
-        filling = refiller.filling(replica, size, most)
+    for replica, size in zip(refiller.placement.replicas, sizes, strict=True):
+        most = (batch - sum(sizes)) // size + 1
+        filling = refiller.filling(replica, size, most) if most > 0 else None
         if filling is None:
             return None
         fillings.append(filling)
     counts = share_batch(batch, fillings)
     return None if counts is None else (fillings, counts)
+
+
+def _mixed(refiller: Refiller, size: int, sizes: Sequence[int], filled: Filled) -> Filled:
+    """From one size for all, other sizes for replicas of one shape after the other, while that
+    lets the last one end earlier."""
+    shapes = [refiller.shape(replica) for replica in refiller.placement.replicas]
+    chosen = dict.fromkeys(shapes, size)
+    for shape in list(chosen):
+        for other in sizes:
+            trial = _filled(refiller, [{**chosen, shape: other}[of] for of in shapes])
+            if trial is not None and _quick_s(*trial) < _WORTH * _quick_s(*filled):
+                chosen[shape], filled = other, trial
+    return filled
 
 
 def _quick_s(fillings: Sequence[Filling], counts: Sequence[int]) -> float:

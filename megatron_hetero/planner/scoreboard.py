@@ -201,15 +201,16 @@ class Scoreboard:
 
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
         """Keep a priced placement with launch counts that fits; its devices are canonical."""
-        self._insert(self._fitting_with_counts, self._candidate(placement, cost, strategy))
+        self._insert(self._fitting_with_counts, self.candidate(placement, cost, strategy))
 
-    def _candidate(
+    def candidate(
         self,
         placement: Placement,
         cost: PlacementCost,
         strategy: str,
         rank_order: RankOrder | None = None,
     ) -> Candidate:
+        """A priced placement, with how it stands by the objective."""
         problem = self.problem
         time_s = ranked_time_s(placement, cost)
         standing = problem.objective.standing(problem.costs, placement, cost, time_s)
@@ -231,7 +232,7 @@ class Scoreboard:
         self.num_priced += 1
         if cost.missing_bytes > 0 or not _sites_are_apart(self.problem, placement):
             return None
-        candidate = self._candidate(placement, cost, strategy, rank_order)
+        candidate = self.candidate(placement, cost, strategy, rank_order)
         self._keep_stock(candidate)
         self._insert(self._refined, candidate)
         return candidate
@@ -248,7 +249,7 @@ class Scoreboard:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
         cost = costs.combine(placement, tuple(replicas), rows)
-        candidate = self._candidate(placement, cost, strategy, rank_order)
+        candidate = self.candidate(placement, cost, strategy, rank_order)
         self.num_priced += 1
         if not _sites_are_apart(self.problem, placement):
             return None
@@ -261,7 +262,7 @@ class Scoreboard:
         self._keep(candidate)
         counted = self._launch_rule.apply(placement, cost, rows)
         if counted is not None:
-            with_counts = self._candidate(*counted, strategy)
+            with_counts = self.candidate(*counted, strategy)
             self._with_counts[placement] = with_counts
             self._insert(self._fitting_with_counts, with_counts)
         return candidate

@@ -25,6 +25,7 @@ from megatron_hetero.planner.infeasible import infeasible_error
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.outcome import limits_error, outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
 from megatron_hetero.planner.stock_search import stock_beside_a_plan
@@ -106,8 +107,9 @@ def _searched(
 
 
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
-    if board.best is not None:
-        return board.best
+    best = Rescorer(board).best()
+    if best is not None:
+        return best
     if board.nearest is not None:
         raise limits_error(problem, board.nearest)
     raise infeasible_error(problem, board)
@@ -138,6 +140,16 @@ def plan_of(
     problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
 ) -> Plan:
     """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
+    estimates = estimates_of(problem.costs, best.placement, best.cost)
+    plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
+    validate_plan(plan, problem.cluster)
+    return plan
+
+
+def bare_plan(
+    problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
+) -> Plan:
+    """`plan_of` without estimates, whose bound takes time, and not validated."""
     cluster, workload = problem.cluster, problem.workload
     replicas = tuple(
         Replica(
@@ -149,6 +161,7 @@ def plan_of(
                     recompute=stage.recompute,
                     recompute_num_layers=stage.recompute_num_layers,
                     num_launched_forwards=count,
+                    optimizer_share=stage.optimizer_share,
                 )
                 for first, stage, count in zip(
                     replica.first_layers,
@@ -170,16 +183,13 @@ def plan_of(
     inputs = {"cluster": cluster_hash(cluster), "model": workload_hash(workload)}
     if problem.costs.profile is not None:
         inputs["profile"] = problem.costs.profile.content_sha256
-    plan = Plan(
+    return Plan(
         replicas,
         workload=workload,
         hosts=hosts,
         idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
         idle_reasons=reasons,
-        estimates=estimates_of(problem.costs, best.placement, best.cost),
         inputs=inputs,
         made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
         + (" (interrupted)" if interrupted else ""),
     )
-    validate_plan(plan, cluster)
-    return plan

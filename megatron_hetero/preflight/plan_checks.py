@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import HeteroError, UnsupportedError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import first_violations
 from megatron_hetero.preflight.finding import Finding
+from megatron_hetero.schedule.shared_paths import estimate_plan
 
 TIGHT_PART = 0.02
 """Of a GPU's memory, left beside the reserve; allocators lose as much to fragmentation."""

@@ -9,7 +9,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Device, Link
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel, ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import InfeasiblePlanError
@@ -22,6 +21,7 @@ from megatron_hetero.planner.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.planner.run import default_strategies, search
 from megatron_hetero.schedule.check import check_schedule
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.shared_paths import estimate_plan
 from megatron_hetero.schedule.simulate import simulate
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import CHOICES, Cluster
 from megatron_hetero.cost.bound import step_time_bound_s
 from megatron_hetero.cost.choices import micro_batch_sizes
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import (
+    PlacedReplica,
+    PlacedStage,
+    Placement,
+    with_optimizer_shares,
+)
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.validate import validate_plan
@@ -25,6 +29,7 @@ from megatron_hetero.planner.exhaustive import all_structures, compositions
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.stage_ways import StagePlace, StageWays
+from megatron_hetero.schedule.shared_paths import estimate_plan
 from tests.cost.builders import FREE, GIB, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 
@@ -165,3 +170,62 @@ def test_a_roomy_stage_recomputes_nothing_of_a_job_that_recomputes_all() -> None
     cluster = make_cluster(("a", SLOW, 2), limits=FREE)
     plan = plan_cluster(cluster, make_workload(8, 1024, 8, recompute="full"))
     assert {s.recompute for r in plan.replicas for s in r.stages} == {"none"}
+
+
+TWO_ALONE = replace(FREE, num_replicas=2, max_pipeline_parallel=1)
+"""Two replicas of one stage each."""
+
+
+def test_the_optimizers_states_go_where_there_is_room() -> None:
+    """A small GPU that cannot keep half of the states beside a roomy one that can keep more."""
+    nodes = ("a", SLOW, 1), ("b", replace(SLOW, memory_bytes=int(1.15 * GIB)), 1)
+    workload = make_workload(8, 1024, 8, use_distributed_optimizer=True)
+    held = replace(TWO_ALONE, as_given=("optimizer_share",))
+    with pytest.raises(InfeasiblePlanError):
+        plan_cluster(make_cluster(*nodes, limits=held), workload)
+    cluster = make_cluster(*nodes, limits=TWO_ALONE)
+    plan = plan_cluster(cluster, workload)
+    validate_plan(plan, cluster)
+    shares = {r.stages[0].devices[0]: r.stages[0].optimizer_share or 1 for r in plan.replicas}
+    assert shares["a:0"] > shares["b:0"]
+    costs = CostModel(cluster, workload)
+    alone = [PlacedReplica((PlacedStage((d,), 8),), 4) for d in cluster.devices]
+    possible = []
+    for pair in product(range(1, 17), repeat=2):
+        placement = with_optimizer_shares(Placement(tuple(alone)), [[share] for share in pair])
+        cost = costs.placement(placement)
+        if cost.missing_bytes <= 0:
+            possible.append(cost.step_time_s)
+    assert plan.estimates is not None and possible
+    # Micro-batch size and count are free as well; the update is all that shares change.
+    assert plan.estimates.step_time_s <= min(possible) / (1 - MIN_GAIN)
+
+
+@settings(max_examples=15, deadline=None)
+@given(clusters(max_gpus=2, limits=TWO_ALONE), st.sampled_from([4, 8, 12]), st.booleans())
+def test_unlike_micro_batch_sizes_are_those_of_brute_force(
+    cluster: Cluster, batch: int, short: bool
+) -> None:
+    workload = make_workload(
+        2, 512, batch, seq_length=64 if short else 1024, per_token_loss=True, recompute="full"
+    )
+    cluster = replace(cluster, limits=replace(TWO_ALONE, as_given=("recompute",)))
+    problem = make_problem(cluster, workload)
+    costs, devices, best = problem.costs, problem.cluster.devices, search(problem).best
+    possible = []
+    for sizes in product(micro_batch_sizes(costs, 2), repeat=2) if len(devices) == 2 else ():
+        for count in range(1, batch):
+            other, rest = divmod(batch - count * sizes[0], sizes[1])
+            if other < 1 or rest:
+                continue
+            replicas = [
+                PlacedReplica((PlacedStage((device,), 2),), m, micro_batch_size=size)
+                for device, m, size in zip(devices, (count, other), sizes, strict=True)
+            ]
+            cost = costs.placement(Placement(tuple(replicas)))
+            if cost.missing_bytes <= 0:
+                possible.append(cost.step_time_s)
+    assert (best is None) == (not possible)
+    if best is not None:
+        assert best.step_time_s <= min(possible) * (1 + 1e-9) / (1 - MIN_GAIN)
+        assert step_time_bound_s(costs) <= min(possible) * (1 + 1e-9)

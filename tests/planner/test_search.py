@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Limits
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import plan_to_data
@@ -23,6 +22,7 @@ from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.symmetric import Symmetric
+from megatron_hetero.schedule.shared_paths import estimate_plan
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s, naive_placements
 from tests.planner.strategies import cases, clusters, workloads

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import megatron_args, render_bash
@@ -16,6 +15,7 @@ from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.explain import Explanation, explain_plan
 from megatron_hetero.planner.run import strategies_of
 from megatron_hetero.report.what_if import Variation, variations
+from megatron_hetero.schedule.shared_paths import estimate_plan
 from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
 

@@ -1,0 +1,51 @@
+"""Shares of the distributed optimizer's states by free memory: who has room keeps more.
+
+The holders of a weight divide its states equally by default, and the one with the least memory
+decides what fits.  Filled like water, each holder's free memory is used to the same part.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from megatron_hetero.cost.choices import may_choose
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import Placement, with_optimizer_shares
+
+_LARGEST = 16
+"""Shares are whole numbers up to this."""
+_ALIKE = 0.9
+"""Where the least room is this part of the most, equal shares do."""
+
+
+def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | None:
+    """The placement with shares in proportion to the states that each stage's fullest device has
+    room for; None where they would be equal, or there is nothing to divide."""
+    training = costs.workload.training
+    if not training.use_distributed_optimizer or not may_choose(costs, "optimizer_share"):
+        return None
+    if len(placement.replicas) < 2:
+        return None
+    costs, rows = costs.sharded_as(placement), costs.vocab_rows(placement.widths)
+    rooms = [
+        [_room(costs, placement, r, s, rows) for s in range(len(replica.stages))]
+        for r, replica in enumerate(placement.replicas)
+    ]
+    most = max(room for of_replica in rooms for room in of_replica)
+    if most <= 0 or min(room for of_replica in rooms for room in of_replica) > _ALIKE * most:
+        return None
+    shares = [[max(1, round(_LARGEST * room / most)) for room in of] for of in rooms]
+    common = gcd(*(share for of_replica in shares for share in of_replica))
+    shares = [[share // common for share in of_replica] for of_replica in shares]
+    return with_optimizer_shares(placement, shares)
+
+
+def _room(costs: CostModel, placement: Placement, r: int, s: int, rows: int) -> float:
+    """Copies of all states of its layers that the fullest device has memory for."""
+    replica = placement.replicas[r]
+    num_layers = replica.stages[s].num_layers
+    memory = costs.stage_memory(replica, s, rows)
+    parts = memory.parts_bytes(num_layers)
+    rest = sum(parts.values()) - parts["optimizer"]
+    whole = parts["optimizer"] * costs.holders.layers
+    return max(0.0, (memory.capacity_bytes - rest) / whole)

@@ -1,0 +1,101 @@
+"""Replicas that share a path between nodes, priced by simulation.
+
+The cost model times each pipeline as if its messages had the network to themselves, and adds only
+that a path carries all of them (`PlacementCost.card_s`).  Where messages of several boundaries take
+one path they also wait for each other, and 1F1B waits with them: what that costs depends on when
+each comes, so those pipelines are run together, event by event, first come first served.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import estimates_of
+from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.schedule.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.simulator_engine import run_step
+from megatron_hetero.schedule.simulator_network import crossing
+from megatron_hetero.schedule.simulator_parts import ChunkTimes, Pipeline
+
+MAX_MESSAGES = 40_000
+"""Placements whose shared paths carry more messages a step are left as the cost model has them: a
+simulation of so many takes about a second, and with so many micro-batches queues matter less."""
+
+
+def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
+    """`cost.estimate.estimate_plan`, with queues on shared paths.
+
+    Raises:
+        UsageError, PlanFormatError, UnsupportedError: as there.
+    """
+    if plan.workload is None:
+        raise UsageError(
+            "the plan carries no model, so its time cannot be predicted; "
+            "make it with `megatron-hetero plan`, or give the model"
+        )
+    costs = CostModel(cluster, plan.workload, profile)
+    placement = placement_of(plan, cluster)
+    return estimates_of(costs, placement, queued(costs, placement, costs.placement(placement)))
+
+
+def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> PlacementCost:
+    """The cost with the times of pipelines that share paths taken from a simulation."""
+    sharing = sharing_replicas(placement)
+    if not sharing or num_messages(placement, sharing) > MAX_MESSAGES:
+        return cost
+    costs = costs.sharded_as(placement)
+    run = run_step([_pipeline(costs, placement.replicas[r], cost.replicas[r]) for r in sharing])
+    replicas = list(cost.replicas)
+    for number, r in enumerate(sharing):
+        end_s = max(
+            run.operations[number, s][-1].end_s for s in range(len(placement.replicas[r].stages))
+        )
+        # Rounding apart, nothing is faster for having to wait.
+        replicas[r] = replace(replicas[r], pipeline_s=max(end_s, replicas[r].pipeline_s))
+    return costs.combine(placement, tuple(replicas), costs.vocab_rows(placement.widths))
+
+
+def sharing_replicas(placement: Placement) -> tuple[int, ...]:
+    """Replicas of which some message takes a path between nodes that another boundary's messages
+    (of the same replica, or of another) take in the same direction."""
+    used: Counter[tuple[str, str]] = Counter()
+    for replica in placement.replicas:
+        used.update(_paths(replica))
+    return tuple(
+        r
+        for r, replica in enumerate(placement.replicas)
+        if any(used[path] > 1 for path in _paths(replica))
+    )
+
+
+def num_messages(placement: Placement, replicas: Sequence[int]) -> int:
+    """Activations and gradients that cross boundaries of these replicas in a step."""
+    chosen = [placement.replicas[r] for r in replicas]
+    return sum(2 * (len(r.stages) - 1) * r.num_micro_batches for r in chosen)
+
+
+def _paths(replica: PlacedReplica) -> list[tuple[str, str]]:
+    """Directed paths between nodes, one for each boundary and direction."""
+    nodes = [stage.devices[0].node for stage in replica.stages]
+    hops = [(a, b) for a, b in pairwise(nodes) if a != b]
+    return hops + [(b, a) for a, b in hops]
+
+
+def _pipeline(costs: CostModel, replica: PlacedReplica, cost: ReplicaCost) -> Pipeline:
+    counts = replica.num_in_flight
+    costs = costs.variant(micro_batch_size=replica.micro_batch_size)
+    hops = list(pairwise(replica.stages))
+    return Pipeline(
+        one_f_one_b(len(replica.stages), replica.num_micro_batches, counts),
+        tuple((ChunkTimes(s.times.forward_s, s.times.backward_s),) for s in cost.stages),
+        tuple(crossing(costs, here, there, False) for here, there in hops),
+        tuple(crossing(costs, there, here, False) for here, there in hops),
+    )
