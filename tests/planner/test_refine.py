@@ -178,7 +178,7 @@ TWO_ALONE = replace(FREE, num_replicas=2, max_pipeline_parallel=1)
 
 def test_the_optimizers_states_go_where_there_is_room() -> None:
     """A small GPU that cannot keep half of the states beside a roomy one that can keep more."""
-    nodes = ("a", SLOW, 1), ("b", replace(SLOW, memory_bytes=int(1.15 * GIB)), 1)
+    nodes = ("a", SLOW, 1), ("b", replace(SLOW, name="SMALL", memory_bytes=int(1.15 * GIB)), 1)
     workload = make_workload(8, 1024, 8, use_distributed_optimizer=True)
     held = replace(TWO_ALONE, as_given=("optimizer_share",))
     with pytest.raises(InfeasiblePlanError):
