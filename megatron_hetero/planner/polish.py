@@ -1,5 +1,5 @@
-"""Small moves of a filled placement: single layers inside its slowest replicas, and single
-micro-batches from them to others, each priced exactly."""
+"""Small moves of a filled placement, each priced exactly: single layers inside its slowest replicas,
+single micro-batches from them to others, and last their launch counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from megatron_hetero.cost.model import ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.planner.counts import search_counts
 from megatron_hetero.planner.refill import Refiller, places, with_way
 
 _WORTH = 1 - 1e-4
@@ -31,7 +32,28 @@ class Polish:
             slowest_s = max(cost.pipeline_s for cost in self.priced)
             if not self._move_micro_batch(slowest_s) and not self._move_layer(slowest_s, max_work):
                 break
+        self._search_counts(max_work)
         return Placement(tuple(self.replicas))
+
+    def _search_counts(self, max_work: int) -> None:
+        """Launch counts of the replicas that end last, as long as better ones are found."""
+        costs, rows = self.refiller.costs, self.refiller.vocab_rows
+        left = max_work if costs.has_launch_counts else 0
+        while left > 0:
+            last = self._slowest()
+            before = self.replicas[last]
+            (found, cost), work = search_counts(costs, before, self.priced[last], rows, left)
+            left -= work
+            if found == before:
+                return
+            self._put(before, found, cost)
+
+    def _put(self, before: PlacedReplica, after: PlacedReplica, cost: ReplicaCost) -> None:
+        """Change all replicas that are like `before`."""
+        shape = self.refiller.key(before)
+        for r, replica in enumerate(self.replicas):
+            if self.refiller.key(replica) == shape:
+                self.replicas[r], self.priced[r] = _on_devices_of(after, replica), cost
 
     def _slowest(self) -> int:
         return max(range(len(self.replicas)), key=lambda r: self.priced[r].pipeline_s)
@@ -73,11 +95,7 @@ class Polish:
             self.work += len(moved.stages) * moved.num_micro_batches
             cost = self.refiller.price(moved)
             if cost.pipeline_s < _WORTH * slowest_s and _fits(cost):
-                shape = self.refiller.key(before)
-                for r, replica in enumerate(self.replicas):
-                    if self.refiller.key(replica) == shape:
-                        self.replicas[r] = _on_devices_of(moved, replica)
-                        self.priced[r] = cost
+                self._put(before, moved, cost)
                 return True
         return False
 
