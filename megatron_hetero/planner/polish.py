@@ -1,5 +1,5 @@
-"""Small moves of a filled placement, each priced exactly: single layers inside its slowest replicas,
-single micro-batches from them to others, and last their launch counts."""
+"""Small moves of a filled placement, each priced exactly: single layers inside its slowest
+replicas, single micro-batches from them to others, and last their launch counts."""
 
 from __future__ import annotations
 
