@@ -36,8 +36,10 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
     bound = step_time_bound(costs)
-    # A plan edited by hand may do what the search does not (recompute less, say), or not fit.
-    in_space = bound.step_time_s <= cost.step_time_s * (1 + 1e-9)
+    # Groups of unequal shares are searched but not bounded; and a plan edited by hand may do what
+    # the search does not, or not fit.
+    has_shares = any(s.shares is not None for r in placement.replicas for s in r.stages)
+    in_space = not has_shares and bound.step_time_s <= cost.step_time_s * (1 + 1e-9)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):

@@ -2,7 +2,8 @@
 
 The strategies before place every stage with the job's own recompute and micro-batch size.  This
 one fills a short list of their placements anew (`refill`): recompute where a stage needs it and
-nowhere else, and the micro-batch sizes that suit.  Placements that lacked memory are among them.
+nowhere else, the micro-batch sizes that suit, the optimizer's states where there is room, and
+groups of unequal shares.  Placements that lacked memory are among them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
 from megatron_hetero.planner.refill import Filling, Refiller, share_batch
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.unlike_groups import joined
 
 _WORTH = 1 - 1e-3
 """What unlike sizes must bring."""
@@ -28,9 +30,17 @@ class Refine:
 
     name = "refine"
 
-    def __init__(self, num_starts: int = 6, num_sizes: int = 2, max_work: int = 300_000) -> None:
+    def __init__(
+        self,
+        num_starts: int = 6,
+        num_joined: int = 3,
+        num_sizes: int = 2,
+        max_work: int = 300_000,
+    ) -> None:
         self.num_starts = num_starts
         """Of the placements that fit, and as many of those that lack memory."""
+        self.num_joined = num_joined
+        """Of these, the first ones whose stages are joined."""
         self.num_sizes = num_sizes
         """Micro-batch sizes that are priced exactly, of each placement."""
         self.max_work = max_work
@@ -43,8 +53,8 @@ class Refine:
         starts = unlike(board.ranking_with_counts, self.num_starts)
         starts += unlike(board.misses, self.num_starts)
         found: list[tuple[Candidate, Refiller]] = []
-        for start in starts:
-            for placement in self._ways_to_share(board, start):
+        for number, start in enumerate(starts):
+            for placement in self._placements(board, start, number < self.num_joined):
                 refiller = Refiller(board.problem.costs, placement)
                 best = self._refined(board, refiller, start)
                 if best is not None:
@@ -55,12 +65,16 @@ class Refine:
             if polished != candidate.placement:
                 self._keep(board, refiller, candidate, polished)
 
-    def _ways_to_share(self, board: Scoreboard, start: Candidate) -> Iterator[Placement]:
-        """The placement with equal shares of the optimizer's states, and by free memory."""
+    def _placements(self, board: Scoreboard, start: Candidate, join: bool) -> Iterator[Placement]:
+        """What is filled: the start, with the optimizer's states shared by free memory, and, if
+        `join`, with stages joined into groups of unequal shares."""
+        problem = board.problem
         yield start.placement
-        by_room = with_shares_by_room(board.problem.costs, start.placement)
+        by_room = with_shares_by_room(problem.costs, start.placement)
         if by_room is not None:
             yield by_room
+        if join:
+            yield from joined(problem, Refiller(problem.costs, start.placement))
 
     def _refined(self, board: Scoreboard, refiller: Refiller, start: Candidate) -> Candidate | None:
         """The best of the sizes, kept on the board; None where nothing fits or nothing changed."""
@@ -138,6 +152,7 @@ def _rank_order(start: Candidate, placement: Placement) -> RankOrder | None:
     first = placement.replicas[0]
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None
+        and all(stage.shares is None for stage in replica.stages)
         and replica.micro_batch_size == first.micro_batch_size
         and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
         for replica in placement.replicas

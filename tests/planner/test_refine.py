@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import CHOICES, Cluster
+from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
 from megatron_hetero.cost.bound import step_time_bound_s
 from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.model import CostModel
@@ -22,6 +22,7 @@ from megatron_hetero.cost.placement import (
 )
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.counts import MIN_GAIN
@@ -30,7 +31,7 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.stage_ways import StagePlace, StageWays
 from megatron_hetero.schedule.shared_paths import estimate_plan
-from tests.cost.builders import FREE, GIB, SLOW, make_cluster, make_workload
+from tests.cost.builders import FAST, FREE, GIB, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 
 
@@ -229,3 +230,45 @@ def test_unlike_micro_batch_sizes_are_those_of_brute_force(
     if best is not None:
         assert best.step_time_s <= min(possible) * (1 + 1e-9) / (1 - MIN_GAIN)
         assert step_time_bound_s(costs) <= min(possible) * (1 + 1e-9)
+
+
+NEAR = Link(300e9, 3e-6)
+WIDE = make_workload(8, 2048, 2, seq_length=2048)
+"""Few micro-batches: pipelines wait, wide groups do not."""
+
+
+def test_three_gpus_share_eight_heads() -> None:
+    """No width of theirs divides the model evenly but 1 and 2."""
+    cluster = make_cluster(("a", FAST, 3), inside=NEAR, limits=FREE)
+    plan = plan_cluster(cluster, WIDE)
+    assert format_layout(plan.layout).startswith("tp3(1:1:1):8")
+    validate_plan(plan, cluster)
+    held = replace(cluster, limits=replace(FREE, as_given=("shares",)))
+    even = plan_cluster(held, WIDE)
+    assert plan.estimates is not None and even.estimates is not None
+    assert plan.estimates.step_time_s < even.estimates.step_time_s
+    assert plan.estimates.bound_s is None and even.estimates.bound_s is not None
+
+
+def test_unlike_gpus_in_one_group_have_the_shares_of_brute_force() -> None:
+    limits = replace(FREE, no_tensor_parallel_across=())
+    slow = replace(SLOW, memory_bytes=FAST.memory_bytes)
+    cluster = make_cluster(("a", FAST, 1), ("b", slow, 1), between=NEAR, limits=limits)
+    plan = plan_cluster(cluster, WIDE)
+    validate_plan(plan, cluster)
+    assert [len(s.devices) for r in plan.replicas for s in r.stages] == [2]
+    costs, heads = CostModel(cluster, WIDE), WIDE.model.num_query_groups
+    possible = []
+    for own in range(1, heads):
+        for size in (1, 2):
+            stage = PlacedStage(cluster.devices, 8, (own, heads - own))
+            replica = PlacedReplica((stage,), 2 // size, micro_batch_size=size)
+            possible.append(costs.placement(Placement((replica,))).step_time_s)
+    assert plan.estimates is not None
+    assert plan.estimates.step_time_s <= min(possible) * (1 + 1e-9)
+
+
+def test_groups_stay_on_a_node_unless_the_limits_say_otherwise() -> None:
+    cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=NEAR, limits=FREE)
+    plan = plan_cluster(cluster, WIDE)
+    assert all(len(s.devices) == 1 for r in plan.replicas for s in r.stages)
