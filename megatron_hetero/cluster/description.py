@@ -114,7 +114,8 @@ def _links_content(links: Mapping[tuple[str, str], Link]) -> dict[str, list[floa
 
 
 def _link_content(link: Link) -> list[float]:
-    return [float(link.bytes_per_s), float(link.latency_s)]
+    jitter = [float(link.jitter_s)] if link.jitter_s else []
+    return [float(link.bytes_per_s), float(link.latency_s), *jitter]
 
 
 def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) -> None:

@@ -36,7 +36,7 @@ def resolve_node_links(
 
 def resolve_link(section: LinkSection) -> Link:
     """The link that a section describes."""
-    return Link(section.bandwidth, section.latency)
+    return Link(section.bandwidth, section.latency, section.jitter)
 
 
 def _site_links(section: LinksSection, references: References) -> dict[tuple[str, str], Link]:

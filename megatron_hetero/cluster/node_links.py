@@ -14,10 +14,14 @@ NodePair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`."""
+    """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`.
+
+    `jitter_s`: what a message may be late beside that, at a high quantile.
+    """
 
     bytes_per_s: float
     latency_s: float
+    jitter_s: float = 0.0
 
 
 class NodeLinks(Mapping[NodePair, Link]):

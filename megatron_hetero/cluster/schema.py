@@ -41,6 +41,7 @@ class LinkSection(_Section):
 
     bandwidth: Bandwidth
     latency: Latency
+    jitter: Latency = 0.0
 
 
 class GpuSection(_Section):

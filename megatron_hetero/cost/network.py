@@ -52,7 +52,8 @@ def boundary_time(
     Each of the senders holds, and each of the receivers takes, an equal piece; pieces travel in
     parallel inside a node and share the card between nodes.  Without sequence parallelism the
     receivers then gather the whole tensor among themselves (part of `latency_s`: it delays the
-    receiver, not the link).
+    receiver, not the link).  A message is as late as it is at a high quantile (`Link.jitter_s`): a
+    pipeline waits for the late ones, and its launch counts have to hide them.
     """
     pieces = [
         (sender, receiver, overlap * num_bytes)
@@ -69,7 +70,7 @@ def boundary_time(
         link = cluster.link(sender, receiver)
         busiest_bytes = max(carried[path] for path in _paths(sender, receiver))
         busy_s = max(busy_s, busiest_bytes / link.bytes_per_s)
-        latency_s = max(latency_s, link.latency_s)
+        latency_s = max(latency_s, link.latency_s + link.jitter_s)
     gather_s = 0.0
     if len(receivers) > 1 and not sequence_parallel:
         gather_s = ring_all_gather_s(num_bytes, len(receivers), slowest_link(cluster, receivers))

@@ -76,7 +76,8 @@ def _changed(
 
 def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
     def change(link: Link) -> Link:
-        return Link(link.bytes_per_s * faster, link.latency_s * later)
+        later_s = link.latency_s * later, link.jitter_s * later
+        return Link(link.bytes_per_s * faster, *later_s)
 
     return replace(cluster, node_links=mapped_links(cluster.node_links, change))
 

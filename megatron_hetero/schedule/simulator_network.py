@@ -46,11 +46,12 @@ def crossing(
     num_bytes: float = costs.activation_bytes
     if is_stock:
         link = costs.cluster.link(senders.devices[0], receivers.devices[0])
+        late_s = link.latency_s + link.jitter_s
         if costs.workload.training.sequence_parallel:
             num_bytes /= senders.width
         if senders.devices[0].node == receivers.devices[0].node:
-            return Crossing(taken, num_bytes / link.bytes_per_s, link.latency_s, num_bytes)
+            return Crossing(taken, num_bytes / link.bytes_per_s, late_s, num_bytes)
         num_bytes *= senders.width
-        return Crossing(taken, num_bytes / link.bytes_per_s, link.latency_s, num_bytes)
+        return Crossing(taken, num_bytes / link.bytes_per_s, late_s, num_bytes)
     time = costs.hop(senders.devices, receivers.devices)
     return Crossing(taken, time.serialisation_s, time.latency_s, num_bytes)

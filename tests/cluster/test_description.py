@@ -276,3 +276,11 @@ def test_prices_are_read_and_count_in_the_hash(tmp_path: Path) -> None:
             tmp_path, text.replace(old, old.replace("3", "4").replace("2", "6").replace("5", "7"))
         )
         assert cluster_hash(other) != cluster_hash(cluster)
+
+
+def test_jitter_is_read_and_counts_in_the_hash_where_there_is_some(tmp_path: Path) -> None:
+    plain = _load(tmp_path, FULL)
+    late = _load(tmp_path, FULL.replace("latency: 8 ms}", "latency: 8 ms, jitter: 5 ms}"))
+    none = _load(tmp_path, FULL.replace("latency: 8 ms}", "latency: 8 ms, jitter: 0 ms}"))
+    assert late.link(Device("mine", 0), Device("a100-0", 1)) == Link(125e6, 8e-3, 5e-3)
+    assert cluster_hash(none) == cluster_hash(plain) != cluster_hash(late)

@@ -184,3 +184,18 @@ def test_equal_questions_get_equal_counts(cluster: Cluster, workload: Workload) 
     except InfeasiblePlanError:
         return
     assert plan_to_data(plan_cluster(cluster, workload)) == first
+
+
+def test_late_messages_are_hidden_by_more_forwards() -> None:
+    """Counts are for the delay at a high quantile, and so is what is predicted."""
+    workload = make_workload(16, 1024, 32, seq_length=2048, tied_embeddings=False)
+    found = []
+    for link in (Link(1e9, 1e-3), Link(1e9, 1e-3, jitter_s=30e-3), Link(1e9, 31e-3)):
+        cluster = make_cluster(("a", FAST, 1), ("b", FAST, 1), between=link)
+        limits = replace(cluster.limits, num_replicas=1)
+        plan = plan_cluster(replace(cluster, limits=limits), workload)
+        found.append((plan.replicas, plan.estimates))
+    (usual, _), late, described = found
+    assert late == described
+    assert [s.num_launched_forwards for s in usual[0].stages] == [3, 1]
+    assert (late[0][0].stages[0].num_launched_forwards or 0) > 8
