@@ -6,11 +6,14 @@ that time, for the memory of the activations they leave (rule: `schedule.program
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
+from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StateHolders
 from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
 from megatron_hetero.planner.replica_shapes import ReplicaShape, ReplicaShapes
@@ -19,7 +22,7 @@ from megatron_hetero.schedule.one_f_one_b import launch_counts
 MIN_GAIN = 0.005
 """Counts of their own must shorten a step by this part: less is not worth a plug-in."""
 
-_STEPS = (1, 2, 4, -1)
+_STEPS = (1, 2, 4, 8, -1)
 _WORTH = 1 - 1e-3
 """A step of the search must bring a pipeline's time below this part of it, to be worth memory."""
 
@@ -114,30 +117,56 @@ def search_counts(
     Returns:
         The replica, as it was where nothing is faster, and the work done.
     """
-    best, best_cost = replica, cost
-    stages = [s.times for s in cost.stages]
-    num_micro_batches = replica.num_micro_batches
+    priced: dict[tuple[int, ...], Counted] = {}
+
+    def fits(counts: tuple[int, ...]) -> bool:
+        moved = with_counts(replica, counts)
+        priced[counts] = moved, costs.replica(moved, vocab_rows)
+        return _fits(priced[counts][1])
+
+    counts, work = climb_counts(
+        [s.times for s in cost.stages],
+        (cost.forward_hops, cost.backward_hops),
+        replica.num_micro_batches,
+        replica.num_in_flight,
+        cost.pipeline_s,
+        max_work,
+        fits,
+    )
+    return priced.get(counts, (replica, cost)), work
+
+
+def climb_counts(
+    stages: Sequence[PassTimes],
+    hops: tuple[Sequence[BoundaryTime], Sequence[BoundaryTime]],
+    num_micro_batches: int,
+    counts: tuple[int, ...],
+    time_s: float,
+    max_work: int,
+    fits: Callable[[tuple[int, ...]], bool],
+) -> tuple[tuple[int, ...], int]:
+    """The search itself, for a pipeline whose stages and hops are known; (counts, work done).
+
+    Args:
+        hops: forward and backward, as `pipeline_time_s` has them.
+        counts: where to start, a pipeline of `time_s` seconds.
+        fits: whether memory allows counts that are faster.
+    """
     work, improved = 0, True
     while improved:
         improved = False
         for index in range(len(stages) - 1):
-            for step in _STEPS:
-                counts = _moved(best.num_in_flight, index, step, num_micro_batches)
-                if counts is None:
+            for step, together in product(_STEPS, (False, True)):
+                moved = _moved(counts, index, step, num_micro_batches, together)
+                if moved is None:
                     continue
                 if work >= max_work:
-                    return (best, best_cost), work
+                    return counts, work
                 work += len(stages) * num_micro_batches
-                time_s = pipeline_time_s(
-                    stages, cost.forward_hops, cost.backward_hops, num_micro_batches, counts
-                )
-                if time_s >= _WORTH * best_cost.pipeline_s:
-                    continue
-                moved = with_counts(replica, counts)
-                moved_cost = costs.replica(moved, vocab_rows)
-                if _fits(moved_cost):
-                    best, best_cost, improved = moved, moved_cost, True
-    return (best, best_cost), work
+                moved_s = pipeline_time_s(stages, *hops, num_micro_batches, moved)
+                if moved_s < _WORTH * time_s and fits(moved):
+                    counts, time_s, improved = moved, moved_s, True
+    return counts, work
 
 
 def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
@@ -156,15 +185,17 @@ def with_replicas(
 
 
 def _moved(
-    counts: Sequence[int], index: int, step: int, num_micro_batches: int
+    counts: Sequence[int], index: int, step: int, num_micro_batches: int, together: bool
 ) -> tuple[int, ...] | None:
-    """One stage's count changed; stages before it follow where they would launch fewer.  None where
-    1F1B's own counts or the micro-batches leave no room."""
+    """One stage's count changed, those of the stages before it as far as they have to follow, or,
+    `together`, as much.  None where 1F1B's own counts or the micro-batches leave no room."""
     count = counts[index] + step
     least = max(counts[index + 1], min(len(counts) - index, num_micro_batches))
-    if not least <= count <= num_micro_batches:
+    if not least <= count <= num_micro_batches or (together and (index == 0 or step < 0)):
         return None
-    return (*(max(c, count) for c in counts[:index]), count, *counts[index + 1 :])
+    more = step if together else 0
+    before = (min(max(c + more, count), num_micro_batches) for c in counts[:index])
+    return (*before, count, *counts[index + 1 :])
 
 
 def _most_that_fit(

@@ -25,6 +25,10 @@ _WORTH = 1 - 1e-3
 """What unlike sizes must bring."""
 
 
+_MANY_GPUS = 256
+"""Above this a stage is a small part of a step: fewer placements are filled and polished."""
+
+
 class Refine:
     """Fills the best placements anew, then moves single layers and micro-batches."""
 
@@ -50,8 +54,11 @@ class Refine:
         """See `Strategy.search`."""
         if not board.problem.costs.has_variants:
             return
-        starts = unlike(board.ranking_with_counts, self.num_starts)
-        starts += unlike(board.misses, self.num_starts)
+        is_large = board.problem.num_gpus > _MANY_GPUS
+        num_starts = 2 if is_large else self.num_starts
+        max_work = self.max_work // 4 if is_large else self.max_work
+        starts = unlike(board.ranking_with_counts, num_starts)
+        starts += unlike(board.misses, num_starts)
         found: list[tuple[Candidate, Refiller]] = []
         for number, start in enumerate(starts):
             for placement in self._placements(board, start, number < self.num_joined):
@@ -61,7 +68,7 @@ class Refine:
                     found.append((best, refiller))
         found.sort(key=lambda entry: entry[0].key)
         for candidate, refiller in found[:2]:
-            polished = Polish(refiller, candidate.placement).run(self.max_work // 2)
+            polished = Polish(refiller, candidate.placement).run(max_work // 2)
             if polished != candidate.placement:
                 self._keep(board, refiller, candidate, polished)
 
