@@ -39,7 +39,7 @@ FOLDERS = tuple(
         "benchmarks/settings/case-study-13b",
     )
 )
-SETTINGS = ("recompute", "micro_batch_size", "optimizer_share")
+SETTINGS = ("recompute", "micro_batch_size", "optimizer_share", "shares")
 """Those of `CHOICES` that the search sets."""
 
 

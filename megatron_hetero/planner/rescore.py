@@ -2,24 +2,28 @@
 
 The strategies compare by the cost model, which is quick and never slower than the simulation
 (`schedule.shared_paths`).  So the best by simulation is found by pricing placements in the order of
-the cost model until the next one could not be better even without queues.
+the cost model until the next one is behind even without queues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.planner.counts import with_counts, with_replicas
-from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.schedule.shared_paths import num_messages, queued, sharing_replicas
 
-_MAX_SHAPES = 12
+_MAX_DISTINCT = 12
 _MAX_MESSAGES = 60_000
 """Limit in messages simulated, of all placements together; the best is simulated anyhow."""
 _MORE_AHEAD = (1, 2, 4)
+_NEAR = 1.02
+"""Further than this behind the best with its queues, by the cost model, none is simulated; nearer,
+more forwards ahead may still bring it before."""
+_NUM_FURTHER = 3
+"""Of the best with their queues, those that try to launch further ahead."""
 
 
 class Rescorer:
@@ -35,21 +39,17 @@ class Rescorer:
         ranking = self.board.ranking_of_all
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
-        best: Candidate | None = None
-        for candidate in unlike(ranking, _MAX_SHAPES):
-            if best is not None and best.key <= candidate.key:
+        rescored: list[Candidate] = []
+        for candidate in _distinct(ranking):
+            if rescored and candidate.step_time_s > _NEAR * min(c.step_time_s for c in rescored):
                 break
-            if best is not None and not self._may_simulate(candidate.placement):
+            if rescored and not self._may_simulate(candidate.placement):
                 break
-            exact = self._queued(candidate)
-            if best is None or exact.key < best.key:
-                best = exact
-        if best is None or not self._may_simulate(best.placement):
-            return best
-        for further in self._further_ahead(best):
-            if further.key < best.key:
-                best = further
-        return best
+            rescored.append(self._queued(candidate))
+        rescored.sort(key=lambda candidate: candidate.key)
+        for candidate in rescored[:_NUM_FURTHER]:
+            rescored += self._further_ahead(candidate)
+        return min(rescored, key=lambda candidate: candidate.key)
 
     def _may_simulate(self, placement: Placement) -> bool:
         return num_messages(placement, sharing_replicas(placement)) <= self._left
@@ -78,6 +78,16 @@ class Rescorer:
             if changed[0] == placement or not self._may_simulate(changed[0]):
                 return
             yield self._queued(replace(best, placement=changed[0], cost=changed[1]))
+
+
+def _distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
+    """The best placements that differ in more than layers and the number of micro-batches: in
+    shape, micro-batch sizes, or in whether they launch further ahead."""
+    chosen: dict[Hashable, Candidate] = {}
+    for candidate in ranking:
+        sizes = tuple(replica.micro_batch_size for replica in candidate.placement.replicas)
+        chosen.setdefault((candidate.structure, sizes, candidate.has_counts), candidate)
+    return list(chosen.values())[:_MAX_DISTINCT]
 
 
 def _further(replica: PlacedReplica, more: int) -> PlacedReplica:
