@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
 
-_SIZES = (1, 2, 4, 8, 16, 32)
+_LARGEST_SIZE = 32
 
 
 def may_choose(costs: CostModel, setting: str) -> bool:
@@ -21,7 +21,8 @@ def micro_batch_sizes(costs: CostModel, num_replicas: int = 1) -> tuple[int, ...
     own, batch = training.micro_batch_size, training.global_batch_size
     if not may_choose(costs, "micro_batch_size"):
         return (own,)
-    others = (s for s in _SIZES if s != own and batch % s == 0 and batch // s >= num_replicas)
+    sizes = range(1, min(_LARGEST_SIZE, batch // num_replicas) + 1)
+    others = (size for size in sizes if size != own and batch % size == 0)
     return own, *others
 
 
