@@ -14,10 +14,10 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.rescore import Rescorer
-from megatron_hetero.planner.run import search
+from megatron_hetero.planner.run import search, strategies_of
+from megatron_hetero.planner.search import bare_plan
 from megatron_hetero.schedule.shared_paths import estimate_plan, queued, sharing_replicas
 from megatron_hetero.schedule.step import simulate_plan
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
@@ -87,7 +87,8 @@ def test_the_search_ends_with_the_best_by_simulation() -> None:
 def test_what_is_predicted_of_two_sites_is_what_is_simulated() -> None:
     cluster = load_cluster(EXAMPLES / "two-sites" / "cluster.yaml")
     workload = load_workload(EXAMPLES / "two-sites" / "gpt-2.7b.flags")
-    plan = plan_cluster(cluster, workload)
-    assert plan.estimates is not None
-    simulated_s = simulate_plan(plan, cluster).step_time_s
-    assert plan.estimates.step_time_s == pytest.approx(simulated_s, rel=0.01)
+    problem = make_problem(cluster, workload)
+    best = Rescorer(search(problem, strategies=strategies_of("columns"))).best()
+    assert best is not None and len(best.placement.replicas) > 1
+    simulated_s = simulate_plan(bare_plan(problem, best, {}), problem.cluster).step_time_s
+    assert best.step_time_s == pytest.approx(simulated_s, rel=0.01)
