@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from megatron_hetero.runtime.rehearse.board import Board
 from megatron_hetero.runtime.rehearse.clock import Clock, now, sleep_until
+from megatron_hetero.runtime.rehearse.interleaved import StockPasses, batched_p2p_ops
 from megatron_hetero.runtime.rehearse.network import Network
 from megatron_hetero.runtime.rehearse.small import SmallModel
 from megatron_hetero.runtime.rehearse.transport import Transport
@@ -87,7 +88,7 @@ class RehearsedRank:
         self.clock = Clock()
         self.transport = Transport(rank, board, network, self.clock, self._tensor_ranks)
         self.transport.activation_ratio = small.activation_ratio
-        self._counts: Counter[str] = Counter()
+        self._passes = StockPasses()
         self._steps_begun = 0
         self._begun_s = 0.0
         self._free_step_s = 0.0
@@ -116,13 +117,14 @@ class RehearsedRank:
         """Put all hooks in their places, in this process."""
         from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
         from megatron.core.optimizer import optimizer
-        from megatron.core.pipeline_parallel import schedules
+        from megatron.core.pipeline_parallel import p2p_communication, schedules
         from megatron.training import training
 
         from megatron_hetero.runtime import executor, gradients
 
         self.transport.gradient_bytes = self._gradient_bytes
         self.transport.install()
+        p2p_communication._p2p_ops = batched_p2p_ops(lambda ops: dist.batch_isend_irecv(ops))
         training.train_step = self._stepping(training.train_step)
         schedules.forward_step = self._counted("forward", schedules.forward_step)
         schedules.backward_step = self._counted("backward", schedules.backward_step)
@@ -164,15 +166,22 @@ class RehearsedRank:
         return held
 
     def _counted(self, kind: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Stock Megatron's 1F1B takes micro-batches in order, on one chunk."""
+        """Stock Megatron's `forward_step(_, _, model, ...)` or `backward_step(_, output, ...)`;
+        micro-batches of a chunk come in order."""
 
         def held(*args: Any, **kwargs: Any) -> Any:
             if self.transport.is_computing:
                 return function(*args, **kwargs)
-            micro_batch = self._counts[kind]
-            self._counts[kind] += 1
-            with self._computing(kind, micro_batch, 0, self._times.chunks[0].seconds(kind)):
-                return function(*args, **kwargs)
+            passes = self._passes
+            if kind == "forward":
+                micro_batch, chunk = passes.forward(args[2])
+            else:
+                micro_batch, chunk = passes.backward(args[1])
+            with self._computing(kind, micro_batch, chunk, self._times.chunks[chunk].seconds(kind)):
+                result = function(*args, **kwargs)
+            if kind == "forward":
+                passes.made(result[0], chunk)
+            return result
 
         return held
 
@@ -249,7 +258,7 @@ class RehearsedRank:
         return held
 
     def _begin(self) -> None:
-        self._counts.clear()
+        self._passes = StockPasses()
         if self._steps_begun == WARMUP_STEPS:
             self._agree_on_scale()
         elif self._steps_begun > WARMUP_STEPS:

@@ -115,6 +115,11 @@ def rehearse(
         raise UnsupportedError(
             "shrinking the model changes whether stock Megatron runs the plan; rehearse another"
         )
+    if stock and len(played.replicas) > 1 and played.replicas[0].stages[0].chunks:
+        raise UnsupportedError(
+            "interleaved stages of several replicas under stock Megatron cannot be rehearsed yet: "
+            "each chunk exchanges its gradients by itself; `megatron-hetero simulate` predicts them"
+        )
     on_progress("writing the data set")
     run_jobs([job.text_job()], TIMEOUT_S)
     on_progress(f"running {len(table)} processes")

@@ -9,12 +9,14 @@ import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.rehearse import run as rehearse_run
 from megatron_hetero.runtime.rehearse.network import SlowLink
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.runtime.rehearse.run import Options, rehearse
 from tests.cost.builders import FAST, SLOW, make_cluster
+from tests.runtime.schedules import with_interleaving
 from tests.schedule.test_step import placed
 
 LINK = Link(2e9, 2e-3)
@@ -58,6 +60,26 @@ def test_prediction_and_rehearsal_agree(tmp_path: Path) -> None:
     data = rehearsal_to_data(found, mixed_plan())
     assert data["num_ranks"] == 3
     assert {m.operation.kind for m in found.messages} == {"send_forward", "send_backward"}
+
+
+def test_stock_megatrons_interleaved_stages_are_rehearsed(tmp_path: Path) -> None:
+    """By its own schedule, in the order that is simulated.  The simulation takes no send to make its
+    stage wait; those of the warm-up and of the drain do."""
+    sizes = {"hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}
+    plan = placed("tp1:2,tp1:2 @4", ["a:0", "b:0"], tied_embeddings=False, **sizes)
+    layers = [(0, 1), (1, 1), (0, 1), (1, 1)]
+    plan = with_hosts(with_interleaving(plan, 0, layers), mixed_cluster())
+    assert is_stock(plan)
+    found = run(plan, tmp_path)
+    assert found.is_stock
+    assert -0.2 < found.error < 0.02, rehearsal_to_data(found, plan)
+    (stages,) = found.stages
+    for stage, predicted in zip(stages, found.predicted.stages[0], strict=True):
+        orders = [
+            [(o.kind, o.micro_batch, o.chunk) for o in s.operations if o.micro_batch >= 0]
+            for s in (stage, predicted)
+        ]
+        assert orders[0] == orders[1]
 
 
 @pytest.mark.parametrize(
