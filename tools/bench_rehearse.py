@@ -11,8 +11,8 @@ The planner is asked with every micro-batch size up to 8, with recompute and wit
 who may choose both; stock Megatron's search chooses among all.
 
 The clusters were chosen by their descriptions, before anything was measured on them; all that were
-are here.  A rehearsal that is in the file given with --out already is not run again, and plans that are in the
-folder given with --plans are not searched again.
+are here.  A rehearsal that is in the file given with --out already is not run again, and plans that
+are in the folder given with --plans are not searched again.
 """
 
 from __future__ import annotations

@@ -63,8 +63,10 @@ def test_prediction_and_rehearsal_agree(tmp_path: Path) -> None:
 
 
 def test_stock_megatrons_interleaved_stages_are_rehearsed(tmp_path: Path) -> None:
-    """By its own schedule, in the order that is simulated.  The simulation takes no send to make its
-    stage wait; those of the warm-up and of the drain do."""
+    """By its own schedule, in the order that is simulated.
+
+    The simulation takes no send to make its stage wait; those of the warm-up and of the drain do.
+    """
     sizes = {"hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}
     plan = placed("tp1:2,tp1:2 @4", ["a:0", "b:0"], tied_embeddings=False, **sizes)
     layers = [(0, 1), (1, 1), (0, 1), (1, 1)]
