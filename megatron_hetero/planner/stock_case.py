@@ -22,6 +22,7 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.blocks import blocks
 from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.stock_grids import StockGrid
+from megatron_hetero.planner.stock_place import NEVER, StockPlace
 from megatron_hetero.schedule.gradient_exchange import GradientExchange
 from megatron_hetero.schedule.interleaved import interleaved
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
@@ -36,8 +37,6 @@ StockRecompute = Literal["as needed", "none", "selective", "full"]
 Divisions = NDArray[np.int64]
 """Layers of each virtual stage, shape [division, virtual stage]."""
 
-_NEVER = 1 << 30
-
 
 @dataclass(frozen=True)
 class StockSettings:
@@ -46,41 +45,6 @@ class StockSettings:
     micro_batch_size: int
     recompute: StockRecompute
     num_chunks: int = 1
-
-
-@dataclass(frozen=True)
-class _Place:
-    """One stage of one replica, as straight lines over its layers."""
-
-    times: tuple[PassTimes, PassTimes]
-    """Without layers, and what each adds."""
-    recomputed_s: float
-    """What a backward pass takes longer for each layer that is recomputed."""
-    update_s: tuple[float, float]
-    memory: StageMemory
-    recomputed: StageMemory | None
-    """With all layers recomputed; None where none may be."""
-
-    def total_s(self, num_layers: int) -> float:
-        """Forward and backward of one micro-batch without recompute by blocks."""
-        base, each = self.times
-        return base.total_s + num_layers * each.total_s
-
-    def least_recomputed(self, num_layers: int) -> int:
-        """Layers that must be recomputed for the stage to fit; `_NEVER` where it does not."""
-        if self.memory.peak_bytes(num_layers) <= self.memory.capacity_bytes:
-            return 0
-        if self.recomputed is None:
-            return _NEVER
-        part = "activations"
-        saved = self.memory.per_layer[part] - self.recomputed.per_layer[part]
-        missing = (
-            sum(self.recomputed.base.values())
-            + num_layers * sum(self.memory.per_layer.values())
-            - self.memory.capacity_bytes
-        )
-        least = max(1, -(-missing // saved)) if saved > 0 else _NEVER
-        return least if least <= num_layers else _NEVER
 
 
 class StockCase:
@@ -137,7 +101,7 @@ class StockCase:
                 [
                     n
                     for n in range(chunks, most + 1)
-                    if self._kept[p][n] < _NEVER and slowest_s[n] < below_s
+                    if self._kept[p][n] < NEVER and slowest_s[n] < below_s
                 ]
             )
         return found
@@ -165,7 +129,7 @@ class StockCase:
             back = [crossing(self._costs, b, a, True) for a, b in hops]
             ends.append(stage_ends_s(schedule, times, there, back, self.sends))
         last_s = self._after_exchange(ends, stages)
-        return np.where(recomputed < _NEVER, last_s + self._update_s(stages), np.inf)
+        return np.where(recomputed < NEVER, last_s + self._update_s(stages), np.inf)
 
     @property
     def sends(self) -> SendMode:
@@ -196,7 +160,7 @@ class StockCase:
             )
         )
 
-    def _place(self, unit: Unit, p: int) -> _Place:
+    def _place(self, unit: Unit, p: int) -> StockPlace:
         costs, rows, width = self._costs, self._rows, self.grid.width
         node = self.problem.cluster.node_by_name[unit.node]
         first, last = p == 0, p + 1 == self.grid.num_stages
@@ -218,7 +182,7 @@ class StockCase:
         zero_s, one_s = (
             update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
         )
-        return _Place((base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed)
+        return StockPlace((base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed)
 
     def _least_recomputed(self) -> list[list[int]]:
         """[stage][layers]: what the fullest replica has to recompute."""
@@ -230,7 +194,7 @@ class StockCase:
 
     def _chunk_times(
         self,
-        places: Sequence[_Place],
+        places: Sequence[StockPlace],
         p: int,
         stages: Divisions,
         divisions: Divisions,

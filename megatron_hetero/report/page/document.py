@@ -255,7 +255,8 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
 
 def _alternative_row(name: str, other: Alternative) -> str:
     because = other.because if other.slower_by > 0 else ""
-    return _plan_row(name, other.step_time_s, other.layout, because)
+    words = "; ".join(part for part in (other.settings, because) if part)
+    return _plan_row(name, other.step_time_s, other.layout, words)
 
 
 def _plan_row(name: str, step_time_s: float | None, layout: str, because: str) -> str:
