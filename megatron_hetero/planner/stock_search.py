@@ -45,7 +45,9 @@ from megatron_hetero.planner.stock_plan import stock_plan
 from megatron_hetero.schedule.step import simulate_plan
 
 MAX_DIVISIONS = 200_000
-"""Divisions of one case that are priced; with more, those with the fastest slowest stage."""
+"""Divisions of one case that are all priced; of more, `_FEW_DIVISIONS` with the fastest slowest
+stage."""
+_FEW_DIVISIONS = 10_000
 _BATCH = 4096
 Division = tuple[int, ...]
 """Layers of each virtual stage."""
@@ -174,14 +176,26 @@ class _Search:
             ((case.quick_s(), number, case) for number, case in enumerate(cases)),
             key=lambda entry: entry[:2],
         )
+        cut = []
         for quick_s, _, case in ranked:
-            if quick_s >= self._best_s * (1 - _TIE):
+            if quick_s >= self._best_s * (1 - _TIE) or self._is_spent():
                 break
-            if self._is_spent():
-                break
-            for division in self._promising(case):
-                if self._simulate(case, division):
-                    winner = case, division
+            if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
+                cut.append((quick_s, case))
+            winner = self._search_case(case) or winner
+        # With a best plan to beat fewer divisions are left of what was cut.
+        for quick_s, case in cut:
+            if quick_s < self._best_s * (1 - _TIE) and not self._is_spent():
+                if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
+                    self._is_exact = False
+                winner = self._search_case(case) or winner
+        return winner
+
+    def _search_case(self, case: StockCase) -> tuple[StockCase, Division] | None:
+        winner = None
+        for division in self._promising(case):
+            if self._simulate(case, division):
+                winner = case, division
         return winner
 
     def _promising(self, case: StockCase) -> Iterator[Division]:
@@ -197,21 +211,21 @@ class _Search:
                 return
             yield tuple(divisions[index].tolist())
 
+    def _num_divisions(self, case: StockCase, below_s: float) -> int:
+        return num_stage_divisions(self._problem.num_layers, case.stage_layers(below_s))
+
     def _divisions(self, case: StockCase) -> Divisions:
         """All that could beat the best so far; of too many those with the fastest slowest stage."""
-        num_layers = self._problem.num_layers
-        allowed = case.stage_layers(self._best_s)
-        if num_stage_divisions(num_layers, allowed) > MAX_DIVISIONS:
-            self._is_exact = False
+        below_s = self._best_s
+        if self._num_divisions(case, below_s) > MAX_DIVISIONS:
             low_s = case.quick_s()
-            high_s = min(self._best_s, 64 * low_s)
+            high_s = min(below_s, 64 * low_s)
             for _ in range(30):
                 middle_s = (low_s + high_s) / 2
-                tried = case.stage_layers(middle_s)
-                few = num_stage_divisions(num_layers, tried) <= MAX_DIVISIONS
+                few = self._num_divisions(case, middle_s) <= _FEW_DIVISIONS
                 low_s, high_s = (middle_s, high_s) if few else (low_s, middle_s)
-            allowed = case.stage_layers(low_s)
-        stages = stage_divisions(num_layers, allowed)
+            below_s = low_s
+        stages = stage_divisions(self._problem.num_layers, case.stage_layers(below_s))
         return in_even_chunks(stages, case.settings.num_chunks)
 
     def _climb(self, case: StockCase, division: Division) -> None:

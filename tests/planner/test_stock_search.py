@@ -19,6 +19,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
 from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner import stock_search
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.stock_case import StockCase, StockSettings
 from megatron_hetero.planner.stock_divisions import stage_divisions
@@ -52,6 +53,24 @@ def test_no_plan_of_a_small_cluster_is_faster(
     assert result.step_time_s == pytest.approx(expected, rel=1e-9)
     assert reasons_not_stock(result.plan) == ()
     validate_plan(result.plan, cluster)
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+def test_a_search_that_was_cut_short_says_so(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it says that its answer is exact, it is that of the whole search."""
+    cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 2))
+    problem = make_problem(cluster, make_workload(num_layers=12, global_batch_size=6))
+    whole = best_stock_plan(problem, PLAIN)
+    monkeypatch.setattr(stock_search, "MAX_DIVISIONS", most)
+    monkeypatch.setattr(stock_search, "_FEW_DIVISIONS", most)
+    cut = best_stock_plan(problem, PLAIN)
+    assert whole is not None and cut is not None and whole.is_exact
+    assert cut.step_time_s >= whole.step_time_s * (1 - 1e-9)
+    if cut.is_exact:
+        assert cut.step_time_s == pytest.approx(whole.step_time_s)
+    assert cut.num_bounded < whole.num_bounded or most == 20
+    spent = best_stock_plan(problem, StockLimits(num_simulated=0))
+    assert spent is None or not spent.is_exact
 
 
 def step_times_s(cluster: Cluster, workload: Workload) -> Iterator[float]:
