@@ -98,7 +98,7 @@ class Explanation:
     """See the fields; `headroom_bytes` is what each device of the plan has left at its peak.
 
     `best_stock` is the fastest plan found that stock Megatron can run without the plug-in, in its
-    shape and in its order of ranks; up to 16 GPUs of all that its flags can say
+    shape and in its order of ranks; up to 12 GPUs of all that its flags can say
     (`planner.stock_search`), and then its time is simulated.  It is None where none fits;
     `stock_shortage` is then the one that lacks least (None too if the limits leave stock Megatron
     no plan at all).
@@ -143,7 +143,9 @@ def explain_candidate(
     }
     stock, stock_miss = board.best_stock, board.nearest_stock_miss
     best_stock = _alternative(problem, stock, best) if stock else None
-    if searched_stock is not None:
+    if searched_stock is not None and (
+        best_stock is None or searched_stock.step_time_s < best_stock.step_time_s
+    ):
         best_stock = _stock_alternative(problem, searched_stock, best)
     return Explanation(
         step_time_s=best.step_time_s,

@@ -20,7 +20,7 @@ from megatron_hetero.cost.memory import StageMemory, updated_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.blocks import blocks
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.stock_grids import StockGrid
 from megatron_hetero.planner.stock_place import NEVER, StockPlace
 from megatron_hetero.schedule.gradient_exchange import GradientExchange
@@ -75,7 +75,36 @@ class StockCase:
         return self.grid.num_stages * self.settings.num_chunks
 
     def quick_s(self) -> float:
-        """No division takes less: the work of all stages, in fractions of layers."""
+        """No division takes less: of `pace_s` and the fill of each replica's pipeline."""
+        found_s = [self.pace_s()]
+        if self.settings.num_chunks == 1:
+            found_s += map(self._fill_s, self._chains, self._places)
+        return max(found_s)
+
+    def _fill_s(self, chain: Chain, places: Sequence[StockPlace]) -> float:
+        """Stage i begins when a forward has come through those before it, works m times t_i, and
+        then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over j < i.
+
+        A weighted mean of these holds too; the weights (not negative) make a layer count for at
+        least one wherever it lies.
+        """
+        hops_s = [0.0]
+        for here, there in pairwise([PlacedStage(unit.devices, 1) for unit in chain]):
+            both = (
+                crossing(self._costs, here, there, True),
+                crossing(self._costs, there, here, True),
+            )
+            hops_s.append(hops_s[-1] + sum(c.serialisation_s + c.latency_s for c in both))
+        weights = fixed_s = 0.0
+        for place, hop_s in zip(reversed(places), reversed(hops_s), strict=True):
+            base, each = place.times
+            weight = max(0.0, (1 / each.total_s - weights) / self.num_micro_batches)
+            fixed_s += base.total_s * (self.num_micro_batches * weight + weights) + hop_s * weight
+            weights += weight
+        return (self.problem.num_layers + fixed_s) / weights
+
+    def pace_s(self) -> float:
+        """The work of all stages, in fractions of layers."""
         slowness, offset = [], 0.0
         longest_s = 0.0
         for p in range(self.grid.num_stages):

@@ -33,6 +33,11 @@ class StockGrid:
         return len(self.chains[0])
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs of all replicas."""
+        return len(self.chains) * self.num_stages * self.width
+
+    @property
     def width(self) -> int:
         """Tensor-parallel width."""
         return self.chains[0][0].width

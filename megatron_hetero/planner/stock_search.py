@@ -47,7 +47,9 @@ from megatron_hetero.schedule.step import simulate_plan
 MAX_DIVISIONS = 200_000
 """Divisions of one case that are all priced; of more, `_FEW_DIVISIONS` with the fastest slowest
 stage."""
-_FEW_DIVISIONS = 10_000
+_FEW_DIVISIONS = 5_000
+_FEW_IN_VAIN = 8
+"""Simulations that do not better the best, after which a case has to wait for the others."""
 _BATCH = 4096
 Division = tuple[int, ...]
 """Layers of each virtual stage."""
@@ -80,9 +82,9 @@ class StockLimits:
     most_chunks: int = 4
 
 
-BESIDE_A_PLAN = StockLimits(num_cases=4_000, num_bounded=300_000, num_simulated=300)
-"""About a second."""
-MAX_GPUS_BESIDE_A_PLAN = 16
+BESIDE_A_PLAN = StockLimits(num_cases=2_000, num_bounded=100_000, num_simulated=200)
+"""A second or two."""
+MAX_GPUS_BESIDE_A_PLAN = 12
 
 
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
@@ -100,7 +102,7 @@ def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> Stoc
     """The fastest plan of stock Megatron that fits; None if none does."""
     grids, is_complete = stock_grids(problem)
     search = _Search(problem, limits or StockLimits(), is_complete)
-    search.run(grids)
+    search.run(sorted(grids, key=lambda grid: -grid.num_gpus))
     return search.result()
 
 
@@ -180,23 +182,32 @@ class _Search:
         for quick_s, _, case in ranked:
             if quick_s >= self._best_s * (1 - _TIE) or self._is_spent():
                 break
-            if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
+            is_cut = self._num_divisions(case, self._best_s) > MAX_DIVISIONS
+            found, is_done = self._search_case(case, _FEW_IN_VAIN)
+            winner = found or winner
+            if is_cut or not is_done:
                 cut.append((quick_s, case))
-            winner = self._search_case(case) or winner
         # With a best plan to beat fewer divisions are left of what was cut.
         for quick_s, case in cut:
             if quick_s < self._best_s * (1 - _TIE) and not self._is_spent():
                 if self._num_divisions(case, self._best_s) > MAX_DIVISIONS:
                     self._is_exact = False
-                winner = self._search_case(case) or winner
+                winner = self._search_case(case)[0] or winner
         return winner
 
-    def _search_case(self, case: StockCase) -> tuple[StockCase, Division] | None:
-        winner = None
+    def _search_case(
+        self, case: StockCase, most_in_vain: int | None = None
+    ) -> tuple[tuple[StockCase, Division] | None, bool]:
+        """What became the best, and whether nothing was left to simulate."""
+        winner, num_in_vain = None, 0
         for division in self._promising(case):
+            if num_in_vain == most_in_vain:
+                return winner, False
             if self._simulate(case, division):
-                winner = case, division
-        return winner
+                winner, num_in_vain = (case, division), 0
+            else:
+                num_in_vain += 1
+        return winner, True
 
     def _promising(self, case: StockCase) -> Iterator[Division]:
         """Divisions whose bound is below the best, the lowest bound first."""
@@ -218,7 +229,7 @@ class _Search:
         """All that could beat the best so far; of too many those with the fastest slowest stage."""
         below_s = self._best_s
         if self._num_divisions(case, below_s) > MAX_DIVISIONS:
-            low_s = case.quick_s()
+            low_s = case.pace_s()
             high_s = min(below_s, 64 * low_s)
             for _ in range(30):
                 middle_s = (low_s + high_s) / 2
