@@ -190,7 +190,7 @@ class PoolSlabs:
     def _enumerate(self) -> None:
         """Slabs of which the nodes are surely there: kinds one after the other, in all orders."""
         most = self._part_of(_MAX_ENUMERATED)
-        most //= max(len(self.pricers), sum(self.capacity.values()) // 2)
+        most //= max(1, len(self.pricers), sum(self.capacity.values()) // 2)
         for pricer in self.pricers:
             for shape in all_shapes(self.table, pricer, self.capacity, most):
                 if shape not in self.slabs:
