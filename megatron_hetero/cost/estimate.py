@@ -35,7 +35,8 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    bound = step_time_bound(costs)
+    # Beyond this step the plan is outside of the space anyway.
+    bound = step_time_bound(costs, enough_s=1.01 * cost.step_time_s)
     # Groups of unequal shares are searched but not bounded; and a plan edited by hand may do what
     # the search does not, or not fit.
     has_shares = any(s.shares is not None for r in placement.replicas for s in r.stages)

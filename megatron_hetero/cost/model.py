@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Link, Node
+from megatron_hetero.cost.bound_rules import FillRules
 from megatron_hetero.cost.compute import (
     ELEMENT_BYTES,
     PassTimes,
@@ -331,15 +332,10 @@ class CostModel:
         """
         return 0.0, 0.0
 
-    def least_hop_loads_s(self, node: Node, width: int) -> tuple[float, float]:
-        """The least that the boundaries before and behind a stage on a node add to its time, in any
-        plan: for the lower bound."""
-        return 0.0, 0.0
-
-    def least_exchange_s(self, num_replicas: int) -> float:
-        """The least that a step of so many replicas or more lasts beyond its pipelines, for the
-        gradient exchange: for the lower bound."""
-        return 0.0
+    def fill_rules(self) -> FillRules | None:
+        """What its pipelines take at least, for the lower bound, where their stages wait for each
+        other; None where a stage may launch ahead, as in the runtime."""
+        return None
 
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]

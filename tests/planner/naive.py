@@ -14,11 +14,13 @@ from megatron_hetero.model.spec import Workload
 Group = tuple[Device, ...]
 
 
-def best_step_time_s(cluster: Cluster, workload: Workload) -> float | None:
+def best_step_time_s(
+    cluster: Cluster, workload: Workload, costs: CostModel | None = None
+) -> float | None:
     """Fastest step of all placements that fit, or None."""
-    costs = CostModel(cluster, workload)
+    costs = costs or CostModel(cluster, workload)
     best = None
-    for placement in all_placements(cluster, workload):
+    for placement in all_placements(cluster, workload, costs):
         cost = costs.placement(placement)
         if cost.missing_bytes <= 0 and (best is None or cost.step_time_s < best):
             best = cost.step_time_s
@@ -54,11 +56,14 @@ def naive_placements(cluster: Cluster, workload: Workload) -> Iterator[Placement
         )
 
 
-def all_placements(cluster: Cluster, workload: Workload) -> Iterator[Placement]:
+def all_placements(
+    cluster: Cluster, workload: Workload, costs: CostModel | None = None
+) -> Iterator[Placement]:
     """Every placement, many of them several times."""
+    costs = costs or CostModel(cluster, workload)
     training, num_layers = workload.training, workload.model.num_layers
     num_micro_batches = training.global_batch_size // training.micro_batch_size
-    groups_of_node = [list(groups(cluster, workload, node.name)) for node in cluster.nodes]
+    groups_of_node = [list(groups(costs, node.name)) for node in cluster.nodes]
     for choice in product(*groups_of_node):
         stages = [group for node in choice for group in node]
         for order in permutations(stages):
@@ -76,11 +81,11 @@ def all_placements(cluster: Cluster, workload: Workload) -> Iterator[Placement]:
                         )
 
 
-def groups(cluster: Cluster, workload: Workload, name: str) -> Iterator[list[Group]]:
+def groups(costs: CostModel, name: str) -> Iterator[list[Group]]:
     """All multisets of TP groups on a node, GPUs taken from the first on."""
-    node = cluster.node_by_name[name]
-    gpus = usable_gpus(cluster, node)
-    widths = usable_widths(cluster, workload, node)
+    node = costs.cluster.node_by_name[name]
+    gpus = usable_gpus(costs.cluster, node)
+    widths = costs.widths(node)
 
     def extend(taken: int, widest: int) -> Iterator[list[Group]]:
         yield []

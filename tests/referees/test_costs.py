@@ -98,14 +98,6 @@ def test_our_prices_are_the_referees(
     assert cost.step_time_s == pytest.approx(score.step_s, rel=1e-12)
     assert abs(cost.missing_bytes - score.missing_bytes) <= 8
     replicas = placement.replicas
-    assert costs.least_exchange_s(len(replicas)) <= cost.gradient_sync_s * (1 + 1e-12)
-    for replica in replicas:
-        groups = [stage.devices for stage in replica.stages]
-        for index, load_s in enumerate(costs.send_loads_s(groups)):
-            node = cluster.node_by_name[groups[index][0].node]
-            before_s, after_s = costs.least_hop_loads_s(node, len(groups[index]))
-            least_s = before_s * (index > 0) + after_s * (index + 1 < len(groups))
-            assert least_s <= load_s * (1 + 1e-12)
     num_micro_batches = workload.training.global_batch_size // workload.training.micro_batch_size
     fits = cost.missing_bytes <= 0  # the bound is of plans that fit
     if fits and sum(r.num_micro_batches for r in replicas) >= num_micro_batches:

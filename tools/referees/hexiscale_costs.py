@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cost.bound_rules import FillRules
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StageMemory
 from megatron_hetero.cost.model import PieceTimes, PlacementCost, ReplicaCost, StageCost
@@ -16,7 +17,6 @@ from megatron_hetero.model.spec import Workload
 from tools.referees.costs import RefereeCosts, check_expressible
 from tools.referees.hexiscale import (
     DEVICE_TYPES,
-    ELEMENT_BYTES,
     PIPELINE_FACTOR,
     SYNC_FACTOR,
     Gpu,
@@ -102,53 +102,11 @@ class HexiscaleCosts(RefereeCosts):
         """Both directions are charged to the stage that sends forward."""
         return self.boundary_s(senders, receivers), 0.0
 
-    def least_hop_loads_s(self, node: Node, width: int) -> tuple[float, float]:
-        """One message each way over the fastest link that leaves the group."""
-        fastest = self.referee.between_bytes_per_s
-        if node.num_gpus > width:
-            inside = DEVICE_TYPES[node.gpu_type.name].inside_bytes_per_s
-            fastest = max(fastest, inside) if len(self.cluster.nodes) > 1 else inside
-        return 0.0, PIPELINE_FACTOR * 2 * self.referee.message_bytes / fastest
+    def fill_rules(self) -> FillRules:
+        """See `CostModel.fill_rules`."""
+        from tools.referees.hexiscale_bound import HexiscaleRules  # which needs this class
 
-    def least_exchange_s(self, num_replicas: int) -> float:
-        """Each layer costs what its dearest holder sees, and cheap machines hold few copies.
-
-        With all holders of a layer on the `k` cheapest kinds of machine, there are no more such
-        layers than those kinds have room for so many copies of.
-        """
-        if num_replicas == 1:
-            return 0.0
-        num_layers = self.workload.model.num_layers
-        copies: dict[float, float] = {}
-        for node in self.cluster.nodes:
-            layer_s = self._least_layer_sync_s(node, num_replicas)
-            held = max(
-                (self._most_layers(node, width) / width for width in self.widths(node)), default=0
-            )
-            copies[layer_s] = copies.get(layer_s, 0.0) + node.num_gpus * held
-        total_s = room = 0.0
-        for layer_s in sorted(copies):
-            before, room = room, min(room + copies[layer_s] / num_replicas, num_layers)
-            total_s += (room - before) * layer_s
-        return SYNC_FACTOR * total_s
-
-    def _most_layers(self, node: Node, width: int) -> int:
-        memory = self.memory(node, width, False, False, 1, 0)
-        return max(0, memory.max_layers)
-
-    def _least_layer_sync_s(self, node: Node, num_replicas: int) -> float:
-        """One layer with a holder on a machine, as that holder sees the others: at best all of its
-        machine's GPUs hold it too, or none of them where the network between machines is faster.
-        Narrower holders make it dearer: their shards are larger."""
-        inside = DEVICE_TYPES[node.gpu_type.name].inside_bytes_per_s
-        between = self.referee.between_bytes_per_s
-        together = min(num_replicas, node.num_gpus)
-        apart_s = min(
-            (near - 1) / inside + (num_replicas - near) / between for near in (1, together)
-        )
-        widest = max(self.widths(node), default=1)
-        layer_bytes = 12 * self.workload.model.hidden_size**2 * ELEMENT_BYTES
-        return 2 * layer_bytes / (widest * num_replicas) * apart_s
+        return HexiscaleRules(self)
 
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]

@@ -18,7 +18,7 @@ from tools.referees.sailor_tables import ELEMENT_BYTES, MEMORY_GIB, Endpoint, Sa
 BUCKET_BYTES = 5e8
 STATE_BYTES = 24
 """A parameter's optimizer 8, weight 4, extra copies 4, gradient 4, communication 4."""
-_WIDEST_IN_SYNC = 4
+WIDEST_IN_SYNC = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -144,7 +144,7 @@ class Sailor:
         slowest_s = 0.0
         for s, num_bytes in enumerate(self.stage_params_bytes(pipeline.layers)):
             groups = [chain[s] for chain in pipeline.chains]
-            narrowest = min(_WIDEST_IN_SYNC, *(group.width for group in groups))
+            narrowest = min(WIDEST_IN_SYNC, *(group.width for group in groups))
             for here, there in set(pairwise(group.single for group in groups)):
                 slowest_s = max(
                     slowest_s, self.all_reduce_s(num_bytes / narrowest, num_ranks, here, there)

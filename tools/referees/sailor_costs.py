@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cost.bound_rules import FillRules
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StageMemory
 from megatron_hetero.cost.model import PieceTimes, PlacementCost, ReplicaCost, StageCost
@@ -137,34 +138,11 @@ class SailorCosts(RefereeCosts):
         gradients_s = [self.hop(b, a).total_s for a, b in pairwise(groups)]
         return tuple(stage_loads_s([*activations_s, 0.0], [0.0, *gradients_s]))
 
-    def least_hop_loads_s(self, node: Node, width: int) -> tuple[float, float]:
-        """The fastest message between the group and any other, the same for both directions."""
-        here = tuple(Device(node.name, i) for i in range(width))
-        others = [
-            tuple(Device(other.name, i) for i in range(w))
-            for other in self._unlike_nodes()
-            for w in self.widths(other)
-        ]
-        before = min(self.hop(here, there).total_s for there in others)
-        return before, before
+    def fill_rules(self) -> FillRules:
+        """See `CostModel.fill_rules`."""
+        from tools.referees.sailor_bound import SailorRules  # which needs this class
 
-    def least_exchange_s(self, num_replicas: int) -> float:
-        """The first stage holds the embedding and a layer, at most four ways divided; with several
-        pipelines it is not divided at all."""
-        if num_replicas == 1:
-            return 0.0
-        first_bytes = self.referee.stage_params_bytes([1, self.workload.model.num_layers - 1])[0]
-        ends = [(n.site, n.gpu_type.name, 1) for n in self._unlike_nodes()]
-        all_reduce_s = self.referee.all_reduce_s
-        counts = range(num_replicas, sum(n.num_gpus for n in self.cluster.nodes) + 1)
-        return min(
-            [all_reduce_s(first_bytes / 4, n, a, b) for n in counts for a in ends for b in ends]
-            + [all_reduce_s(first_bytes, n, a, a) for n in range(2, max(counts) + 1) for a in ends]
-        )
-
-    def _unlike_nodes(self) -> list[Node]:
-        """One node of each zone and GPU type."""
-        return list({(n.site, n.gpu_type.name): n for n in self.cluster.nodes}.values())
+        return SailorRules(self)
 
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
