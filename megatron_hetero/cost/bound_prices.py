@@ -14,28 +14,28 @@ from itertools import pairwise
 
 import numpy as np
 
+from megatron_hetero.cost.bound_rules import Room
 from megatron_hetero.cost.bound_share import Share
 from megatron_hetero.cost.bound_table import CapTable, Floats, FoundChain, StageKinds
 
-_WEIGHTS = np.array([0.0, 0.4, 0.7, 1.0, 1.4, 2.2])
+_WEIGHTS = np.array([0.0, 0.4, 0.8, 1.2, 1.7, 2.4, 3.4])
 """Prices of a fill second that are tried, in parts of 1 / cap."""
+_CAPS = (0.0, 1 / 32, 1 / 8, 1 / 4, 1 / 2, 0.7, 0.85, 1.0)
+"""Edges of the ranges of caps that a proof begins with, in parts of the largest."""
 _FINEST = 1.01
 """Caps nearer to each other than this ratio are not told apart."""
+_PARTS = 4
+"""A range that hinders is cut into so many."""
 _NEAR = 1.003
 _LONGEST = 16.0
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A chain met: GPUs of each class, fill, and periods and exchanges of its stages."""
+    """A chain met: its GPUs of each class, and the step of each count of micro-batches."""
 
     gpus: tuple[int, ...]
-    fill_s: float
-    stages: tuple[tuple[float, float], ...]
-
-    def step_s(self, count: int) -> float:
-        """The step in which it does so many micro-batches."""
-        return self.fill_s + max((count - 1) * t + x for t, x in self.stages)
+    steps_s: Floats
 
 
 class Prover:
@@ -60,7 +60,9 @@ class Prover:
         speeds = np.zeros(len(num_gpus))
         rates = 1 / (kinds.width * (kinds.layer_s + 1e-30))
         np.maximum.at(speeds, kinds.gpu_class, rates)
-        self._caps = [0.0, *np.geomspace(1 / 64, 1.0, 13)]
+        self._caps = _CAPS
+        self.finest = _FINEST
+        self.weights = _WEIGHTS[:: 2 if share.is_alike else 1]
         self._prices = self._scaled(np.array([*speeds, 0.0]))
         if parent is not None:
             self._rows = {chain: self._row(chain) for chain in parent._rows}
@@ -77,8 +79,13 @@ class Prover:
         scaled: Floats = prices * ((1 - 1e-6) * self.share.demand / self._total(prices))
         return scaled
 
-    def run(self, enough_s: float, max_rounds: int) -> None:
-        """Prove as much as can be, or a step of `enough_s`."""
+    def run(self, enough_s: float, max_rounds: int, finest: float = _FINEST) -> None:
+        """Prove as much as can be, or a step of `enough_s`.
+
+        Args:
+            finest: ratio of caps that are not told apart further.
+        """
+        self.finest = finest
         pool_s = self.limit_s
         for _ in range(max_rounds):
             evaluated = self._prove(pool_s)
@@ -95,11 +102,20 @@ class Prover:
                 self._prices = self._scaled(prices)
         self.done = True
 
-    def least_gpus(self, step_s: float) -> int:
-        """The fewest GPUs of a replica that does its micro-batches in a step, or none does."""
+    def room(self, step_s: float) -> Room:
+        """What the replicas of a plan that takes no longer than `step_s` can have."""
         ones = np.ones(len(self.num_gpus))
-        price, _ = self.table.cheapest([step_s], ones, np.zeros((1, 1)))
-        return int(min(price[0, 0], 1 + self.num_gpus.sum()))
+        none = np.zeros((1, 1))
+        gpus, _ = self.table.cheapest([step_s], ones, none)
+        price, _ = self.table.cheapest([step_s], self._prices[:-1], none)
+        dearest = float(self._prices[:-1] @ self.num_gpus)
+        return Room(
+            self.share.fewest,
+            int(self.num_gpus.sum()),
+            int(min(gpus[0, 0], 1 + self.num_gpus.sum())),
+            dearest / max(float(self._prices[:-1].min()), 1e-12),
+            float(price[0, 0]) / max(float(self._prices[:-1].min()), 1e-12),
+        )
 
     def _prove(self, most_s: float) -> _Evaluated:
         """Raise `proved_s` to what the prices prove; narrow the caps that hinder."""
@@ -134,16 +150,16 @@ class Prover:
                 own_s += kinds.out_s[kind, chain.stages[s + 1][0]]
             fill_s += own_s + layers * kinds.fill_s[kind]
             stages.append((own_s, kinds.exchange_s[kind, 2 * (s == 0) + (s == last), layers]))
-        return _Row(tuple(gpus), float(fill_s), tuple(stages))
+        further = np.array([t for t, _ in stages])[:, None] * (self.share.counts - 1)
+        exchanges_s = np.array([x for _, x in stages])[:, None]
+        return _Row(tuple(gpus), float(fill_s) + (further + exchanges_s).max(axis=0))
 
     def _value(self, row: _Row, step_s: float) -> float:
         """What a chain counts for in a step."""
-        fits = [i for i, count in enumerate(self.share.counts) if row.step_s(count) <= step_s]
+        fits = int(np.searchsorted(row.steps_s, step_s, "right"))
         if not fits:
             return 0.0
-        if self.share.is_alike:
-            return 1.0
-        return max(float(self.share.counts[i]) for i in fits)
+        return 1.0 if self.share.is_alike else float(self.share.counts[fits - 1])
 
     def _pool_s(self, least_s: float, most_s: float) -> tuple[float, Floats | None]:
         """The shortest step that the chains met allow, and the prices just below it."""
@@ -195,7 +211,7 @@ class _Evaluated:
     def _add(self, ranges: list[tuple[float, float]]) -> None:
         prover = self.prover
         highs = [high for _, high in ranges]
-        weights = np.outer(1 / np.array(highs), _WEIGHTS)
+        weights = np.outer(1 / np.array(highs), prover.weights)
         price, table = prover.table.cheapest(highs, prover._prices[:-1], weights)
         self.low += [low for low, _ in ranges]
         self.high += highs
@@ -206,7 +222,7 @@ class _Evaluated:
         """How much less than its value the cheapest chain costs, [range, count]."""
         prover = self.prover
         low, high = np.array(self.low), np.array(self.high)
-        weights = np.outer(1 / high, _WEIGHTS)
+        weights = np.outer(1 / high, prover.weights)
         budget = step_s - np.outer(low, prover.share.scales)  # [range, count]
         price = np.stack(self.price)
         least = (price[:, None, :] - weights[:, None, :] * budget[:, :, None]).max(axis=2)
@@ -234,20 +250,22 @@ class _Evaluated:
         cannot hinders too."""
         missing = self._missing(step_s).max(axis=1)
         bad = [i for i in range(len(self.low)) if missing[i] > 0]
-        wide = [i for i in bad if self.high[i] > _FINEST * self.low[i]]
+        wide = [i for i in bad if self.high[i] > self.prover.finest * self.low[i]]
         return wide if len(wide) == len(bad) else []
 
     def split(self, ranges: Sequence[int]) -> None:
-        """Halve ranges."""
-        halves = []
+        """Cut ranges."""
+        parts = []
         for i in ranges:
             low, high = self.low[i], self.high[i]
-            middle = (low * high) ** 0.5 if low else high / 2
-            halves += [(low, middle), (middle, high)]
+            least = low or high / 2**_PARTS
+            edges = np.geomspace(least, high, _PARTS + 1)
+            edges[0], edges[-1] = low, high
+            parts += list(pairwise(map(float, edges)))
         for i in sorted(ranges, reverse=True):
             for rows in (self.low, self.high, self.price, self.table):
                 del rows[i]
-        self._add(halves)
+        self._add(parts)
 
     def bargains(self, step_s: float) -> list[FoundChain]:
         """Chains that hinder most."""
@@ -258,7 +276,7 @@ class _Evaluated:
         for i in order[:4]:
             if missing[i] <= 0:
                 break
-            for q, part in enumerate(_WEIGHTS):
+            for q, part in enumerate(prover.weights):
                 if np.isfinite(self.price[i][q]):
                     found.append(
                         prover.table.chain(

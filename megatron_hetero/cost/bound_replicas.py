@@ -23,9 +23,11 @@ _MAX_WORK = 2_000_000_000
 """Numbers computed: after that nothing more is proved."""
 _AHEAD = 1.02
 """A range is proved this far beyond the next one, then that one has its turn."""
-_MAX_COUNTS = 300
-"""Most numbers of GPUs by class for which whole replicas are packed."""
+_MAX_COUNTS = 100_000
+"""Steps to tabulate chains by GPUs for one cap: above it replicas are not packed whole."""
 _ROUNDS_WIDE = 2
+_FINEST_WIDE = 1.06
+"""Rounds of a range of numbers, and how near caps are told apart there: it is halved anyway."""
 _ROUNDS = 25
 
 
@@ -97,15 +99,23 @@ class _Search:
                 others_s = heap[0][0] if heap else enough_s
                 target_s = min(enough_s, max(others_s, proved_s) * _AHEAD) - branch.extra_s
                 self.work -= prover.table.work
-                prover.run(target_s, _ROUNDS_WIDE if branch.is_wide else _ROUNDS)
+                if branch.is_wide:
+                    prover.run(target_s, _ROUNDS_WIDE, _FINEST_WIDE)
+                else:
+                    prover.run(target_s, _ROUNDS)
                 self.work += prover.table.work
                 prover.done |= branch.is_wide
                 pieces = [branch]
             elif not branch.is_wide and branch.is_counted:
-                return proved_s
+                return min(proved_s, enough_s)
             elif not branch.is_wide:
                 branch.is_counted = True
-                if prod(n + 1 for n in self.num_gpus) <= _MAX_COUNTS:
+                if apart:
+                    branch.extra_s = self._apart_s(prover, enough_s) - prover.proved_s
+                    heapq.heappush(heap, (branch.proved_s, number, branch))
+                    number += 1
+                    continue
+                if self._table_size(prover) <= _MAX_COUNTS:
                     count = CountProver(prover.table, self.num_gpus, prover.share)
                     most_s = min(enough_s - branch.extra_s, prover.limit_s)
                     prover.proved_s = count.proved_s(prover.proved_s, most_s)
@@ -126,13 +136,32 @@ class _Search:
         kinds = maker.plain() if apart else maker.of_replicas(fewest, most)
         least_s = parent.proved_s if parent else self.least_s
         prover = Prover(kinds, maker.num_layers, self.num_gpus, share, least_s, parent)
-        if not apart or fewest < most:
-            return _Branch(prover)
-        gpus = prover.least_gpus(enough_s)
-        if gpus * fewest > sum(self.num_gpus):
-            return _Branch(prover, enough_s)
-        extra_s = self.rules.apart_exchange_s(fewest, sum(self.num_gpus), gpus)
-        return _Branch(prover, enough_s if extra_s is None else extra_s)
+        return _Branch(prover)
+
+    def _apart_s(self, prover: Prover, enough_s: float) -> float:
+        """The longest step proved impossible for plans that `apart_exchange_s` is of."""
+        low, high = prover.proved_s, max(prover.proved_s, enough_s)
+        if self._is_apart_impossible(prover, high):
+            return high
+        while high > low * 1.002:
+            middle = (low + high) / 2
+            if self._is_apart_impossible(prover, middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _is_apart_impossible(self, prover: Prover, step_s: float) -> bool:
+        room = prover.room(step_s)
+        if not room.is_enough:
+            return True
+        exchange_s = self.rules.apart_exchange_s(room)
+        return exchange_s is None or step_s - exchange_s <= prover.proved_s
+
+    def _table_size(self, prover: Prover) -> int:
+        table = prover.table
+        states = prod(n + 1 for n in self.num_gpus) * table.depth * table.num_layers
+        return states * len(table.kinds.width) ** 2
 
     def _share(self, fewest: int, most: int) -> Share:
         return shares_of(self.num_micro_batches, fewest, most, self.rules.counts_alike)

@@ -5,8 +5,53 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import Node
+
+
+@dataclass(frozen=True)
+class Room:
+    """Limits to replicas that share GPUs: by their number, and by their price in units of the
+    cheapest GPU's."""
+
+    num_replicas: int
+    num_gpus: int
+    least_gpus: int
+    """Of any replica."""
+    budget: float
+    least_price: float
+    """Of any replica."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there is room for all replicas."""
+        too_dear = self.num_replicas * self.least_price > self.budget * (1 + 1e-6)
+        return self.num_replicas * self.least_gpus <= self.num_gpus and not too_dear
+
+    def most_gpus(self, together: int) -> int:
+        """GPUs of the smallest of so many replicas, at most, beside the others."""
+        others = self.num_replicas - together
+        by_number = self.num_gpus - others * self.least_gpus
+        by_price = self.budget - others * self.least_price
+        return int(min(by_number, by_price + 1e-6) / together)
+
+    @property
+    def most_stages(self) -> int:
+        """Of any replica."""
+        return self.most_gpus(1)
+
+    @property
+    def most_deep(self) -> int:
+        """Replicas of more than one GPU, at most."""
+        most = self.num_replicas
+        if self.least_gpus < 2:
+            spare = self.num_gpus - self.num_replicas * self.least_gpus
+            most = min(most, spare // (2 - self.least_gpus))
+        if self.least_price < 2:
+            left = self.budget - self.num_replicas * self.least_price
+            most = int(min(most, left / (2 - self.least_price) + 1e-6))
+        return max(0, most)
 
 
 class FillRules(ABC):
@@ -51,12 +96,7 @@ class FillRules(ABC):
         """x_s."""
         return 0.0
 
-    def apart_exchange_s(self, num_replicas: int, num_gpus: int, least_gpus: int) -> float | None:
+    def apart_exchange_s(self, room: Room) -> float | None:
         """The exchange of a plan whose replicas do not exchange stage by stage, so that x_s does
-        not hold; None where no plan of so many replicas is such.
-
-        Args:
-            num_gpus: of all replicas together.
-            least_gpus: of any replica.
-        """
+        not hold; None where no such plan has this room."""
         return None

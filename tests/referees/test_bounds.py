@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster, Limits, Node
 from megatron_hetero.cost.bound import step_time_bound, step_time_bound_s
 from megatron_hetero.cost.bound_kinds import gpu_classes
+from megatron_hetero.cost.bound_rules import Room
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.planner.naive import best_step_time_s
@@ -115,7 +117,8 @@ def test_what_a_replica_takes_at_least(
     most = max(replica.num_micro_batches for replica in replicas)
     all_gpus = [sum(stage.width for stage in replica.stages) for replica in replicas]
     alike = len({tuple(s.num_layers for s in replica.stages) for replica in replicas}) == 1
-    apart_s = rules.apart_exchange_s(len(replicas), sum(all_gpus), min(all_gpus))
+    room = Room(len(replicas), sum(all_gpus), min(all_gpus), inf, 0.0)
+    apart_s = rules.apart_exchange_s(room)
     for replica in replicas:
         rest = len(replica.stages) - 1
         count = most if rules.counts_alike else replica.num_micro_batches

@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.bound_rules import FillRules
+from megatron_hetero.cost.bound_rules import FillRules, Room
 from tools.referees.sailor import WIDEST_IN_SYNC
 from tools.referees.sailor_costs import SailorCosts
 from tools.referees.sailor_tables import ELEMENT_BYTES, Endpoint
@@ -36,6 +36,8 @@ class SailorRules(FillRules):
         }
         self._inside_s = cache(self._inside)
         self._least_inside_s = cache(self._least_inside)
+        self._least_between_s = cache(self._least_between)
+        self._sizes = sorted(set(self._stage_sizes()))
 
     def boundary_s(
         self,
@@ -80,36 +82,42 @@ class SailorRules(FillRules):
             for end in _endpoints(nodes)
         )
 
-    def apart_exchange_s(self, num_replicas: int, num_gpus: int, least_gpus: int) -> float | None:
-        """With `k` pipelines or more one has at least 1 / k of the replicas; the longest has no
-        more stages than the other replicas leave GPUs."""
-        if num_replicas == 1:
-            return None
-        total = self._sums[-1]
-        depth = num_gpus - (num_replicas - 1) * least_gpus
+    def apart_exchange_s(self, room: Room) -> float | None:
+        """With `k` pipelines one has at least 1 / k of the replicas, and the ring between them
+        carries the largest stage of the longest one.  Replicas of one stage are all alike, so those
+        of all pipelines but one have more stages, and more GPUs."""
+        total, num = self._sums[-1], room.num_replicas
+        rooms = {size: max(1, room.most_gpus(size)) for size in range(1, num + 1)}
         least_s = inf
-        for k in range(2, num_replicas + 1):
-            together = -(-num_replicas // k)
-            inside_s = inf
-            for size in range(together, num_replicas - k + 2):
-                # Of a replica of this pipeline; every stage is divided by no more than its GPUs.
-                room = (num_gpus - (num_replicas - size) * least_gpus) // size
-                inside_s = min(inside_s, self._least_inside_s(total / max(room, 1), size))
-            between_s = min(
-                self.costs.referee.all_reduce_s(size, k, end, end)
-                for size in self._sizes()
-                if size >= total / max(depth, 1) and size >= self._stage_bytes(1, True, False)
-                for end in self._ends
+        for k in range(2, min(num, 1 + room.most_deep) + 1):
+            together = max(-(-num // k), num - room.most_deep)
+            # A stage is divided by no more than its GPUs.
+            inside_s = min(
+                (
+                    self._least_inside_s(total / rooms[size], size)
+                    for size in range(together, num - k + 2)
+                ),
+                default=inf,
             )
-            least_s = min(least_s, inside_s + between_s)
-        return least_s
+            least_s = min(least_s, inside_s + self._least_between_s(k, max(2, room.most_stages)))
+        return least_s if least_s < inf else None
+
+    def _least_between(self, num_pipelines: int, most_stages: int) -> float:
+        """The least ring between pipelines of which the longest has no more stages."""
+        at_least = max(self._sums[-1] / most_stages, self._stage_bytes(1, True, False))
+        return min(
+            self.costs.referee.all_reduce_s(size, num_pipelines, end, end)
+            for size in self._sizes
+            if size >= at_least * (1 - 1e-9)
+            for end in self._ends
+        )
 
     def _least_inside(self, at_least: float, num_ranks: int) -> float:
         """The least ring of any stage with so many bytes for each of its GPUs, or more."""
         if num_ranks == 1:
             return 0.0
         parts = range(1, WIDEST_IN_SYNC + 1)
-        sizes = {size / part for size in self._sizes() for part in parts}
+        sizes = {size / part for size in self._sizes for part in parts}
         return min(
             self._inside_s(size, num_ranks, end)
             for size in sizes
@@ -123,7 +131,7 @@ class SailorRules(FillRules):
             for a, b in self._partners[end]
         )
 
-    def _sizes(self) -> Iterable[int]:
+    def _stage_sizes(self) -> Iterable[int]:
         """Bytes of all stages that there can be."""
         for layers in range(1, self._num_layers):
             yield self._stage_bytes(layers, False, False)
