@@ -27,7 +27,8 @@ _MAX_GENERATIONS = 3
 _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
-"""Of more unlike sites than these each gets a part of the work only."""
+"""Of more unlike sites than these each gets a part of the work only, and every second limit on
+layers is tried, with one generation of slabs."""
 _SLACKS = (1.0, 1.04)
 """Whole slabs do less than fractions of them: times for which they are chosen, over those."""
 
@@ -64,7 +65,8 @@ class Columns:
         for pools in _poolings(kinds):
             sites: list[_Site] = []
             least_s = min(found.values(), default=inf)
-            for limit in _node_layer_limits(problem):
+            many = len(pools) > _MAX_WHOLE_EFFORTS
+            for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
                 sites = _sites(table, filler, pools, limit, sites, least_s)
                 if not self._collect(problem, sites, found, least_s):
                     break
@@ -215,7 +217,7 @@ def _least_step_s(problem: Problem, sites: Sequence[_Site]) -> float | None:
     pools = list({id(site.slabs): site.slabs for site in sites}.values())
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
     step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
-    for attempt in range(_MAX_GENERATIONS):
+    for attempt in range(_MAX_GENERATIONS if len(pools) <= _MAX_WHOLE_EFFORTS else 1):
         # Without a slab that fits, only longer steps may have one: with fewer, wider stages.
         wanted_s = low_s * 4 ** (attempt + 1) if step_s is None else step_s
         new = [pool.generate(wanted_s) for pool in pools]

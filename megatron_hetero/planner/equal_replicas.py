@@ -17,6 +17,12 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
 
+_MANY_GPUS = 256
+"""In larger clusters one start and a part of the work: slabs are as good there."""
+_PART_OF_MANY = 4
+_MAX_KINDS = 32
+"""One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
+
 _NUM_COUNTS = 2
 """Numbers of replicas to price for a shape: the most, and the most with a micro-batch more each."""
 
@@ -33,14 +39,18 @@ class EqualReplicas:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        starts = unlike(board.ranking, self.num_starts)
+        large = board.problem.num_gpus > _MANY_GPUS
+        starts = unlike(board.ranking, 1 if large else self.num_starts)
         search = _Search(board, self.name)
+        if len(search.kinds) > _MAX_KINDS:
+            return
+        max_work = self.max_work // _PART_OF_MANY if large else self.max_work
         seen: set[Shape] = set()
         for candidate in starts:
             shape = search.shape_of(candidate)
             if shape not in seen:
                 seen.add(shape)
-                search.climb(shape, self.max_work // len(starts))
+                search.climb(shape, max_work // len(starts))
 
 
 class _Search:

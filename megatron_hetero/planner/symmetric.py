@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, permutations
+from itertools import accumulate, groupby, islice, permutations
 from math import inf
 
 from megatron_hetero.cluster.spec import Node
@@ -42,7 +41,7 @@ class Symmetric:
         for nodes in _node_groups(problem):
             for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
                 units = tuple(u for node in nodes for u in equal_units(problem, node, width))
-                for grid in _grids(problem, units):
+                for grid in _grids(problem, units, _speed_sums(problem, units)):
                     ranked.append((_quick_time_s(problem, grid), len(ranked), grid))
         ranked.sort(key=lambda entry: entry[:2])
         work = 0
@@ -67,6 +66,8 @@ class _Grid:
     units: tuple[Unit, ...]
     num_replicas: int
     num_stages: int
+    speed_sums: Sequence[float]
+    """Layers a second of the first units together, of one unit, two units, ..."""
 
 
 def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
@@ -98,7 +99,20 @@ def _site_and_type(node: Node) -> tuple[str, str]:
     return node.site, node.gpu_type.name
 
 
-def _grids(problem: Problem, units: tuple[Unit, ...]) -> Iterator[_Grid]:
+def _speed_sums(problem: Problem, units: tuple[Unit, ...]) -> Sequence[float]:
+    costs, nodes = problem.costs, problem.cluster.node_by_name
+    rows = costs.vocab_rows([units[0].width]) if units else 0
+    layer_s: dict[str, float] = {}
+    for unit in units:
+        if unit.node not in layer_s:
+            pieces = costs.pieces(nodes[unit.node], unit.width, rows)
+            layer_s[unit.node] = pieces.layer.total_s
+    return list(accumulate(1 / layer_s[unit.node] for unit in units))
+
+
+def _grids(
+    problem: Problem, units: tuple[Unit, ...], speed_sums: Sequence[float]
+) -> Iterator[_Grid]:
     """Every number of equal replicas and stages."""
     for num_replicas in problem.replica_counts():
         if num_replicas > len(units):
@@ -106,7 +120,7 @@ def _grids(problem: Problem, units: tuple[Unit, ...]) -> Iterator[_Grid]:
         if problem.num_micro_batches % num_replicas:
             continue
         for num_stages in range(1, min(len(units) // num_replicas, problem.max_stages()) + 1):
-            yield _Grid(units, num_replicas, num_stages)
+            yield _Grid(units, num_replicas, num_stages, speed_sums)
 
 
 def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
@@ -128,28 +142,26 @@ def _quick_time_s(problem: Problem, grid: _Grid) -> float:
     pipelines across the nodes; in a large grid by the mean speed, and in fractions."""
     costs, nodes = problem.costs, problem.cluster.node_by_name
     num_replicas, num_stages = grid.num_replicas, grid.num_stages
-    rows = costs.vocab_rows([grid.units[0].width])
-    units = grid.units[: num_replicas * num_stages]
+    num_units = num_replicas * num_stages
     share = problem.num_micro_batches // num_replicas
+    if num_units > _MAX_UNITS_DIVIDED:
+        period_s = problem.num_layers * num_replicas / grid.speed_sums[num_units - 1]
+        return (share + num_stages - 1) * period_s
+    rows = costs.vocab_rows([grid.units[0].width])
+    units = grid.units[:num_units]
 
     def layer_s(unit: Unit) -> float:
         return costs.pieces(nodes[unit.node], unit.width, rows).layer.total_s
 
-    if len(units) > _MAX_UNITS_DIVIDED:
-        names = Counter(unit.node for unit in units)
-        one_of = {unit.node: unit for unit in units}
-        layers_per_s = sum(count / layer_s(one_of[name]) for name, count in names.items())
-        period_s = problem.num_layers * num_replicas / layers_per_s
-    else:
-        times_s = [
-            max(map(layer_s, units[s * num_replicas : (s + 1) * num_replicas]))
-            for s in range(num_stages)
-        ]
-        most = [problem.num_layers] * num_stages
-        layers = split_layers(problem.num_layers, times_s, [0.0] * num_stages, most)
-        if layers is None:
-            return inf
-        period_s = max(n * time_s for n, time_s in zip(layers, times_s, strict=True))
+    times_s = [
+        max(map(layer_s, units[s * num_replicas : (s + 1) * num_replicas]))
+        for s in range(num_stages)
+    ]
+    most = [problem.num_layers] * num_stages
+    layers = split_layers(problem.num_layers, times_s, [0.0] * num_stages, most)
+    if layers is None:
+        return inf
+    period_s = max(n * time_s for n, time_s in zip(layers, times_s, strict=True))
     return (share + num_stages - 1) * period_s
 
 
