@@ -44,24 +44,32 @@ class Filling:
         return with_counts(replica, [min(c, num_micro_batches) for c in self.launch_counts])
 
 
+KnownWays = dict[tuple[int, int, StateHolders], StageWays]
+"""By micro-batch size, rows of the vocabulary, and holders of the optimizer's states."""
+
+
 class Refiller:
     """Fills the replicas of one placement; replicas that are alike are filled once."""
 
-    def __init__(self, costs: CostModel, placement: Placement) -> None:
+    def __init__(
+        self, costs: CostModel, placement: Placement, known: KnownWays | None = None
+    ) -> None:
+        """`known`: what other fillers have found out with the same prices, and learn from here."""
         self.costs = costs.sharded_as(placement)
         self.placement = placement
         self.vocab_rows = costs.vocab_rows(placement.widths)
-        self._ways: dict[int, StageWays] = {}
+        self._ways: KnownWays = {} if known is None else known
         self._shapes = ReplicaShapes(Likeness(costs.cluster))
         self._fillings: dict[Hashable, Filling | None] = {}
         self._priced: dict[Hashable, ReplicaCost] = {}
 
     def ways(self, size: int) -> StageWays:
         """What stages take at a micro-batch size."""
-        if size not in self._ways:
+        key = size, self.vocab_rows, self.costs.holders
+        if key not in self._ways:
             costs = self.costs.variant(micro_batch_size=size)
-            self._ways[size] = StageWays(costs, self.vocab_rows)
-        return self._ways[size]
+            self._ways[key] = StageWays(costs, self.vocab_rows)
+        return self._ways[key]
 
     def key(self, replica: PlacedReplica) -> Hashable:
         """Equal for replicas of equal price."""

@@ -17,7 +17,7 @@ from megatron_hetero.planner.canonical import is_symmetric
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
-from megatron_hetero.planner.refill import Filling, Refiller, share_batch
+from megatron_hetero.planner.refill import Filling, KnownWays, Refiller, share_batch
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.unlike_groups import joined
 
@@ -60,9 +60,10 @@ class Refine:
         starts = unlike(board.ranking_with_counts, num_starts)
         starts += unlike(board.misses, num_starts)
         found: list[tuple[Candidate, Refiller]] = []
+        known: KnownWays = {}
         for number, start in enumerate(starts):
             for placement in self._placements(board, start, number < self.num_joined):
-                refiller = Refiller(board.problem.costs, placement)
+                refiller = Refiller(board.problem.costs, placement, known)
                 best = self._refined(board, refiller, start)
                 if best is not None:
                     found.append((best, refiller))

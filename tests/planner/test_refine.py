@@ -123,7 +123,7 @@ def test_two_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Work
         assert step_time_bound_s(problem.costs) <= expected * (1 + 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     clusters(max_gpus=6, limits=FREE),
     workloads(max_layers=8, max_micro_batches=12),
