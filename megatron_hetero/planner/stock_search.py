@@ -82,7 +82,7 @@ class StockLimits:
     most_chunks: int = 4
 
 
-BESIDE_A_PLAN = StockLimits(num_cases=2_000, num_bounded=100_000, num_simulated=200)
+BESIDE_A_PLAN = StockLimits(num_cases=2_000, num_bounded=100_000, num_simulated=100)
 """A second or two."""
 MAX_GPUS_BESIDE_A_PLAN = 12
 
