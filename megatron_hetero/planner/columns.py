@@ -178,9 +178,7 @@ def _sites(
             counts = _slab_replica_counts(table.problem, kinds)
             has_best = before and step_s < inf
             known = before[number].slabs.best_shapes(step_s) if has_best else ()
-            shared[content] = PoolSlabs(
-                table, filler, pool, counts, max_node_layers, known, effort
-            )
+            shared[content] = PoolSlabs(table, filler, pool, counts, max_node_layers, known, effort)
         sites.append(_Site(shared[content], kinds))
     return sites
 

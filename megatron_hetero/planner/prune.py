@@ -1,0 +1,148 @@
+"""Ways to fill a structure that a known plan does not beat already: for exact search.
+
+A stage of t seconds a micro-batch behind stages of together S seconds ends a step of m
+micro-batches at S + m t at the earliest, whatever is launched ahead (docs/bound.md).  Boundaries,
+gradient exchange and update come on top, and under other prices the stages behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+from megatron_hetero.cost.pipeline import least_pipeline_time_s
+from megatron_hetero.planner.exhaustive import compositions
+from megatron_hetero.planner.problem import Chain, Problem
+
+Kinds = tuple[tuple[str, int], ...]
+"""A chain up to the choice among a node's equal GPUs: (node, width) stage by stage."""
+Split = tuple[int, ...]
+"""Layers, stage by stage."""
+Filling = tuple[tuple[Split, ...], tuple[int, ...]]
+"""Layers and micro-batches, replica by replica."""
+
+
+class Pruner:
+    """Fillings of a problem's structures that may take no longer than `limit_s`."""
+
+    def __init__(self, problem: Problem, limit_s: float) -> None:
+        self.problem = problem
+        self.limit_s = limit_s * (1 + 1e-9)
+        self._most: dict[Kinds, int] = {}
+        self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
+        self._times: dict[tuple[str, int, bool, bool], tuple[float, float]] = {}
+
+    def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
+        """Whether its replicas may do all micro-batches in time."""
+        most = [self._most_of(kinds_of(chain)) for chain in structure]
+        return min(most) > 0 and sum(most) >= self.problem.num_micro_batches
+
+    def fillings(self, structure: tuple[Chain, ...]) -> Iterator[Filling]:
+        """Every one that may be in time."""
+        splits = [self._splits_of(chain) for chain in structure]
+        most = [max((count for count, _ in of_chain), default=0) for of_chain in splits]
+        if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
+            return
+        for shares in compositions(self.problem.num_micro_batches, len(structure)):
+            if any(share > limit for share, limit in zip(shares, most, strict=True)):
+                continue
+            choices = [
+                [split for count, split in of_chain if count >= share]
+                for of_chain, share in zip(splits, shares, strict=True)
+            ]
+            for layers in product(*choices):
+                yield layers, shares
+
+    def _time(self, kind: tuple[str, int], first: bool, last: bool) -> tuple[float, float]:
+        """Seconds of a stage's ends and of each layer."""
+        key = (*kind, first, last)
+        if key not in self._times:
+            costs = self.problem.costs
+            node = self.problem.cluster.node_by_name[kind[0]]
+            pieces = costs.pieces(node, kind[1], self.problem.workload.model.vocab_size)
+            ends_s = pieces.stage(0, first, last).total_s
+            self._times[key] = ends_s, pieces.layer.total_s
+        return self._times[key]
+
+    def _stage_times(self, kinds: Kinds) -> list[tuple[float, float]]:
+        last = len(kinds) - 1
+        return [self._time(kind, s == 0, s == last) for s, kind in enumerate(kinds)]
+
+    def _most_of(self, kinds: Kinds) -> int:
+        """Micro-batches in time at most: each stage may hold what it alone allows, with a layer in
+        each stage before it."""
+        if kinds not in self._most:
+            times = self._stage_times(kinds)
+            low, high = 0, self.problem.num_micro_batches
+            while low < high:
+                count = (low + high + 1) // 2
+                room, before_s = 0, 0.0
+                for ends_s, layer_s in times:
+                    spare_s = self.limit_s - before_s - count * ends_s
+                    most = min(spare_s / (count * layer_s), self.problem.num_layers)
+                    layers = max(0, int(most))
+                    if layers == 0:
+                        room = 0
+                        break
+                    room += layers
+                    before_s += ends_s + layer_s
+                if room >= self.problem.num_layers:
+                    low = count
+                else:
+                    high = count - 1
+            self._most[kinds] = low
+        return self._most[kinds]
+
+    def _splits_of(self, chain: Chain) -> list[tuple[int, Split]]:
+        """Every split of the layers with the micro-batches that it may do in time, one or more."""
+        kinds = kinds_of(chain)
+        if kinds not in self._splits:
+            times = self._stage_times(kinds)
+            found = self._extend(times, (), 0.0, self._most_of(kinds))
+            refined = ((self._most_with_hops(chain, split, most), split) for most, split in found)
+            self._splits[kinds] = [(most, split) for most, split in refined if most]
+        return self._splits[kinds]
+
+    def _most_with_hops(self, chain: Chain, split: Split, most: int) -> int:
+        """The same with boundaries: no launch counts make a pipeline faster than that."""
+        costs, vocab_size = self.problem.costs, self.problem.workload.model.vocab_size
+        if not costs.has_launch_counts:  # other prices have other pipelines
+            return most
+        last = len(chain) - 1
+        nodes = self.problem.cluster.node_by_name
+        stages = [
+            costs.pieces(nodes[u.node], u.width, vocab_size).stage(n, s == 0, s == last)
+            for s, (u, n) in enumerate(zip(chain, split, strict=True))
+        ]
+        devices = [unit.devices for unit in chain]
+        forward = [costs.hop(a, b) for a, b in pairwise(devices)]
+        backward = [costs.hop(b, a) for a, b in pairwise(devices)]
+        low, high = 0, most
+        while low < high:
+            count = (low + high + 1) // 2
+            if least_pipeline_time_s(stages, forward, backward, count) <= self.limit_s:
+                low = count
+            else:
+                high = count - 1
+        return low
+
+    def _extend(
+        self, times: list[tuple[float, float]], split: Split, before_s: float, most: int
+    ) -> Iterator[tuple[int, Split]]:
+        left = self.problem.num_layers - sum(split)
+        stages_left = len(times) - len(split)
+        if not stages_left:
+            yield most, split
+            return
+        ends_s, layer_s = times[len(split)]
+        for layers in [left] if stages_left == 1 else range(1, left - stages_left + 2):
+            own_s = ends_s + layers * layer_s
+            allowed = int(min(most, (self.limit_s - before_s) / own_s))
+            if allowed < 1:
+                return
+            yield from self._extend(times, (*split, layers), before_s + own_s, allowed)
+
+
+def kinds_of(chain: Chain) -> Kinds:
+    """A chain's kinds."""
+    return tuple((unit.node, unit.width) for unit in chain)
