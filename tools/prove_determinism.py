@@ -49,14 +49,16 @@ def yaml_text(data: Any) -> str:
     return canonical_json(data)
 
 
-def plan_bytes(cluster: Path, model: Path, seed: int, folder: Path) -> bytes:
+def plan_bytes(
+    cluster: Path, model: Path, seed: int, folder: Path, strategy: str = "auto"
+) -> bytes:
     """plan.json of a permutation of the cluster, made under a hash seed."""
     file = folder / "cluster.yaml"
     file.write_text(yaml_text(permuted(read_yaml(cluster).data, Random(seed))))
     plan = folder / f"plan-{seed}.json"
     command = [sys.executable, "-m", "megatron_hetero", "plan", "--cluster", str(file)]
     subprocess.run(
-        [*command, "--model", str(model), "-o", str(plan)],
+        [*command, "--model", str(model), "-o", str(plan), "--strategy", strategy],
         env={**os.environ, "PYTHONHASHSEED": str(seed)},
         cwd=ROOT,
         check=True,
@@ -70,11 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, metavar="N")
     parser.add_argument("--cluster", type=Path, default=EXAMPLE / "cluster.yaml", metavar="FILE")
     parser.add_argument("--model", type=Path, default=EXAMPLE / "model.flags", metavar="FILE")
+    parser.add_argument("--strategy", default="auto", metavar="NAME")
     options = parser.parse_args(arguments)
     digests: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seeds):
-            content = plan_bytes(options.cluster, options.model, seed, Path(folder))
+            content = plan_bytes(
+                options.cluster, options.model, seed, Path(folder), options.strategy
+            )
             digests.setdefault(hashlib.sha256(content).hexdigest(), []).append(seed)
     for digest, seeds in digests.items():
         print(f"{digest}  seeds {', '.join(map(str, seeds))}")
