@@ -2,8 +2,8 @@
 
     python tools/prove_determinism.py [--seeds 20] [--cluster FILE] [--model FILE]
 
-For each seed the lists and keys of cluster.yaml are put in another order, and `megatron-hetero
-plan` writes plan.json in a process with that hash seed.  All files have to be equal byte for byte.
+For each seed the lists and keys of cluster.yaml are put in another order, and a process with that
+hash seed plans and writes plan.json.  All files have to be equal byte for byte.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ if __name__ == "__main__":
 
 from megatron_hetero.files import canonical_json, read_yaml  # noqa: E402
 
+PROGRAM = """
+import sys
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.planner import plan_cluster
+cluster, model, plan, strategy = sys.argv[1:]
+save_plan(plan_cluster(load_cluster(cluster), load_workload(model), strategy=strategy), plan)
+"""
 EXAMPLE = ROOT / "benchmarks" / "settings" / "setting-1-7b"
 
 
@@ -56,13 +65,11 @@ def plan_bytes(
     file = folder / "cluster.yaml"
     file.write_text(yaml_text(permuted(read_yaml(cluster).data, Random(seed))))
     plan = folder / f"plan-{seed}.json"
-    command = [sys.executable, "-m", "megatron_hetero", "plan", "--cluster", str(file)]
     subprocess.run(
-        [*command, "--model", str(model), "-o", str(plan), "--strategy", strategy],
+        [sys.executable, "-c", PROGRAM, str(file), str(model), str(plan), strategy],
         env={**os.environ, "PYTHONHASHSEED": str(seed)},
         cwd=ROOT,
         check=True,
-        stdout=subprocess.DEVNULL,
     )
     return plan.read_bytes()
 
