@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
+from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"plans; {STOCK}: the best plan that needs no plug-in; the others are for comparison)",
     )
     add_goal_arguments(parser)
+    add_near_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -66,9 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
     cluster = load_cluster(arguments.cluster)
+    profile = load_profile(arguments.profile) if arguments.profile else None
+    check_near_arguments(arguments)
+    if arguments.near is not None:
+        return run_near(arguments, output, cluster, profile)
     workload = load_workload(arguments.model, arguments.megatron_args)
     check_user_flags(workload.megatron_args)
-    profile = load_profile(arguments.profile) if arguments.profile else None
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         plan, explanation = plan_and_explain(

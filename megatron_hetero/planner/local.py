@@ -86,8 +86,7 @@ def climb(
 
 def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterator[Placement]:
     """All placements one move away, fine moves first."""
-    yield from _layer_moves(placement)
-    yield from _micro_batch_moves(placement)
+    yield from fine_moves(placement)
     chains = [
         tuple(Unit(s.devices[0].node, tuple(d.index for d in s.devices)) for s in r.stages)
         for r in placement.replicas
@@ -99,6 +98,12 @@ def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterat
             filled = filler.placement(moved)
             if filled is not None:
                 yield filled
+
+
+def fine_moves(placement: Placement) -> Iterator[Placement]:
+    """One layer from a stage to another, or one micro-batch from a replica to another."""
+    yield from _layer_moves(placement)
+    yield from _micro_batch_moves(placement)
 
 
 def _layer_moves(placement: Placement) -> Iterator[Placement]:

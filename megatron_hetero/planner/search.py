@@ -108,11 +108,16 @@ def _searched(
 
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
     best = Rescorer(board).best()
-    if best is not None:
-        return best
+    if best is None:
+        raise infeasible_or_limits(problem, board)
+    return best
+
+
+def infeasible_or_limits(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
+    """The error to raise where a board has no best plan."""
     if board.nearest is not None:
-        raise limits_error(problem, board.nearest)
-    raise infeasible_error(problem, board)
+        return limits_error(problem, board.nearest)
+    return infeasible_error(problem, board)
 
 
 def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:

@@ -320,3 +320,28 @@ def test_explain_says_what_to_add_first(plan_path: Path, capsys) -> None:
     out = capsys.readouterr().out
     assert "What to add first" in out and found[0]["what"] in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_planning_again_near_an_old_plan(plan_path: Path, tmp_path: Path, capsys) -> None:
+    smaller = tmp_path / "smaller.yaml"
+    text = Path(CLUSTER).read_text()
+    assert "count: 4" in text
+    smaller.write_text(text.replace("count: 4", "count: 3"))
+    path = tmp_path / "after.json"
+    words = ["plan", "--cluster", str(smaller), "--near", str(plan_path), "-o", str(path)]
+    words += ["--store-bandwidth", "1 GB/s", "--steps", "100"]
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    way = shown["ways"][shown["chosen"]]
+    assert shown["layout"] == way["layout"] == format_layout(load_plan(path).layout)
+    assert all(w["moved_bytes"] >= 0 and w["move_s"] is not None for w in shown["ways"])
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "Ways to go on" in out and "to fetch" in out and "a step took" in out
+    assert max(map(len, out.splitlines())) <= 100
+    for bad, message in (
+        (["--near", str(plan_path), "--store-bandwidth", "5"], "--store-bandwidth: .* without a"),
+        (["--prefer", "near", "--model", MODEL], "--prefer goes with --near"),
+    ):
+        assert main(["plan", "--cluster", str(smaller), *bad]) == 2
+        assert re.search(message, capsys.readouterr().err)

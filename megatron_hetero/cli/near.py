@@ -1,0 +1,140 @@
+"""`plan --near OLD.JSON`: ways to go on with a plan on a cluster that changed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cli.goal import objective_of
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.summary import plan_summary
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.errors import EXIT_INTERRUPTED, UsageError
+from megatron_hetero.flags.emit import check_user_flags, megatron_args
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.file import load_plan, save_plan
+from megatron_hetero.planner.replan import Replanning, replan
+from megatron_hetero.report.replanning import replanning_lines
+from megatron_hetero.report.terminal import plan_report
+from megatron_hetero.units import UnitError, parse_bandwidth
+
+PREFERENCES = ("pays", "near", "best")
+
+
+def add_near_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--near` and what goes with it."""
+    near = parser.add_argument_group(
+        "planning again, after a node was lost, added or became slow",
+        "The model is that of the old plan, unless --model is given.",
+    )
+    near.add_argument(
+        "--near",
+        type=Path,
+        metavar="OLD.JSON",
+        help="the plan that ran so far: shows the plan near it, the fastest one, what moving to "
+        "each costs, and from how many steps on that pays",
+    )
+    near.add_argument(
+        "--prefer",
+        choices=PREFERENCES,
+        default="pays",
+        help="which of them to write: the one that ends first after --steps or --tokens that are "
+        "left (default; the fastest if neither is known), the one that moves least, or the fastest",
+    )
+    near.add_argument(
+        "--store-bandwidth",
+        metavar="B",
+        help='what a node reads of the checkpoint store, for example "2 GB/s": what is missing '
+        "comes from there, not from the GPUs that have it",
+    )
+
+
+def check_near_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse what has a meaning beside `--near` alone.
+
+    Raises:
+        UsageError: `--prefer` or `--store-bandwidth` without `--near`.
+    """
+    if arguments.near is None:
+        for flag, given in (
+            ("--store-bandwidth", arguments.store_bandwidth is not None),
+            ("--prefer", arguments.prefer != "pays"),
+        ):
+            if given:
+                raise UsageError(f"{flag} goes with --near OLD.JSON, the plan that ran so far")
+
+
+def run_near(
+    arguments: argparse.Namespace, output: Output, cluster: Cluster, profile: Profile | None
+) -> int:
+    """Plan again, print the ways to go on, save the chosen one."""
+    old = load_plan(arguments.near)
+    workload = old.workload
+    if workload is None or arguments.model is not None or arguments.megatron_args:
+        workload = load_workload(arguments.model, arguments.megatron_args)
+    check_user_flags(workload.megatron_args)
+    start_s = time.perf_counter()
+    with output.search_progress() as progress:
+        found = replan(
+            old,
+            cluster,
+            workload,
+            profile=profile,
+            progress=progress,
+            strategy=arguments.strategy,
+            objective=objective_of(arguments, workload),
+            store_bytes_per_s=_store_bytes_per_s(arguments.store_bandwidth),
+            prefer=arguments.prefer,
+        )
+    search_s = time.perf_counter() - start_s
+    plan = found.ways[found.chosen].plan
+    megatron_args(plan, str(arguments.output or "plan.json"))
+    if arguments.output:
+        save_plan(plan, arguments.output)
+    if found.interrupted:
+        output.note("interrupted: these are the best plans found so far")
+    code = EXIT_INTERRUPTED if found.interrupted else 0
+    if arguments.json:
+        summary = plan_summary(plan, arguments.output)
+        summary["search_s"] = round(search_s, 3)
+        summary["ways"] = _ways_data(found)
+        summary["chosen"] = found.chosen
+        summary["interrupted"] = found.interrupted
+        output.json(summary)
+        return code
+    output.show(*replanning_lines(found, old), plan_report(plan))
+    name = f"number {found.chosen + 1} of the ways above"
+    if arguments.output:
+        output.show(
+            f"Written to {arguments.output} ({name}); next: megatron-hetero flags "
+            f"{arguments.output}, and start it with the --load of the old job"
+        )
+    else:
+        output.show(f"Nothing was written ({name}): -o plan.json saves it")
+    return code
+
+
+def _ways_data(found: Replanning) -> list[dict[str, Any]]:
+    return [
+        {
+            "layout": way.layout,
+            "step_time_s": way.step_time_s,
+            "moved_bytes": round(way.movement.moved_bytes),
+            "lost_bytes": round(way.movement.lost_bytes),
+            "move_s": way.movement.time_s,
+            "pays_after_steps": way.pays_after_steps,
+        }
+        for way in found.ways
+    ]
+
+
+def _store_bytes_per_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return parse_bandwidth(text)
+    except UnitError as error:
+        raise UsageError(f"--store-bandwidth: {error}") from None

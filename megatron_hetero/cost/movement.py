@@ -1,0 +1,126 @@
+"""What it takes to go from one plan to another: who has to fetch what, from whom, and how long.
+
+Every device of the new plan fetches what it does not keep already, each piece from the holder in
+the old plan that is nearest and, of equals, has sent least; what no device keeps any more, or all
+of it if a checkpoint store is named, comes from the store.  Nodes fetch beside each other; a node
+sends and receives one piece after the other, in both directions at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.holdings import Holdings, Interval, StateSizes, Tensor, without
+
+
+@dataclass(frozen=True)
+class Movement:
+    """`lost_bytes` are kept by no device any more and come from a checkpoint, if not from the store
+    then all the same.  `time_s` is None where there are such bytes and no store was named."""
+
+    moved_bytes: float
+    lost_bytes: float
+    time_s: float | None
+
+
+class Mover:
+    """The movements away from one plan, to any other.
+
+    Args:
+        kept: what the old plan's devices keep, of those that can still be asked.
+        store_bytes_per_s: what one node reads of the checkpoint store; None if pieces come from the
+            other devices.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sizes: StateSizes,
+        kept: Holdings,
+        store_bytes_per_s: float | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.sizes = sizes
+        self.kept = kept
+        self.store_bytes_per_s = store_bytes_per_s
+        self._devices = {device.name: device for device in cluster.devices}
+        self._holders: dict[Tensor, list[tuple[Interval, str]]] = {}
+        for device, tensors in sorted(kept.items()):
+            for tensor, interval in tensors.items():
+                self._holders.setdefault(tensor, []).append((interval, device))
+
+    def to(self, wanted: Holdings) -> Movement:
+        """The movement to devices that keep `wanted`."""
+        load = _Load()
+        moved = lost = 0.0
+        for device, tensors in sorted(wanted.items()):
+            own = self.kept.get(device, {})
+            for tensor, interval in tensors.items():
+                size = self.sizes.bytes_of(tensor)
+                for missing in without(interval, own.get(tensor)):
+                    for (start, stop), sources in self._pieces(tensor, missing):
+                        num_bytes = (stop - start) * size
+                        moved += num_bytes
+                        if not sources:
+                            lost += num_bytes
+                        self._fetch(load, device, sources, num_bytes)
+        if lost and self.store_bytes_per_s is None:
+            return Movement(moved, lost, None)
+        return Movement(moved, lost, load.time_s)
+
+    def _fetch(self, load: _Load, device: str, sources: list[str], num_bytes: float) -> None:
+        receiver = self._devices[device]
+        if self.store_bytes_per_s is not None:
+            load.add(load.received_s, receiver.node, num_bytes / self.store_bytes_per_s)
+            return
+        if not sources:
+            return
+
+        def rank(source: str) -> tuple[float, float, str]:
+            sender = self._devices[source]
+            seconds = num_bytes / self.cluster.link(sender, receiver).bytes_per_s
+            return seconds, load.sent_s.get(_end(sender, receiver), 0.0), source
+
+        best = min(sources, key=rank)
+        sender, seconds = self._devices[best], rank(best)[0]
+        load.add(load.sent_s, _end(sender, receiver), seconds)
+        load.add(load.received_s, _end(receiver, sender), seconds)
+
+    def _pieces(self, tensor: Tensor, interval: Interval) -> Iterator[tuple[Interval, list[str]]]:
+        """An interval cut where its holders end, each piece with all who have it."""
+        start, stop = interval
+        holders = self._holders.get(tensor, [])
+        cuts = {start, stop}
+        cuts |= {edge for ends, _ in holders for edge in ends if start < edge < stop}
+        edges = sorted(cuts)
+        for a, b in pairwise(edges):
+            if b - a > 1e-12:
+                yield (a, b), [name for (i, j), name in holders if i <= a and b <= j]
+
+
+@dataclass
+class _Load:
+    """Seconds for which each node's network, and each device inside its node, is taken."""
+
+    sent_s: dict[str, float] = field(default_factory=dict)
+    received_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, seconds_of: dict[str, float], where: str, seconds: float) -> None:
+        seconds_of[where] = seconds_of.get(where, 0.0) + seconds
+
+    @property
+    def time_s(self) -> float:
+        return max(*self.sent_s.values(), *self.received_s.values(), 0.0, 0.0)
+
+
+def _end(one: Device, other: Device) -> str:
+    """Where a device's traffic with another is counted: at its node's network, or at itself."""
+    return one.name if one.node == other.node else one.node
+
+
+def surviving(kept: Holdings, alive: frozenset[str]) -> Holdings:
+    """What is kept by the devices that can still be asked."""
+    return {device: tensors for device, tensors in kept.items() if device in alive}
