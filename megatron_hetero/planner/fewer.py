@@ -134,6 +134,10 @@ class _Search:
         part = Scoreboard(restricted(self.problem, self.offers, selection))
         for strategy in strategies:
             strategy.search(part)
+        for candidate in part.refined[:_NUM_TAKEN]:
+            self.board.keep_refined(
+                candidate.placement, candidate.cost, candidate.strategy, candidate.rank_order
+            )
         best = part.wanted
         for candidate in (*part.ranking[:_NUM_TAKEN], *([best] if best else [])):
             self.board.score(candidate.placement, candidate.strategy)

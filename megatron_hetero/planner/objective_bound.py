@@ -25,6 +25,7 @@ from megatron_hetero.planner.offers import (
     offers_of,
     promise,
     restricted,
+    work_of,
 )
 from megatron_hetero.planner.problem import Problem
 
@@ -93,7 +94,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
 
 def _by_work(problem: Problem, offers: Sequence[Offer]) -> ObjectiveBound | None:
     """Of too many selections: the cheapest work, or the fewest of the fastest GPUs."""
-    work = problem.num_micro_batches * problem.num_layers
+    work = work_of(problem)
     objective = problem.objective
     if objective.name == "cheapest":
         prices = [

@@ -12,6 +12,7 @@ from itertools import product
 from math import inf, prod
 
 from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.planner.kinds import kinds_of
 from megatron_hetero.planner.problem import Problem
 
@@ -29,7 +30,8 @@ class Offer:
     """Equal machines at one price.
 
     `unit`: the number of GPUs by which they are taken.  `layer_gpu_s`: GPU-seconds of one layer's
-    forward and backward for a micro-batch, at the width that takes least.
+    forward and backward for a sequence, at the width, micro-batch size and recompute that take
+    least.
     """
 
     nodes: tuple[Node, ...]
@@ -38,7 +40,7 @@ class Offer:
     unit: int
     layer_gpu_s: float
     least_layer_s: float
-    """The least time in which any group of them does a layer."""
+    """The least time in which any group of them does a layer for a micro-batch."""
 
     @property
     def most(self) -> int:
@@ -69,16 +71,25 @@ def offers_of(problem: Problem) -> tuple[Offer, ...]:
     rows = problem.workload.model.vocab_size
     objective = problem.objective
     whole = objective.needs_prices(problem.cluster) and objective.name != "fewest-gpus"
+    ways = [
+        (size, problem.costs.variant(micro_batch_size=size, recompute=recompute))
+        for size in micro_batch_sizes(problem.costs)
+        for recompute in recomputes(problem.costs)
+    ]
     offers = []
     for kind in kinds_of(problem):
         by_price: dict[tuple[float | None, float | None], list[Node]] = {}
         for node in kind.nodes:
             key = node.price_per_hour, node.gpu_price_per_hour
             by_price.setdefault(key, []).append(node)
-        times_s = {w: problem.costs.pieces(kind.node, w, rows).layer.total_s for w in kind.widths}
+        times_s = {
+            (w, size): costs.pieces(kind.node, w, rows).layer.total_s
+            for size, costs in ways
+            for w in kind.widths
+        }
         for (price, _), nodes in by_price.items():
             unit = kind.num_gpus if whole and price is not None else 1
-            layer_gpu_s = min(w * time_s for w, time_s in times_s.items())
+            layer_gpu_s = min(w * time_s / size for (w, size), time_s in times_s.items())
             least_s = min(times_s.values())
             offers.append(Offer(tuple(nodes), kind.num_gpus, unit, layer_gpu_s, least_s))
     return tuple(sorted(offers, key=lambda o: (_work_price(o), o.nodes[0].name)))
@@ -143,6 +154,11 @@ class Promise:
     price_per_hour: float | None
 
 
+def work_of(problem: Problem) -> int:
+    """Layers times sequences of a step."""
+    return problem.workload.training.global_batch_size * problem.num_layers
+
+
 def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Promise:
     """The least step time of a selection, were its work divided perfectly, and its price."""
     taken = [(offer, n) for offer, n in zip(offers, selection, strict=True) if n]
@@ -152,7 +168,7 @@ def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> 
     known = [price for price in prices if price is not None]
     return Promise(
         sum(selection),
-        max(way_s, problem.num_micro_batches * problem.num_layers / layers_per_s),
+        max(way_s, work_of(problem) / layers_per_s),
         sum(known) if len(known) == len(prices) else None,
     )
 

@@ -34,6 +34,7 @@ from megatron_hetero.planner.repair import near_placements, old_replicas
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
 from megatron_hetero.planner.search import infeasible_or_limits, plan_of
+from megatron_hetero.planner.stock_strategy import STOCK
 
 Prefer = Literal["near", "best", "pays"]
 
@@ -124,12 +125,17 @@ def replan(
         )
     if not all(stage.devices for replica in old.replicas for stage in replica.stages):
         raise UsageError("the old plan names no devices (it was made of a layout); plan without it")
+    if strategy == STOCK:
+        raise UsageError(
+            f"--strategy {STOCK} finds one plan and none near it; use --near with --stock, which "
+            "keeps to plans of stock Megatron"
+        )
     problem = make_problem(cluster, workload, profile, objective=objective)
     ways = _Ways(problem, old, store_bytes_per_s)
     board = search(problem, progress, strategies_of(strategy))
     if not board.interrupted:
         _Near(ways).search(board)
-    for candidate in board.ranking_with_counts[:_NUM_MEASURED]:
+    for candidate in board.ranking_of_all[:_NUM_MEASURED]:
         ways.add(candidate)
     if board.best is not None:
         ways.add(board.best)

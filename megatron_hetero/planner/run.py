@@ -84,7 +84,7 @@ def search(
         if _may_gain_from_fewer(board):
             FewerMachines(lambda: chosen).search(board)
             for strategy in chosen:
-                if isinstance(strategy, LocalSearch | LaunchAhead):
+                if isinstance(strategy, LocalSearch | LaunchAhead | Refine):
                     strategy.search(board)
     except KeyboardInterrupt:
         if board.best is None:

@@ -174,6 +174,11 @@ class Scoreboard:
         return tuple(sorted(both, key=lambda candidate: candidate.key))
 
     @property
+    def refined(self) -> tuple[Candidate, ...]:
+        """The best placements that do more than the job's flags say."""
+        return tuple(self._refined)
+
+    @property
     def ranking_of_all(self) -> tuple[Candidate, ...]:
         """`ranking_with_counts`, and those that do more than the job's flags say among them."""
         both = [*self.ranking_with_counts, *self._refined]

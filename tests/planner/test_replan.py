@@ -111,13 +111,13 @@ def test_after_a_loss_every_way_is_a_plan(
 
 def two_replicas() -> tuple[Cluster, Plan]:
     cluster = make_cluster(("a", FAST, 2), ("b", FAST, 2))
-    return cluster, place("tp2:4 @4 | tp2:4 @4", make_workload(global_batch_size=8), cluster)
+    return cluster, place("tp2:4 @96 | tp2:4 @96", make_workload(global_batch_size=192), cluster)
 
 
 def test_a_lost_replica_is_left_away_without_moving_anything() -> None:
     cluster, old = two_replicas()
     found = replan(old, without_node(cluster, "b"))
-    assert found.ways[0].layout == "tp2:4 @8" and found.ways[0].movement.moved_bytes == 0
+    assert found.ways[0].layout == "tp2:4 @192" and found.ways[0].movement.moved_bytes == 0
     assert found.ways[0].plan.replicas[0].stages[0].devices == ("a:0", "a:1")
 
 
@@ -126,7 +126,7 @@ def test_a_spare_takes_the_place_of_what_was_lost() -> None:
     spare = make_cluster(("a", FAST, 2), ("spare", FAST, 2))
     ways = replan(old, spare).ways
     layouts = [way.layout for way in ways]
-    assert layouts[0] == "tp2:4 @8"  # nothing moves
+    assert layouts[0] == "tp2:4 @192"  # nothing moves
     kept = next(w for w in ways if len(w.plan.replicas) > 1)
     assert {d.split(":")[0] for d in kept.plan.replicas[0].stages[0].devices} == {"a"}
     assert kept.movement.lost_bytes == 0 and kept.movement.time_s is not None
