@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +64,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     flags = read_flags(arguments.source, arguments.megatron_args or ())
     read = from_hexiscale if arguments.source_system == "hexiscale" else from_flagscale
     conversion: Conversion = read(flags)
-    workload = load_workload(arguments.model) if arguments.model else None
+    workload = None
+    if arguments.model:
+        workload = load_workload(
+            arguments.model, _flags_of_the_model(arguments.megatron_args or ())
+        )
     if workload is not None:
         # The model's script is often the other system's own, whose flags Megatron does not know.
         known = flag_table().known_part(workload.megatron_args)
@@ -80,6 +85,18 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.output is not None:
         output.note(f"written to {arguments.output}, which names no machines")
     return 0
+
+
+def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
+    """What was typed behind `--` beside the layout: Megatron's flags that describe the model."""
+    kept: list[str] = []
+    taken = False
+    for word in flag_table().known_part(tuple(typed)):
+        if word.startswith("--"):
+            taken = "parallel" not in word and "hetero" not in word
+        if taken:
+            kept.append(word)
+    return tuple(kept)
 
 
 def _write(arguments: argparse.Namespace, output: Output) -> int:

@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         arguments.output.unlink()
         raise
     output.show(
-        f"Written to {arguments.output}; next: megatron-hetero plan --cluster {arguments.output}"
+        f"Written to {arguments.output}; next: megatron-hetero plan --cluster {arguments.output} "
+        "--model FILE, a Megatron script or a Hugging Face config.json"
     )
     return 0
 

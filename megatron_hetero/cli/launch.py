@@ -15,6 +15,7 @@ from megatron_hetero.flags.launchers.skypilot import skypilot_files
 from megatron_hetero.flags.launchers.slurm import slurm_files
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.flags.launchers.torchrun import torchrun_files
+from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.plan.file import load_plan
 
 DESCRIPTION = """\
@@ -73,6 +74,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         arguments.image,
     )
     job.check()
+    left = flags_left_to_the_shell(job.plan.workload) if job.plan.workload else ()
+    given = {word.partition("=")[0] for word in job.more_flags}
+    left = tuple(flag for flag in left if flag not in given)
+    if left:
+        output.note(
+            f"the script takes {', '.join(left)} from shell variables, whose values the plan does "
+            f"not have: the job starts without. Give them behind `--`, for example -- {left[0]} "
+            "VALUE"
+        )
     files_of, next_step = LAUNCHERS[arguments.launcher]
     files = files_of(job)
     folder.mkdir(parents=True, exist_ok=True)

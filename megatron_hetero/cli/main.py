@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from megatron_hetero import __version__
 from megatron_hetero.cli.output import COLOR_CHOICES, Output
 from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError
+from megatron_hetero.files import near_names
 
 EXIT_BROKEN_PIPE = 141
 
@@ -85,9 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb is not None and verb.TAKES_MEGATRON_FLAGS:
         words, found = _take_megatron_flags(words, verb)
         megatron_args = [*found, *(megatron_args or ())]
-    arguments = parser.parse_args(words)
+    if verb is None:
+        _refuse_unknown_verb(parser, words)
+    arguments, unknown = parser.parse_known_args(words)
     if verb is None:
         parser.error(f"choose a verb: {', '.join(VERBS)}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_near_flags(unknown, verb)}")
     if megatron_args is not None and not verb.TAKES_MEGATRON_FLAGS:
         parser.error(f"{verb_name} takes no Megatron flags, so nothing may follow `--`")
     arguments.megatron_args = tuple(megatron_args or ())
@@ -106,6 +111,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
 
 
+def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Name the verb that was meant, where one is near."""
+    typed = next((w for w in words if not w.startswith("-") and w not in COLOR_CHOICES), None)
+    if typed is not None:
+        near = near_names(typed, VERBS)
+        parser.error(f'there is no verb "{typed}"{near}; the verbs are {", ".join(VERBS)}')
+
+
+def _near_flags(unknown: Sequence[str], verb: Verb) -> str:
+    """The near names of what neither the verb nor Megatron knows."""
+    known = _own_names(verb)
+    if verb.TAKES_MEGATRON_FLAGS:
+        from megatron_hetero.flags.table import flag_table
+
+        known |= set(flag_table().by_name)
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    return "".join(near_names(flag, sorted(known)) for flag in flags[:1])
+
+
+def _own_names(verb: Verb) -> set[str]:
+    own = argparse.ArgumentParser(add_help=True)
+    verb.add_arguments(own)
+    _add_color(own, default="auto")
+    return {name for action in own._actions for name in action.option_strings}
+
+
 def _split_at_double_dash(words: list[str]) -> tuple[list[str], list[str] | None]:
     if "--" not in words:
         return words, None
@@ -120,10 +151,7 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
     """
     from megatron_hetero.flags.table import flag_table
 
-    own = argparse.ArgumentParser(add_help=True)
-    verb.add_arguments(own)
-    _add_color(own, default="auto")
-    own_names = {name for action in own._actions for name in action.option_strings}
+    own_names = _own_names(verb)
     table = flag_table()
     kept: list[str] = []
     taken: list[str] = []

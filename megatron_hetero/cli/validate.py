@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     made_for_cluster = cluster and plan.inputs.get("cluster") == cluster_hash(cluster)
     if cluster and not made_for_cluster:
         output.note(
-            f"{arguments.plan} was made for another content of {arguments.cluster}, so its figures "
-            "are old: `megatron-hetero explain --cluster` scores it anew"
+            f"{arguments.cluster} was changed since {arguments.plan} was made, or is another one, "
+            "so the plan's figures are old: `megatron-hetero explain --cluster` scores it anew"
         )
     if arguments.json:
         output.json(

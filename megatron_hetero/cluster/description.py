@@ -35,11 +35,12 @@ def load_cluster(path: Path | str) -> Cluster:
     _check_unique_names(file.nodes, references)
     gpu_types = _gpu_types(file, references)
     inside_links = _inside_links(file, gpu_types, references)
+    _check_inside_links(file, gpu_types, inside_links, references)
     gpu_prices = {gpu_types[name].name: g.price_per_hour for name, g in file.gpu_types.items()}
     return Cluster(
         nodes=tuple(
-            _node(i, section, gpu_types[section.gpu], inside_links, gpu_prices, references)
-            for i, section in enumerate(file.nodes)
+            _node(section, gpu_types[section.gpu], inside_links, gpu_prices)
+            for section in file.nodes
         ),
         node_links=resolve_node_links(file.links, file.nodes, references),
         limits=resolve_limits(file.limits, {n.name: n.count for n in file.nodes}, references),
@@ -218,22 +219,43 @@ def _inside_links(
     return links
 
 
+def _check_inside_links(
+    file: ClusterSection,
+    gpu_types: Mapping[str, GpuType],
+    inside_links: Mapping[str, LinkSection],
+    references: References,
+) -> None:
+    """Every node of several GPUs has a link between them; all that have none are named at once."""
+    missing = {
+        i: node
+        for i, node in enumerate(file.nodes)
+        if node.count > 1 and node.link is None and gpu_types[node.gpu].name not in inside_links
+    }
+    if not missing:
+        return
+    names = [f'"{node.name}"' for node in missing.values()]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    first = next(iter(missing))
+    have = (
+        f"node {shown} has {missing[first].count} GPUs"
+        if len(names) == 1
+        else f"nodes {shown} have several GPUs each"
+    )
+    keys = dict.fromkeys(f"links.inside_node.{node.gpu}" for node in missing.values())
+    references.fail(
+        ["nodes", first],
+        f"{have} and no link between them; add {' and '.join(keys)} or a link of the node, for "
+        "example link: {bandwidth: 20 GB/s, latency: 10 us}",
+    )
+
+
 def _node(
-    index: int,
     section: NodeSection,
     gpu: GpuType,
     inside_links: Mapping[str, LinkSection],
     gpu_prices: Mapping[str, float | None],
-    references: References,
 ) -> Node:
     link = section.link or inside_links.get(gpu.name)
-    if link is None and section.count > 1:
-        references.fail(
-            ["nodes", index],
-            f'node "{section.name}" has {section.count} GPUs and no link between them; add '
-            f"links.inside_node.{section.gpu} or a link of the node, for example "
-            "link: {bandwidth: 20 GB/s, latency: 10 us}",
-        )
     return Node(
         name=section.name,
         gpu_type=gpu,

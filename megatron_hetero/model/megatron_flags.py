@@ -58,6 +58,8 @@ _REQUIRED = {
 }
 """Flags that a job cannot do without, with an example of each."""
 _WHY_REQUIRED = {"--vocab-size": "the size of the embedding cannot be read from a tokenizer here"}
+_UNKNOWN = " (without {}: set by the shell)"
+"""Behind the source, where a plan keeps it: flags whose values are not known."""
 _OPTIMIZERS = ("adam", "sgd")
 _POSITION_EMBEDDINGS = ("learned_absolute", "rope", "none")
 _RECOMPUTE = ("full", "selective")
@@ -84,8 +86,15 @@ def workload_from_arguments(
     model = _model(flags)
     training = _training(flags, model)
     unknown = flags.unknown()
-    note = f" (without {', '.join(unknown)}: set by the shell)" if unknown else ""
+    note = _UNKNOWN.format(", ".join(unknown)) if unknown else ""
     return Workload(model, training, flags.kept(), source + note)
+
+
+def flags_left_to_the_shell(workload: Workload) -> tuple[str, ...]:
+    """Flags of the script whose values only a running shell would know: no plan has them."""
+    begin, end = _UNKNOWN.split("{}")
+    _, found, rest = workload.source.rpartition(begin)
+    return tuple(rest.removesuffix(end).split(", ")) if found and rest.endswith(end) else ()
 
 
 def _model(flags: FlagReader) -> ModelSpec:

@@ -13,6 +13,8 @@ from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
 from megatron_hetero.plan.violation import layer_range, stage_name
 from megatron_hetero.units import format_bytes, format_duration
 
+_OF_THE_JOB = "the job's"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -78,23 +80,29 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     yield from _changed(where, "context-parallel size", *contexts)
     yield from _changed(where, "shares", _shares(old), _shares(new))
     yield from _changed(where, "holds", _layers(old), _layers(new))
-    for field in (
-        "recompute",
-        "recompute_num_layers",
-        "precision",
-        "num_launched_forwards",
-        "order",
-        "optimizer_share",
-    ):
+    for field, default in _DEFAULTS.items():
         yield from _changed_setting(
-            where, field.replace("_", " "), getattr(old, field), getattr(new, field)
+            where, field.replace("_", " "), getattr(old, field), getattr(new, field), default
         )
 
 
-def _changed_setting(where: str, what: str, before: Any, after: Any) -> Iterator[Difference]:
-    """For what follows the job when it is None: that is a value, not an absence."""
+_DEFAULTS = {
+    "recompute": _OF_THE_JOB,
+    "recompute_num_layers": _OF_THE_JOB,
+    "precision": _OF_THE_JOB,
+    "num_launched_forwards": "1F1B's own",
+    "order": "1F1B",
+    "optimizer_share": "1",
+}
+"""What a stage's setting is when it is None."""
+
+
+def _changed_setting(
+    where: str, what: str, before: Any, after: Any, default: str = _OF_THE_JOB
+) -> Iterator[Difference]:
+    """For what has a meaning when it is None: that is a value, not an absence."""
     if before != after:
-        yield Difference(where, what, _text(before) or "the job's", _text(after) or "the job's")
+        yield Difference(where, what, _text(before) or default, _text(after) or default)
 
 
 def _devices(before: Plan, after: Plan) -> Iterator[Difference]:

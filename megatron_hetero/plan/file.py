@@ -32,6 +32,11 @@ def load_plan(path: Path | str) -> Plan:
         PlanFormatError: another schema version, a key or value that the schema does not know, or a
             broken invariant; each with file, line and key.
     """
+    if Path(path).suffix in (".yaml", ".yml"):
+        raise PlanFormatError(
+            f"{path}: a plan is a JSON file, not YAML. Of a cluster.yaml one is made by "
+            f"`megatron-hetero plan --cluster {path} --model FILE -o plan.json`"
+        )
     return _plan_from_document(read_json(path))
 
 

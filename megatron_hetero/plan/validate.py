@@ -35,7 +35,24 @@ def validate_plan(plan: Plan, cluster: Cluster | None = None, source: str = "") 
     violations = first_violations(plan, cluster)
     if violations:
         where = f"{source}: " if source else ""
-        raise PlanFormatError(format_messages([f"{where}{v.message}" for v in violations]))
+        text = format_messages([f"{where}{v.message}" for v in violations])
+        raise PlanFormatError(text + _which_changed(plan, cluster, source))
+
+
+def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
+    """Whether the plan or the cluster is not what it was when the plan was made."""
+    from megatron_hetero.cluster.description import cluster_hash  # the readers of files
+
+    made_for = plan.inputs.get("cluster")
+    if cluster is None or made_for is None or first_violations(plan):
+        return ""
+    name, cluster_name = source or "the plan", cluster.source or "the cluster file"
+    if made_for == cluster_hash(cluster):
+        return f"\n({cluster_name} is what the plan was made for: {name} was changed since.)"
+    return (
+        f"\n({cluster_name} is not what the plan was made for: it was changed since, or is another "
+        f"one. `megatron-hetero plan --cluster {cluster_name} --near {name}` plans again near it.)"
+    )
 
 
 def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violation, ...]:

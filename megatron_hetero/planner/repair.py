@@ -22,6 +22,8 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 _MAX_COMBINED = 400
 """Ways to mend all broken replicas together; of more, those that mend all in the same way."""
 _MAX_OPTIONS = 24
+"""Ways to put other GPUs in the place of those that one replica lost, of `_MAX_TRIED` tried."""
+_MAX_TRIED = 2000
 
 Piece = tuple[Unit, int]
 """A stage: its GPUs and its number of layers."""
@@ -136,7 +138,7 @@ def _replaced(
         ]
         others.sort(key=lambda u: (u.width != width, -u.width, u.node))
         menus.append([*([unit] if unit is not None else []), *others])
-    for units in product(*menus):
+    for units in islice(product(*menus), _MAX_TRIED):
         taken = [gpu for unit in units for gpu in unit.devices]
         if len(taken) == len(set(taken)):
             layers = [n for _, _, n in replica.stages]

@@ -29,6 +29,7 @@ from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.local import fine_moves
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.refine import Refine
 from megatron_hetero.planner.relabel import nearest_labels
 from megatron_hetero.planner.repair import near_placements, old_replicas
 from megatron_hetero.planner.run import search, strategies_of
@@ -252,11 +253,16 @@ class _Near:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         ways, problem = self.ways, board.problem
+        near = Scoreboard(problem)
         found = []
         for placement in near_placements(problem, old_replicas(problem, ways.old, ways.alive)):
-            candidate = board.score_with_counts(placement, self.name)
+            candidate = near.score_with_counts(placement, self.name)
             if candidate is not None and (way := ways.add(candidate)) is not None:
                 found.append(way)
+        # With recompute and micro-batch sizes of their own, those too that lack memory without.
+        Refine().search(near)
+        for candidate in near.refined:
+            ways.add(replace(candidate, strategy=self.name))
         if not found:
             return
         num_steps = problem.objective.num_steps or _DEFAULT_STEPS
@@ -269,7 +275,7 @@ class _Near:
                 priced += 1
                 if priced > _MAX_CLIMB:
                     return
-                candidate = board.score_with_counts(placement, self.name)
+                candidate = near.score_with_counts(placement, self.name)
                 if candidate is None or candidate.step_time_s >= best.step_time_s:
                     continue
                 moved = ways.add(candidate)

@@ -37,9 +37,9 @@ def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
             "plan-out-of-date",
             "warning",
             cluster.source or "the cluster file",
-            "the plan was made for another content of this file, so that neither its division nor "
-            "its figures are the best for it any more",
-            "plan again, or look at `megatron-hetero explain --cluster`",
+            "this file was changed since the plan was made (or is another one), so that neither "
+            "the plan's division nor its figures are the best for it any more",
+            "plan again (`megatron-hetero plan --near`), or look at `explain --cluster`",
         )
 
 

@@ -71,8 +71,8 @@ def grown(draw: st.DrawFn, cluster: Cluster) -> Cluster:
     return replace(cluster, nodes=(*cluster.nodes, node), node_links=links)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data(), clusters(max_gpus=5), workloads(max_layers=6, max_micro_batches=6))
+@settings(max_examples=12, deadline=None)
+@given(st.data(), clusters(max_gpus=4), workloads(max_layers=5, max_micro_batches=4))
 def test_with_more_nothing_is_worse_and_staying_moves_nothing(
     data: st.DataObject, cluster: Cluster, workload: Workload
 ) -> None:
@@ -91,8 +91,8 @@ def test_with_more_nothing_is_worse_and_staying_moves_nothing(
     assert best <= plan_cluster(more, workload).estimates.step_time_s * (1 + 1e-9)  # type: ignore[union-attr]
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data(), clusters(max_gpus=6), workloads(max_layers=6, max_micro_batches=6))
+@settings(max_examples=12, deadline=None)
+@given(st.data(), clusters(max_gpus=5), workloads(max_layers=5, max_micro_batches=4))
 def test_after_a_loss_every_way_is_a_plan(
     data: st.DataObject, cluster: Cluster, workload: Workload
 ) -> None:
