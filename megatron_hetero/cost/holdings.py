@@ -1,15 +1,16 @@
 """What each device of a plan keeps of the training's state: weights and optimizer, as intervals.
 
-A tensor is the interval from 0 to 1, in the order in which it is divided; a device keeps a part of
+A tensor is the interval from 0 to 1, in the order in which it is divided; a device keeps parts of
 it.  Norms and biases that all members of a group keep whole are counted with the part they belong
-to.  With the distributed optimizer each replica keeps one part of the states of what it holds (in
-equal parts here).
+to.  With the distributed optimizer the replicas keep equal parts of the states of each slice that
+none of their groups cuts further (`plan.shards.slices`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.parameters import head_params, layer_params, word_params
@@ -24,7 +25,9 @@ from megatron_hetero.plan.shards import shard_edges
 Tensor = tuple[str, int, str]
 """(part of the model, layer, "weights" or "optimizer")."""
 Interval = tuple[float, float]
-Holdings = dict[str, dict[Tensor, Interval]]
+Kept = dict[Tensor, tuple[Interval, ...]]
+"""What a device keeps of each tensor: intervals that do not overlap, rising."""
+Holdings = dict[str, Kept]
 """Device name -> what it keeps."""
 
 
@@ -97,20 +100,36 @@ class StateSizes:
 def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Holdings:
     """What every device keeps."""
     divides = workload.training.use_distributed_optimizer
+    weights = [
+        (r, device, name, layer, interval)
+        for r, stages in enumerate(replicas)
+        for stage in stages
+        for index, device in enumerate(stage.devices)
+        for name, layer, interval in _intervals(workload, stage, index)
+    ]
+    cuts: dict[tuple[str, int], set[float]] = {}
+    if divides:
+        for _, _, name, layer, interval in weights:
+            cuts.setdefault((name, layer), set()).update(interval)
     found: Holdings = {}
-    for r, stages in enumerate(replicas):
-        part = (r / len(replicas), (r + 1) / len(replicas)) if divides else (0.0, 1.0)
-        for stage in stages:
-            for index, device in enumerate(stage.devices):
-                kept = found.setdefault(device, {})
-                for name, layer, (start, stop) in _intervals(workload, stage, index):
-                    kept[name, layer, "weights"] = start, stop
-                    length = stop - start
-                    kept[name, layer, "optimizer"] = (
-                        start + part[0] * length,
-                        start + part[1] * length,
-                    )
+    for r, device, name, layer, interval in weights:
+        kept = found.setdefault(device, {})
+        kept[name, layer, "weights"] = (interval,)
+        kept[name, layer, "optimizer"] = (interval,)
+        if divides:
+            start, stop = interval
+            edges = sorted(edge for edge in cuts[name, layer] if start <= edge <= stop)
+            kept[name, layer, "optimizer"] = tuple(
+                _part(slice_, r, len(replicas)) for slice_ in pairwise(edges)
+            )
     return found
+
+
+def _part(interval: Interval, index: int, count: int) -> Interval:
+    """One of `count` equal parts."""
+    start, stop = interval
+    step = (stop - start) / count
+    return start + index * step, stop if index == count - 1 else start + (index + 1) * step
 
 
 def _intervals(
@@ -135,27 +154,35 @@ def _intervals(
         yield ("embedding" if model.tied_embeddings else "head"), 0, rows
 
 
-def overlap_bytes(
-    sizes: StateSizes, one: dict[Tensor, Interval], other: dict[Tensor, Interval]
-) -> float:
+def overlap_bytes(sizes: StateSizes, one: Kept, other: Kept) -> float:
     """Bytes that two devices both keep."""
     total = 0.0
-    for tensor, (start, stop) in one.items():
-        if tensor in other:
-            common = min(stop, other[tensor][1]) - max(start, other[tensor][0])
-            total += max(0.0, common) * sizes.bytes_of(tensor)
+    for tensor in one.keys() & other.keys():
+        common = sum(
+            max(0.0, min(stop, b) - max(start, a))
+            for start, stop in one[tensor]
+            for a, b in other[tensor]
+        )
+        total += common * sizes.bytes_of(tensor)
     return total
 
 
-def held_bytes(sizes: StateSizes, kept: dict[Tensor, Interval]) -> float:
+def held_bytes(sizes: StateSizes, kept: Kept) -> float:
     """Bytes of all that a device keeps."""
-    return sum((stop - start) * sizes.bytes_of(tensor) for tensor, (start, stop) in kept.items())
+    return sum(
+        (stop - start) * sizes.bytes_of(tensor)
+        for tensor, intervals in kept.items()
+        for start, stop in intervals
+    )
 
 
-def without(interval: Interval, own: Interval | None) -> Iterable[Interval]:
-    """The parts of an interval that lie outside another."""
+def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
+    """The parts of an interval that lie outside others, which rise."""
     start, stop = interval
-    if own is None or own[1] <= start or own[0] >= stop:
-        return [interval]
-    left, right = (start, max(start, own[0])), (min(stop, own[1]), stop)
-    return [(a, b) for a, b in (left, right) if b > a]
+    for a, b in own:
+        if a > start:
+            yield start, min(a, stop)
+        start = max(start, b)
+        if start >= stop:
+            return
+    yield start, stop

@@ -49,8 +49,9 @@ class Mover:
         self._devices = {device.name: device for device in cluster.devices}
         self._holders: dict[Tensor, list[tuple[Interval, str]]] = {}
         for device, tensors in sorted(kept.items()):
-            for tensor, interval in tensors.items():
-                self._holders.setdefault(tensor, []).append((interval, device))
+            for tensor, intervals in tensors.items():
+                found = self._holders.setdefault(tensor, [])
+                found += [(interval, device) for interval in intervals]
 
     def to(self, wanted: Holdings) -> Movement:
         """The movement to devices that keep `wanted`."""
@@ -58,10 +59,11 @@ class Mover:
         moved = lost = 0.0
         for device, tensors in sorted(wanted.items()):
             own = self.kept.get(device, {})
-            for tensor, interval in tensors.items():
+            for tensor, intervals in tensors.items():
                 size = self.sizes.bytes_of(tensor)
-                for missing in without(interval, own.get(tensor)):
-                    for (start, stop), sources in self._pieces(tensor, missing):
+                missing = [m for i in intervals for m in without(i, own.get(tensor, ()))]
+                for part in missing:
+                    for (start, stop), sources in self._pieces(tensor, part):
                         num_bytes = (stop - start) * size
                         moved += num_bytes
                         if not sources:

@@ -126,7 +126,9 @@ def test_moved_and_kept_make_up_all(before: str, after: str, divided: bool) -> N
 
 
 def test_intervals_without_others() -> None:
-    assert list(without((0.0, 1.0), None)) == [(0.0, 1.0)]
-    assert list(without((0.0, 1.0), (0.25, 0.5))) == [(0.0, 0.25), (0.5, 1.0)]
-    assert list(without((0.5, 1.0), (0.0, 0.5))) == [(0.5, 1.0)]
-    assert list(without((0.5, 1.0), (0.0, 1.0))) == []
+    assert list(without((0.0, 1.0), [])) == [(0.0, 1.0)]
+    assert list(without((0.0, 1.0), [(0.25, 0.5)])) == [(0.0, 0.25), (0.5, 1.0)]
+    assert list(without((0.0, 1.0), [(0.25, 0.5), (0.75, 1.0)])) == [(0.0, 0.25), (0.5, 0.75)]
+    assert list(without((0.5, 1.0), [(0.0, 0.5)])) == [(0.5, 1.0)]
+    assert list(without((0.5, 1.0), [(0.0, 1.0)])) == []
+    assert list(without((0.0, 0.5), [(0.6, 0.7)])) == [(0.0, 0.5)]
