@@ -12,7 +12,6 @@ from pydantic import (
     Field,
     Tag,
     WithJsonSchema,
-    field_validator,
 )
 
 from megatron_hetero.cluster.names import check_host_name
@@ -132,9 +131,3 @@ class ClusterSection(_Section):
     nodes: Annotated[tuple[NodeSection, ...], Field(min_length=1, max_length=MAX_NODES)]
     links: LinksSection = LinksSection()
     limits: LimitsSection = LimitsSection()
-
-    @field_validator("links", "limits", "gpu_types", mode="before")
-    @classmethod
-    def _empty(cls, value: object) -> object:
-        """A key with comments alone behind it is empty; what is missing is then said by name."""
-        return {} if value is None else value

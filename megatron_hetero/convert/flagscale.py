@@ -119,11 +119,12 @@ def cluster_text(hostfile: Path) -> str:
         )
     return (
         f"# From the host file {hostfile.name}, which knows no links: they are missing.\n"
-        "version: 1\n\nnodes:\n" + "".join(nodes) + "\nlinks:\n"
-        "  # Fill in, then `megatron-hetero plan`:\n"
-        "  # inside_node:\n"
-        "  #   GPU-TYPE: {bandwidth: 20 GB/s, latency: 12 us}\n"
-        "  # between_nodes: {bandwidth: 100 Gb/s, latency: 5 us}\n"
+        "version: 1\n\nnodes:\n" + "".join(nodes) + "\nlinks: {}\n"
+        "# Put these in the place of it, filled in, then `megatron-hetero plan`:\n"
+        "# links:\n"
+        "#   inside_node:\n"
+        "#     GPU-TYPE: {bandwidth: 20 GB/s, latency: 12 us}\n"
+        "#   between_nodes: {bandwidth: 100 Gb/s, latency: 5 us}\n"
     )
 
 

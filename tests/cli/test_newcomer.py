@@ -70,7 +70,7 @@ def test_all_nodes_without_links_are_named_at_once(tmp_path: Path) -> None:
     path.write_text(
         "version: 1\nnodes:\n  - {name: a, gpu: A100-40GB, count: 2}\n"
         "  - {name: one, gpu: T4, count: 1}\n  - {name: b, gpu: RTX-4090, count: 4}\n"
-        "links:\n  # inside_node:\n"
+        "links: {}\n"
     )
     words = (
         'nodes "a", "b" have several GPUs each and no link between them; add '
