@@ -16,7 +16,7 @@ from megatron_hetero.planner.offers import (
     restricted,
     some_selections,
 )
-from megatron_hetero.planner.scoreboard import Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard, is_plain
 from megatron_hetero.planner.strategy import Strategy
 
 _MAX_SELECTIONS = 4096
@@ -134,12 +134,18 @@ class _Search:
         part = Scoreboard(restricted(self.problem, self.offers, selection))
         for strategy in strategies:
             strategy.search(part)
-        for candidate in part.refined[:_NUM_TAKEN]:
+        best = part.wanted
+        refined = part.refined[:_NUM_TAKEN]
+        plain = part.ranking[:_NUM_TAKEN]
+        if best is not None and not best.has_counts:
+            # That of stock Megatron may not be among the first.
+            refined += () if is_plain(best.placement) else (best,)
+            plain += (best,) if is_plain(best.placement) else ()
+        for candidate in refined:
             self.board.keep_refined(
                 candidate.placement, candidate.cost, candidate.strategy, candidate.rank_order
             )
-        best = part.wanted
-        for candidate in (*part.ranking[:_NUM_TAKEN], *([best] if best else [])):
+        for candidate in plain:
             self.board.score(candidate.placement, candidate.strategy)
         for candidate in part.ranking_with_counts[:_NUM_TAKEN]:
             if candidate.has_counts:
