@@ -110,6 +110,8 @@ def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
     best = Rescorer(board).best()
     if best is None:
         raise infeasible_or_limits(problem, board)
+    if not best.keeps_limits:  # queues on shared paths made it too slow
+        raise limits_error(problem, best)
     return best
 
 

@@ -20,7 +20,9 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.growth import Growth, growths
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search
+from megatron_hetero.schedule.shared_paths import queued
 
 _WORTH_PLANNING = 1e-3
 """Additions that promise less than this part of a step are not planned."""
@@ -63,7 +65,7 @@ def what_to_add(
         raise UsageError("the plan carries no model, so nothing can be planned for it")
     problem = make_problem(cluster, plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
-    own_s = problem.costs.placement(placement).step_time_s
+    own_s = _step_s(problem.costs, placement)
     bound_s = step_time_bound_s(problem.costs)
     looked_at = []
     for growth in growths(problem):
@@ -87,7 +89,7 @@ def _promised_s(
 ) -> float:
     costs = _costs(problem, growth.cluster)
     if growth.kind == "link":
-        return min(own_s, costs.placement(placement).step_time_s)
+        return min(own_s, _step_s(costs, placement))
     return own_s * min(1.0, step_time_bound_s(costs) / bound_s)
 
 
@@ -98,14 +100,19 @@ def _planned(
     grown = make_problem(
         growth.cluster, problem.workload, problem.costs.profile, problem.make_costs
     )
-    best = search(grown).best
-    kept_s = min(own_s, grown.costs.placement(placement).step_time_s)
+    best = Rescorer(search(grown)).best()
+    kept_s = min(own_s, _step_s(grown.costs, placement))
     if best is None or best.step_time_s >= kept_s:
         step_s, devices = kept_s, placement.devices()
     else:
         step_s, devices = best.step_time_s, best.placement.devices()
     price = price_per_hour(grown.cluster, devices)
     return WhatIf(growth.what, promised_s, step_s, 1 - step_s / own_s, price)
+
+
+def _step_s(costs: CostModel, placement: Placement) -> float:
+    """The step with its queues on shared paths, as plans are compared."""
+    return queued(costs, placement, costs.placement(placement)).step_time_s
 
 
 def _costs(problem: Problem, cluster: Cluster) -> CostModel:
