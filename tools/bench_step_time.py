@@ -31,10 +31,10 @@ from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.arguments import HeteroArguments
-from megatron_hetero.runtime.job import World
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.runtime.world import World
 
 WARM_UP = 3
 BATCH = 4

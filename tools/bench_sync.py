@@ -39,10 +39,10 @@ from megatron_hetero.runtime.gradient_buckets import plan_buckets
 from megatron_hetero.runtime.gradient_memory import BucketViews, arrange, main_grad
 from megatron_hetero.runtime.gradient_reduction import Reduction
 from megatron_hetero.runtime.groups import RankGroups, build_groups
-from megatron_hetero.runtime.job import World
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.shards import ParameterShard
 from megatron_hetero.runtime.traffic import Traffic
+from megatron_hetero.runtime.world import World
 
 Action = Callable[[], None]
 

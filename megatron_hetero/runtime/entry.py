@@ -15,7 +15,10 @@ from typing import Any, Protocol
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.arguments import HeteroArguments
-from megatron_hetero.runtime.job import AsymmetricJob, Job, StockJob, World, job_of
+from megatron_hetero.runtime.asymmetric_job import AsymmetricJob
+from megatron_hetero.runtime.job import Job, job_of
+from megatron_hetero.runtime.stock_job import StockJob
+from megatron_hetero.runtime.world import World
 
 # What `pretrain_gpt.py` of Megatron-LM passes to the parser.
 ARGUMENT_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}

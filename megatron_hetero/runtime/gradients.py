@@ -8,9 +8,7 @@ backward pass.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from megatron_hetero.runtime.gradient_buckets import (
     local_slices,
     plan_buckets,
 )
+from megatron_hetero.runtime.gradient_hooks import ChunkGradients
 from megatron_hetero.runtime.gradient_memory import BucketViews, TensorOf, arrange, data, main_grad
 from megatron_hetero.runtime.gradient_reduction import (
     DividedReduction,
@@ -33,7 +32,8 @@ from megatron_hetero.runtime.gradient_reduction import (
 )
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.optimizer_shards import divide
-from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
+from megatron_hetero.runtime.shard_tables import all_shards
+from megatron_hetero.runtime.shards import global_parameters, shard_of
 from megatron_hetero.runtime.traffic import Traffic
 
 _BUFFERS_AT_ONCE = 2
@@ -72,7 +72,7 @@ class GradientSync:
         ]
         # Context-parallel ranks hold equal weights, and gradients of unlike tokens, as replicas do.
         stages = [place[:3] for place in self._places]
-        tables = _publish(self.shards)
+        tables = all_shards(self.shards)
         rank = dist.get_rank()
         own: list[tuple[Bucket, dist.ProcessGroup]] = []
         group_of: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -97,7 +97,7 @@ class GradientSync:
         self._weight = self._counts[groups.position.replica] / sum(self._counts)
         if config.calculate_per_token_loss:
             self._weight = 1.0
-        self._chunks = [ChunkGradients(self, chunk) for chunk in model]
+        self._chunks = [ChunkGradients(chunk, self.launch_ready) for chunk in model]
 
     def _reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
         views = BucketViews(bucket.slices, self.shards, self.parameters)
@@ -254,89 +254,3 @@ def set_gradient_sync(config: Any, sync: GradientSync) -> None:
 def gradient_sync(config: Any) -> GradientSync | None:
     """The sync of an asymmetric plan; None under stock Megatron."""
     return getattr(config, _ATTRIBUTE, None)
-
-
-class ChunkGradients:
-    """What Megatron's DDP calls one of its bucket groups, for a whole model chunk.
-
-    DDP's hooks report every gradient (`register_grad_ready`), its `no_sync` says which micro-batch
-    is the last, and its `finish_grad_sync` that the step's backward passes are over.
-    """
-
-    def __init__(self, sync: GradientSync, chunk: Any) -> None:
-        self._sync = sync
-        self._parameters = set(chunk.param_to_bucket_group)
-        self.is_last_microbatch = True
-        # How often a parameter's hook runs in a micro-batch is learned in the first step, as
-        # Megatron does: a weight used twice has its gradient after the second call.
-        self._expected: dict[torch.nn.Parameter, int] = {}
-        self._seen: dict[torch.nn.Parameter, int] = {}
-        self._is_finished = False
-        chunk.bucket_groups = [self]
-        # Megatron keeps those of experts apart, since other ranks may hold them; here none do.
-        chunk.expert_parallel_bucket_groups = []
-        chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
-
-    def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:
-        """Whether those of `parameters` that are in this chunk have their gradients."""
-        if self._is_finished:
-            return True
-        return bool(self._expected) and all(
-            self._seen.get(p, 0) >= self._expected.get(p, 1)
-            for p in parameters
-            if p in self._parameters
-        )
-
-    def register_grad_ready(
-        self, parameter: torch.nn.Parameter, force_all_reduce: bool = False
-    ) -> None:
-        if not self.is_last_microbatch:
-            return
-        self._seen[parameter] = self._seen.get(parameter, 0) + 1
-        if self._expected and self._seen[parameter] == self._expected.get(parameter, 1):
-            self._sync.launch_ready()
-
-    def start_grad_sync(self, force_all_reduce: bool = False) -> None:
-        """Megatron's interleaved schedules call this once the chunk's gradients are done."""
-        self._finish()
-
-    def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
-        self._finish()
-
-    def _finish(self) -> None:
-        if not self._is_finished:
-            self._is_finished = True
-            self._sync.launch_ready()
-
-    def reset(self) -> None:
-        """A new step begins (DDP's `zero_grad_buffer`)."""
-        if not self._expected:
-            self._expected = self._seen
-        self._seen = {}
-        self._is_finished = False
-        self.is_last_microbatch = True
-
-    def free_overlap_buffers(self) -> None:
-        """Parameters are gathered without buffers of their own."""
-
-
-def _publish(shards: Mapping[str, ParameterShard]) -> list[dict[str, ParameterShard]]:
-    """All ranks' shard tables, as JSON in byte tensors."""
-    device = torch.cuda.current_device()
-    text = json.dumps([asdict(s) for s in shards.values()]).encode()
-    own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    size = torch.tensor([own.numel()], dtype=torch.int64, device=device)
-    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
-    longest = max(int(s.item()) for s in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: own.numel()] = own
-    gathered = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(gathered, padded)
-    return [
-        {
-            entry["name"]: ParameterShard.from_json(entry)
-            for entry in json.loads(bytes(raw[: int(n.item())].tolist()))
-        }
-        for raw, n in zip(gathered, sizes, strict=True)
-    ]

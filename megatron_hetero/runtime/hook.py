@@ -17,7 +17,8 @@ from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.arguments import split_arguments
-from megatron_hetero.runtime.job import Step, job_of, job_on_plan
+from megatron_hetero.runtime.job import job_of, job_on_plan
+from megatron_hetero.runtime.stock_job import Step
 
 PLAN_FLAGS = ("--hetero-plan", "--hetero-layout")
 

@@ -11,7 +11,7 @@ import torch
 
 from megatron_hetero.errors import HeteroError, UnsupportedError
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime import backend, job
+from megatron_hetero.runtime import backend, world
 from megatron_hetero.runtime.arguments import rank_arguments
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import plan
@@ -77,8 +77,8 @@ def test_each_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(backend, "cuda_is_usable", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda n: calls.append(("device", n)))
     monkeypatch.setattr(
-        job.dist, "init_process_group", lambda **given: calls.append(("group", given["timeout"]))
+        world.dist, "init_process_group", lambda **given: calls.append(("group", given["timeout"]))
     )
     args = SimpleNamespace(local_rank=3, distributed_backend="nccl")
-    job.join(job.World(5, 8, str(tmp_path / "store")), args, timedelta(minutes=7))
+    world.join(world.World(5, 8, str(tmp_path / "store")), args, timedelta(minutes=7))
     assert calls == [("device", 3), ("group", timedelta(minutes=7))]

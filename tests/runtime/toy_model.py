@@ -23,10 +23,10 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.shards import shard_edges
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.groups import RankGroups, build_groups
-from megatron_hetero.runtime.job import World
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.shards import TIED_EMBEDDING, global_parameters, shard_of
 from megatron_hetero.runtime.tensor_place import TensorPlace, set_tensor_place
+from megatron_hetero.runtime.world import World
 from tests.runtime.workloads import plan as plan_of
 
 HIDDEN, GROUPS, COLUMNS, VOCABULARY = 6, 12, 24, 24

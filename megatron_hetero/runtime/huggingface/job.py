@@ -25,7 +25,8 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.huggingface.families import Piece, pieces_of
 from megatron_hetero.runtime.huggingface.folder import WeightFolder, write_folder
-from megatron_hetero.runtime.job import StockJob, World
+from megatron_hetero.runtime.stock_job import StockJob
+from megatron_hetero.runtime.world import World
 
 WithModel = Callable[[list[Any]], None]
 

@@ -1,0 +1,73 @@
+"""When a gradient is done: what Megatron's DDP reports of a model chunk, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class ChunkGradients:
+    """What Megatron's DDP calls one of its bucket groups, for a whole model chunk.
+
+    DDP's hooks report every gradient (`register_grad_ready`), its `no_sync` says which micro-batch
+    is the last, and its `finish_grad_sync` that the step's backward passes are over.
+    """
+
+    def __init__(self, chunk: Any, launch_ready: Callable[[], None]) -> None:
+        """`launch_ready` is called whenever something more is done."""
+        self._launch_ready = launch_ready
+        self._parameters = set(chunk.param_to_bucket_group)
+        self.is_last_microbatch = True
+        # How often a parameter's hook runs in a micro-batch is learned in the first step, as
+        # Megatron does: a weight used twice has its gradient after the second call.
+        self._expected: dict[torch.nn.Parameter, int] = {}
+        self._seen: dict[torch.nn.Parameter, int] = {}
+        self._is_finished = False
+        chunk.bucket_groups = [self]
+        # Megatron keeps those of experts apart, since other ranks may hold them; here none do.
+        chunk.expert_parallel_bucket_groups = []
+        chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
+
+    def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:
+        """Whether those of `parameters` that are in this chunk have their gradients."""
+        if self._is_finished:
+            return True
+        return bool(self._expected) and all(
+            self._seen.get(p, 0) >= self._expected.get(p, 1)
+            for p in parameters
+            if p in self._parameters
+        )
+
+    def register_grad_ready(
+        self, parameter: torch.nn.Parameter, force_all_reduce: bool = False
+    ) -> None:
+        if not self.is_last_microbatch:
+            return
+        self._seen[parameter] = self._seen.get(parameter, 0) + 1
+        if self._expected and self._seen[parameter] == self._expected.get(parameter, 1):
+            self._launch_ready()
+
+    def start_grad_sync(self, force_all_reduce: bool = False) -> None:
+        """Megatron's interleaved schedules call this once the chunk's gradients are done."""
+        self._finish()
+
+    def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            self._launch_ready()
+
+    def reset(self) -> None:
+        """A new step begins (DDP's `zero_grad_buffer`)."""
+        if not self._expected:
+            self._expected = self._seen
+        self._seen = {}
+        self._is_finished = False
+        self.is_last_microbatch = True
+
+    def free_overlap_buffers(self) -> None:
+        """Parameters are gathered without buffers of their own."""

@@ -1,0 +1,77 @@
+"""A job that is all stock Megatron's, and what every kind of job does alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from megatron_hetero.errors import CheckpointError
+from megatron_hetero.runtime import support
+from megatron_hetero.runtime.world import World
+
+Step = Callable[..., Any]
+"""Megatron's `parse_and_validate_args`, `gpt_config_from_args` or `pretrain`."""
+
+
+class StockJob:
+    """Megatron's own training: its groups, schedule, data loaders and gradient sync."""
+
+    def __init__(self, megatron: Sequence[str], world: World, init: str = "megatron") -> None:
+        self._megatron, self._world, self._init = tuple(megatron), world, init
+        self._args: Any = None
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """See `Job`."""
+        from megatron_hetero.runtime.megatron import compile_helpers
+
+        compile_helpers.apply()
+        sys.argv = [sys.argv[0], *self._megatron]
+        self._args = parse_and_validate_args(**given)
+        support.check_entry(self._args)
+        check_checkpoint(self._args)
+        return self._args
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """See `Job`."""
+        from megatron_hetero.runtime.model_hooks import initial_weights_hook, stock_agreement_hook
+
+        model = with_layer_spec(gpt_config_from_args(args, **given))
+        # Experts go by numbers of their rank's own, so names alone would draw all ranks' alike.
+        if self._init == "layout-independent" and args.num_experts is None:
+            model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
+            model.post_wrap_hooks.append(stock_agreement_hook)
+        return model
+
+    def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
+        """See `Job`."""
+        if named.get("store") is None:
+            named["store"] = self._world.store()
+        return pretrain(config, *given, **named)
+
+
+def with_layer_spec(model: Any) -> Any:
+    """Our layer spec, unless `--spec` named one."""
+    from megatron_hetero.runtime import gpt
+
+    if model.transformer_layer_spec is None:
+        model.transformer_layer_spec = gpt.layer_spec
+    return model
+
+
+def check_checkpoint(args: Any) -> None:
+    """With `--exit-on-missing-checkpoint` there has to be one.
+
+    Megatron ends the process with status 0 then, which a launcher takes for a finished job.
+
+    Raises:
+        CheckpointError: names the folder.
+    """
+    from megatron.training.checkpointing import checkpoint_exists
+
+    if args.exit_on_missing_checkpoint and not checkpoint_exists(args.load):
+        raise CheckpointError(
+            f"--load {args.load}: there is no checkpoint (no latest_checkpointed_iteration.txt), "
+            "and --exit-on-missing-checkpoint asks for one. Correct the folder, or leave the flag "
+            "out to start from initial weights."
+        )
