@@ -65,6 +65,7 @@ SUPPORT: tuple[Support, ...] = (
         "proved",
         "--sequence-parallel --recompute-granularity --recompute-method --recompute-num-layers "
         "--calculate-per-token-loss --overlap-grad-reduce --use-distributed-optimizer "
+        "--overlap-param-gather "
         "--no-align-grad-reduce",
         "parallelism and memory",
     ),
@@ -110,7 +111,7 @@ SUPPORT: tuple[Support, ...] = (
         "--save-params-interval --save-dgrads-interval --save-activations-interval "
         "--check-weight-hash-across-dp-replicas-interval --delay-wgrad-compute "
         "--defer-embedding-wgrad-compute --fim-data --per-dataset-sequences-path "
-        "--inprocess-restart --overlap-param-gather --use-precision-aware-optimizer "
+        "--inprocess-restart --use-precision-aware-optimizer "
         "--optimizer-cpu-offload --num-distributed-optimizer-instances",
         "values other than Megatron's default",
     ),

@@ -54,7 +54,8 @@ class AsymmetricJob:
         self._args: Any = None
         self._model: Any = None
         self._place: Any = None
-        self._divides_optimizer = self._saves_states = self._loads_states = False
+        self._divides_optimizer = self._overlaps_gathers = False
+        self._saves_states = self._loads_states = False
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """See `Job`.  The plan is checked against the model of the arguments."""
@@ -95,6 +96,9 @@ class AsymmetricJob:
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
         self._divides_optimizer = args.use_distributed_optimizer
         args.use_distributed_optimizer = False
+        # The norm of the weights would be taken while they are under way.
+        self._overlaps_gathers = args.overlap_param_gather and not args.log_params_norm
+        args.overlap_param_gather = False
         self._check_optimizer_shares()
         workload = workload_of(args, megatron, self._job_size)
         validate_plan(replace(plan, workload=workload, estimates=None))
@@ -213,7 +217,9 @@ class AsymmetricJob:
         config.model.post_wrap_hooks[:0] = [
             model_hooks.marks_hook(groups),
             model_hooks.random_state_hook(groups),
-            model_hooks.synchronise_hook(plan, groups, weights),
+            model_hooks.synchronise_hook(
+                plan, groups, weights, overlaps_gathers=self._overlaps_gathers
+            ),
             model_hooks.checkpoint_hook(
                 groups,
                 random_states.RandomStates(stages, self._position, self._loads_states),

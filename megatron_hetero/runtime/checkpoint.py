@@ -31,16 +31,19 @@ from megatron_hetero.runtime.shards import ParameterShard, global_parameters, sh
 from megatron_hetero.runtime.tensor_place import tensor_place
 
 
-def describe_globally(model: Sequence[Any], replica: int) -> None:
+def describe_globally(
+    model: Sequence[Any], replica: int, before: Callable[[], None] | None = None
+) -> None:
     """Make `model`, copy number `replica` in the job, describe its tensors in the global model.
 
-    Loading a checkpoint of stock Megatron keeps Megatron's own description.
+    Loading a checkpoint of stock Megatron keeps Megatron's own description.  `before` is called
+    first each time: what makes the tensors what they should be.
     """
     config = get_model_config(model[0])
     shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
     correct = _Correction(replica, {} if tensor_place(config).is_even else shards)
     for chunk in unwrap_model(list(model)):
-        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct)
+        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct, before)
 
 
 def carry_random_states(chunk: Any, states: RandomStates) -> None:
@@ -63,10 +66,14 @@ def carry_random_states(chunk: Any, states: RandomStates) -> None:
     chunk.load_state_dict = load_state_dict
 
 
-def _corrected(original: Callable[..., Any], correct: _Correction) -> Callable[..., Any]:
+def _corrected(
+    original: Callable[..., Any], correct: _Correction, before: Callable[[], None] | None
+) -> Callable[..., Any]:
     def sharded_state_dict(
         prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> Any:
+        if before is not None:
+            before()
         _refuse_state_by_buffer(metadata)
         state = original(prefix, sharded_offsets, metadata)
         if metadata is not None and metadata.get(ONE_KEY_PER_LAYER):

@@ -9,6 +9,7 @@ backward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from megatron_hetero.runtime.gradient_reduction import (
 )
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.optimizer_shards import divide
+from megatron_hetero.runtime.parameter_gather import ParameterGather
 from megatron_hetero.runtime.shard_tables import all_shards
 from megatron_hetero.runtime.shards import global_parameters, shard_of
 from megatron_hetero.runtime.traffic import Traffic
@@ -50,6 +52,8 @@ class GradientSync:
     Args:
         optimizer_weights: [rank] -> relative size of the optimizer state that it keeps of what it
             holds with others (`--use-distributed-optimizer`); None: every holder keeps all.
+        overlaps_gathers: the new weights travel until the forward pass needs them
+            (`--overlap-param-gather`).
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class GradientSync:
         plan: Plan,
         optimizer_weights: Sequence[int] | None = None,
         max_bucket_elements: int = MAX_BUCKET_ELEMENTS,
+        *,
+        overlaps_gathers: bool = False,
     ) -> None:
         self._groups = groups
         self._optimizer_weights = optimizer_weights
@@ -98,6 +104,11 @@ class GradientSync:
         if config.calculate_per_token_loss:
             self._weight = 1.0
         self._chunks = [ChunkGradients(chunk, self.launch_ready) for chunk in model]
+        self._weights_under_way: ParameterGather | None = None
+        if overlaps_gathers:
+            # Buckets are in the order of the backward pass.
+            forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
+            self._weights_under_way = ParameterGather(model, forward)
 
     def _reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
         views = BucketViews(bucket.slices, self.shards, self.parameters)
@@ -181,6 +192,23 @@ class GradientSync:
             under_way.append(reduction.gather(tensor))
         for finish in under_way:
             finish()
+
+    def give_weights(self) -> None:
+        """After the optimizer's step: the new weights from their owners to all holders."""
+        if self._weights_under_way is not None:
+            self._weights_under_way.start()
+        else:
+            self.gather(data)
+
+    def finish_weights(self) -> None:
+        """Wait for weights that are under way; who reads them outside the forward pass calls it."""
+        if self._weights_under_way is not None:
+            self._weights_under_way.finish()
+
+    @property
+    def num_weights_under_way(self) -> int:
+        """Buckets whose new weights are not all there yet."""
+        return 0 if self._weights_under_way is None else self._weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
         """Start every bucket whose turn it is and whose gradients are done, without waiting."""

@@ -14,7 +14,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.checkpoint import carry_random_states, describe_globally
 from megatron_hetero.runtime.custom_spec import check_marked
-from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
+from megatron_hetero.runtime.gradients import GradientSync, gradient_sync, set_gradient_sync
 from megatron_hetero.runtime.groups import RankGroups
 from megatron_hetero.runtime.initial_weights import initialise
 from megatron_hetero.runtime.random_states import RandomStates, seed_all
@@ -78,7 +78,11 @@ def stock_agreement_hook(model: list[Any]) -> list[Any]:
 
 
 def synchronise_hook(
-    plan: Plan, groups: RankGroups, optimizer_weights: Sequence[int] | None = None
+    plan: Plan,
+    groups: RankGroups,
+    optimizer_weights: Sequence[int] | None = None,
+    *,
+    overlaps_gathers: bool = False,
 ) -> ModelHook:
     """A `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
 
@@ -87,7 +91,7 @@ def synchronise_hook(
     mark to its fp32 masters, hence before it is built.
 
     Args:
-        optimizer_weights: of `GradientSync`.
+        optimizer_weights, overlaps_gathers: of `GradientSync`.
     """
 
     def hook(model: list[Any]) -> list[Any]:
@@ -95,7 +99,9 @@ def synchronise_hook(
             for chunk in model:
                 for parameter in chunk.parameters():
                     parameter.shared = True
-        sync = GradientSync(model, groups, plan, optimizer_weights)
+        sync = GradientSync(
+            model, groups, plan, optimizer_weights, overlaps_gathers=overlaps_gathers
+        )
         sync.equalise_parameters()
         parts = gather_sync_plans(sync)
         print_rank_0("\n".join(sync_lines(parts)))
@@ -112,7 +118,9 @@ def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
     """
 
     def hook(model: list[Any]) -> list[Any]:
-        describe_globally(model, groups.copy)
+        sync = gradient_sync(get_model_config(model[0]))
+        before = None if sync is None else sync.finish_weights
+        describe_globally(model, groups.copy, before)
         carry_random_states(unwrap_model(model[0]), states)
         return model
 

@@ -143,7 +143,7 @@ class DividedOptimizer(ChainedOptimizer):
         success = bool(super().step_with_ready_grads())
         for piece in self._pieces:
             piece.write_weights()
-        self._sync.gather(data)
+        self._sync.give_weights()
         return success
 
     def sharded_state_dict(

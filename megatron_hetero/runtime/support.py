@@ -23,11 +23,6 @@ _Rule = tuple[str, Callable[[Any], bool], str]
 _REFUSED: tuple[_Rule, ...] = (
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
     (
-        "--overlap-param-gather",
-        lambda a: a.overlap_param_gather,
-        "leave it out; weights are gathered right after the optimizer's step",
-    ),
-    (
         "--use-precision-aware-optimizer",
         lambda a: a.use_precision_aware_optimizer,
         "leave it out; the distributed optimizer of asymmetric plans keeps fp32 state",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
@@ -62,3 +66,16 @@ def whole_weights(ranks: Sequence[RankRecord], step: int) -> dict[str, bytes]:
                 offset += stop - start
     assert not any(numpy.isnan(tensor).any() for tensor in whole.values())
     return {name: tensor.tobytes() for name, tensor in sorted(whole.items())}
+
+
+def checkpoint_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, whole, by key."""
+    reader = FileSystemReader(checkpoint)
+    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    state = {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    load(state, storage_reader=reader, no_dist=True)
+    return state

@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader, load
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
@@ -22,6 +19,7 @@ from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_ser
 from megatron_hetero.runtime.random_states import PREFIX
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 DIVIDED = "--use-distributed-optimizer"
@@ -121,7 +119,7 @@ def _there_and_back(pair: Pair, folder: Path) -> None:
                 "--save-interval=1000",
             ],
         )
-        return _tensors(folder / name / "saved" / "iter_0000002")
+        return checkpoint_tensors(folder / name / "saved" / "iter_0000002")
 
     first = run("first", pair.first, [*from_seed, *pair.first_flags])
     second = run(
@@ -161,16 +159,3 @@ def _run(folder: Path, layout: str, argv: Sequence[str]) -> None:
         entry.main(command)
 
     run_jobs([Job(folder.name, plan(layout).layout.num_devices, train, folder)], 120)
-
-
-def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, whole, by key."""
-    reader = FileSystemReader(checkpoint)
-    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    state = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for key, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    load(state, storage_reader=reader, no_dist=True)
-    return state

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from megatron.core.utils import get_model_config
 
-from megatron_hetero.runtime.verify.jobs import Options
+from megatron_hetero.runtime import entry, gpt
+from megatron_hetero.runtime.gradients import gradient_sync
+from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.run import outcome_to_data, verify
+from megatron_hetero.runtime.verify.shrink import shrink
+from tests.runtime.runs import checkpoint_tensors
+from tests.runtime.test_daily_life import number
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -17,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "unlike uneven shares": (
         "tp3(2:1:1):2,tp2(1:3):2 @3 | tp2:4 @2",
         {**LLAMA_LIKE, "sequence_parallel": True},
-        ("--overlap-grad-reduce", "--no-align-grad-reduce"),
+        ("--overlap-grad-reduce", "--no-align-grad-reduce", "--overlap-param-gather"),
     ),
 }
 
@@ -28,6 +38,59 @@ def test_a_divided_optimizer_trains_as_one_process(name: str, tmp_path: Path) ->
     options = Options(plan_flags=("--use-distributed-optimizer", *flags))
     outcome = verify(plan(layout), workload(**changes), options, tmp_path)
     assert outcome.ok, outcome_to_data(outcome)
+
+
+def test_weights_travel_while_the_forward_pass_runs(tmp_path: Path) -> None:
+    """The same losses and weights as without; nobody reads weights in between, as a record does."""
+    layout = CASES["unlike uneven shares"][0]
+    shrunk = shrink(plan(layout), workload(**LLAMA_LIKE))
+    jobs = VerifyJobs(shrunk, Options(steps=3), tmp_path)
+    run_jobs([jobs.seed_job()], 120)
+    flags = ("--use-distributed-optimizer", "--overlap-grad-reduce")
+    results = []
+    for name, more in (("apart", ()), ("overlapped", ("--overlap-param-gather",))):
+        folder = tmp_path / name
+        argv = [
+            *jobs.training_arguments("adam"),
+            *flags,
+            *more,
+            f"--hetero-layout={layout}",
+            f"--save={folder / 'saved'}",
+            "--save-interval=1000",
+            f"--data-cache-path={folder / 'cache'}",
+        ]
+
+        def train(rank: int, argv: list[str] = argv, folder: Path = folder) -> None:
+            save_without_a_server()
+            forward_step, under_way = gpt.forward_step, []
+
+            def watched(data_iterator: Any, model: Any) -> Any:
+                sync = gradient_sync(get_model_config(model))
+                assert sync is not None
+                under_way.append(sync.num_weights_under_way)
+                return forward_step(data_iterator, model)
+
+            gpt.forward_step = watched
+            entry.main(argv)
+            (folder / f"under-way-{rank}").write_text(json.dumps(under_way))
+
+        run_jobs([Job(name, shrunk.plan.layout.num_devices, train, folder)], 120)
+        losses = number((folder / "rank-6.log").read_text().splitlines(), r"lm loss: (\S+) ")
+        waiting = [json.loads((folder / f"under-way-{rank}").read_text()) for rank in range(7)]
+        results.append((losses, checkpoint_tensors(folder / "saved" / "iter_0000003"), waiting))
+    (apart, weights, none), (overlapped, same, some) = results
+    assert len(apart) == 3
+    assert overlapped == apart
+    assert weights.keys() == same.keys()
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+    assert not any(any(counts) for counts in none)
+    # Three micro-batches a step on the first replica, two on the second: before the first one of
+    # every step but the first some weights are still to come, and after it none.
+    for rank, counts in enumerate(some):
+        per_step = 3 if rank < 5 else 2
+        steps = [counts[i : i + per_step] for i in range(0, len(counts), per_step)]
+        assert [step[0] > 0 for step in steps] == [False, True, True]
+        assert not any(any(step[1:]) for step in steps)
 
 
 def test_a_gpu_of_more_memory_keeps_more_of_the_state(tmp_path: Path) -> None:

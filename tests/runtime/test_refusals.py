@@ -78,10 +78,6 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (
-            ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
-            "--overlap-param-gather",
-        ),
         (["--sft"], "--sft"),
         (["--rampup-batch-size", "2", "2", "64"], "use --step-batch-size-schedule"),
         (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),

@@ -97,10 +97,8 @@ def _count_shard_twice() -> None:
 
     synchronise_hook = model_hooks.synchronise_hook
 
-    def broken(
-        plan: Any, groups: Any, optimizer_weights: Any = None
-    ) -> Callable[[list[Any]], list[Any]]:
-        hook = synchronise_hook(plan, groups, optimizer_weights)
+    def broken(*args: Any, **kwargs: Any) -> Callable[[list[Any]], list[Any]]:
+        hook = synchronise_hook(*args, **kwargs)
 
         def wrapped(model: list[Any]) -> list[Any]:
             model = hook(model)

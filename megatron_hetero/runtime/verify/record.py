@@ -118,6 +118,8 @@ class Recorder:
     def _keep(
         self, kind: str, step: int, tensor: Callable[[Any], torch.Tensor], scale: float = 1.0
     ) -> None:
+        if self._sync is not None:
+            self._sync.finish_weights()
         for name, parameter in self._parameters.items():
             value = tensor(parameter).detach().float().cpu().numpy()
             self._arrays[f"{kind}/{step}/{name}"] = value / numpy.float32(scale)

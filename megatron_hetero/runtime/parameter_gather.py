@@ -1,0 +1,73 @@
+"""New weights on their way from their owners, waited for where a step first uses them.
+
+`--overlap-param-gather`: right after the optimizer's step the gathers of all buckets are started,
+in the order in which the forward pass comes to them, and each is waited for before the first module
+that has a weight of it.  Megatron starts the next gather inside that wait; here all have started
+before any rank waits, because ranks of unlike depth come to their buckets in unlike order, and one
+that had to compute before it could start a gather might be what the other waits for.
+
+Whoever else reads weights (a checkpoint, a record) calls `finish` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+
+class ParameterGather:
+    """The gathers of one rank's model chunks.
+
+    Args:
+        buckets: (its parameters on this rank, a function that starts its gather and returns the
+            one that waits), in an order that is the same on every rank.
+    """
+
+    def __init__(
+        self,
+        model: Sequence[torch.nn.Module],
+        buckets: Sequence[tuple[Iterable[Any], Callable[[], Callable[[], None]]]],
+    ) -> None:
+        self._start = [start for _, start in buckets]
+        self._under_way: dict[int, Callable[[], None]] = {}
+        self._buckets_of: dict[Any, list[int]] = {}
+        for number, (parameters, _) in enumerate(buckets):
+            for parameter in parameters:
+                self._buckets_of.setdefault(parameter, []).append(number)
+        for chunk in model:
+            for module in chunk.modules():
+                own = list(module.parameters(recurse=False))
+                if any(parameter in self._buckets_of for parameter in own):
+                    module.register_forward_pre_hook(self._wait_for(own))
+
+    @property
+    def num_under_way(self) -> int:
+        """Buckets whose weights are not all there yet."""
+        return len(self._under_way)
+
+    def start(self) -> None:
+        """Start all; until its `finish` nobody may use a weight of a bucket."""
+        self.finish()
+        for number, start in enumerate(self._start):
+            self._under_way[number] = start()
+
+    def finish(self) -> None:
+        """Wait for all that are under way."""
+        self._finish(list(self._under_way))
+
+    def _finish(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            wait = self._under_way.pop(number, None)
+            if wait is not None:
+                wait()
+
+    def _wait_for(self, parameters: Sequence[Any]) -> Callable[..., None]:
+        numbers = sorted({n for p in parameters for n in self._buckets_of.get(p, ())})
+
+        def before_forward(module: torch.nn.Module, inputs: Any) -> None:
+            if self._under_way:
+                self._finish(numbers)
+
+        return before_forward
