@@ -19,6 +19,7 @@ import json
 import math
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend, entry
@@ -35,6 +39,7 @@ from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.runtime.world import World
+from tests.runtime.schedules import with_interleaving
 
 WARM_UP = 3
 BATCH = 4
@@ -47,6 +52,14 @@ class Case:
     layout: str
     stock: tuple[str, ...]
     common: tuple[str, ...] = ()
+    is_interleaved: bool = False
+    """Two model chunks of one layer on each of the two stages."""
+
+    def plan(self) -> Plan:
+        plan = plan_from_layout(parse_layout(self.layout))
+        if not self.is_interleaved:
+            return plan
+        return with_interleaving(plan, 0, [(0, 1), (1, 1), (0, 1), (1, 1)])
 
 
 _TP = ("--tensor-model-parallel-size=2",)
@@ -57,9 +70,15 @@ CASES = {
     "TP": Case("tp2:4 @4", _TP),
     "TP, SP": Case("tp2:4 @4", _TP, ("--sequence-parallel",)),
     "PP": Case("tp1:2,tp1:2 @4", ("--pipeline-model-parallel-size=2",)),
+    "PP, chunks": Case(
+        "tp1:2,tp1:2 @4",
+        ("--pipeline-model-parallel-size=2", "--pipeline-model-parallel-layout=Et|t|t|tL"),
+        is_interleaved=True,
+    ),
     "DP": Case("tp1:4 @2 | tp1:4 @2", ()),
     "DP, overlap": Case("tp1:4 @2 | tp1:4 @2", (), _OVERLAP),
     "DP, ZeRO-1": Case("tp1:4 @2 | tp1:4 @2", (), _ZERO),
+    "DP, gathers": Case("tp1:4 @2 | tp1:4 @2", (), (*_ZERO, *_OVERLAP, "--overlap-param-gather")),
 }
 ENTRIES = ("entry", "forced")
 
@@ -91,12 +110,13 @@ def main() -> None:
 
 def measure(name: str, case: Case, way: str, num_steps: int, hidden: int) -> dict[str, Any]:
     """Train `case` both ways in turns."""
-    plan = plan_from_layout(parse_layout(case.layout))
+    plan = case.plan()
     num_ranks = plan.layout.num_devices
     with tempfile.TemporaryDirectory(prefix="bench-step-time-") as path:
         folder = Path(path)
         total = num_steps + WARM_UP
         flags = (*_flags(folder, total, hidden), *case.common)
+        save_plan(plan, folder / "plan.json")
         run_jobs([Job("data", 1, lambda rank: _write_data(folder), folder / "data")], 120)
         turns = Turns(num_ranks)
 
@@ -111,7 +131,7 @@ def measure(name: str, case: Case, way: str, num_steps: int, hidden: int) -> dic
         def on_the_plan(rank: int) -> None:
             cache = f"--data-cache-path={folder / 'plan'}"
             observer = Pace(turns, 1, folder / f"plan-{rank}.json", total)
-            _train_plan(plan, case.layout, (*flags, cache), way, observer)
+            _train_plan(plan, folder / "plan.json", (*flags, cache), way, observer)
             observer.save()
 
         jobs = [
@@ -133,12 +153,12 @@ def measure(name: str, case: Case, way: str, num_steps: int, hidden: int) -> dic
     }
 
 
-def _train_plan(plan: Plan, layout: str, flags: Sequence[str], way: str, observer: Pace) -> None:
+def _train_plan(plan: Plan, path: Path, flags: Sequence[str], way: str, observer: Pace) -> None:
     if way == "entry":
-        entry.main((*flags, f"--hetero-layout={layout}"), observer)
+        entry.main((*flags, f"--hetero-plan={path}"), observer)
         return
     backend.activate_cpu_backend()
-    arguments = HeteroArguments(layout, None, "layout-independent", (*flags, *backend.CPU_FLAGS))
+    arguments = HeteroArguments(None, path, "layout-independent", (*flags, *backend.CPU_FLAGS))
     entry.train_asymmetric(plan, arguments, World.from_environment(), observer)
 
 
