@@ -40,7 +40,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "context parallel": ("off", "on"),
     "recompute": ("none", "selective", "full", "of each stage"),
     "gradient sync": ("after", "overlapped"),
-    "optimizer state": ("whole", "divided"),
+    "optimizer state": ("whole", "divided", "divided, gathers overlapped"),
     "loss": ("per micro-batch", "per token"),
     "embeddings": ("tied", "untied"),
     "MLP": ("GELU", "SwiGLU", "experts"),
@@ -98,6 +98,11 @@ EXCLUSIONS = (
         ("micro-batch size", "of each replica"),
         "refused: the loss balances experts within a micro-batch",
     ),
+    Exclusion(
+        ("optimizer state", "divided, gathers overlapped"),
+        ("gradient sync", "after"),
+        "Megatron wants --overlap-grad-reduce with --overlap-param-gather",
+    ),
     Exclusion(("resume", "same plan"), ("optimizer", "sgd"), _SGD),
     Exclusion(("resume", "another plan"), ("optimizer", "sgd"), _SGD),
 )
@@ -148,10 +153,11 @@ class Case:
 
         Stock Megatron cannot resume a divided state of torch's Adam, which is the one on a CPU.
         """
-        divides = self.values["optimizer state"] == "divided" and not is_stock
+        state = self.values["optimizer state"] if not is_stock else "whole"
         switches = {
             "--overlap-grad-reduce": self.values["gradient sync"] == "overlapped",
-            "--use-distributed-optimizer": divides,
+            "--use-distributed-optimizer": state != "whole",
+            "--overlap-param-gather": state == "divided, gathers overlapped",
         }
         return tuple(flag for flag, is_on in switches.items() if is_on)
 
