@@ -99,6 +99,11 @@ EXCLUSIONS = (
         "refused: the loss balances experts within a micro-batch",
     ),
     Exclusion(
+        ("schedule", "zero bubble"),
+        ("optimizer state", "divided, gathers overlapped"),
+        "Megatron wants --overlap-grad-reduce with it, which these orders refuse",
+    ),
+    Exclusion(
         ("optimizer state", "divided, gathers overlapped"),
         ("gradient sync", "after"),
         "Megatron wants --overlap-grad-reduce with --overlap-param-gather",

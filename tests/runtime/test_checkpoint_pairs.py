@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
