@@ -117,7 +117,14 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--log-straggler --use-nccl-ub --use-ring-exchange-p2p "
+        "--log-straggler",
+        "the log's [stages] lines compare each GPU with its own type; Megatron's detector takes "
+        "all ranks to have equal work",
+        by_presence=True,
+    ),
+    Support(
+        "refused",
+        "--use-nccl-ub --use-ring-exchange-p2p "
         "--pipeline-model-parallel-comm-backend "
         "--load-main-params-from-ckpt --yaml-cfg --encoder-seq-length --decoder-seq-length "
         "--decoder-num-layers --is-hybrid-model --hybrid-override-pattern --lazy-mpu-init "

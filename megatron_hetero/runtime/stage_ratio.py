@@ -21,6 +21,7 @@ import torch.distributed as dist
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.log_values import write_values
 
 _COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
 STRAGGLER = 1.15
@@ -82,7 +83,7 @@ class StageRatio:
 
     def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
         """Collective over the job at each interval of the log."""
-        from megatron.training import get_args, get_tensorboard_writer
+        from megatron.training import get_args
 
         if iteration % get_args().log_interval:
             return
@@ -94,10 +95,7 @@ class StageRatio:
         ratios = stage_ratios(self._plan, [float(x.item()) for x in found])
         for line in ratio_lines(self._plan, ratios):
             print(f" [stages] iteration {iteration:8d} | {line} |", flush=True)
-        writer = get_tensorboard_writer()
-        if writer:
-            for name, value in scalars(ratios).items():
-                writer.add_scalar(name, value, iteration)
+        write_values(scalars(ratios), iteration)
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,11 @@ _NOT_IN_THIS_ENTRY: tuple[_Rule, ...] = (
     ),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
     (
+        "--rerun-mode report_stats",
+        lambda a: a.rerun_mode == "report_stats",
+        "use validate_results or disabled; Megatron 0.19 takes the word and fails at it",
+    ),
+    (
         "--async-save without a GPU",
         lambda a: a.async_save and not backend.cuda_is_usable(),
         "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",

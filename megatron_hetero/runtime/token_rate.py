@@ -7,6 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_hetero.runtime.log_values import write_values
+
 
 class TokenRate:
     """Observes Megatron's log on the rank that prints it and adds one line to each interval.
@@ -21,7 +23,7 @@ class TokenRate:
 
     def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
         from megatron.core.num_microbatches_calculator import get_current_global_batch_size
-        from megatron.training import get_args, get_tensorboard_writer
+        from megatron.training import get_args
 
         args = get_args()
         # This step's: batches may grow (--step-batch-size-schedule).
@@ -34,6 +36,4 @@ class TokenRate:
         print(
             f" [whole job] iteration {iteration:8d} | tokens per second: {rate:,.1f} |", flush=True
         )
-        writer = get_tensorboard_writer()
-        if writer:
-            writer.add_scalar("tokens-per-second", rate, iteration)
+        write_values({"tokens-per-second": rate}, iteration)

@@ -26,6 +26,7 @@ IN_PART = {
     "--num-experts",
     "--optimizer",
     "--sequence-parallel",
+    "--rerun-mode",
     "--step-batch-size-schedule",
     "--test-data-path",
     "--train-iters",

@@ -79,6 +79,7 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
     ("flags", "name"),
     [
         (["--sft"], "--sft"),
+        (["--rerun-mode=report_stats"], "--rerun-mode report_stats: use validate_results"),
         (["--rampup-batch-size", "2", "2", "64"], "use --step-batch-size-schedule"),
         (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
