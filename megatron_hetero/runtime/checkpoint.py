@@ -76,15 +76,10 @@ def _corrected(
             before()
         _refuse_state_by_buffer(metadata)
         state = original(prefix, sharded_offsets, metadata)
-        if metadata is not None and metadata.get(ONE_KEY_PER_LAYER):
-            return dict_list_map_inplace(correct, state)
-        if correct.uneven_shards:
-            raise CheckpointError(
-                "the checkpoint stacks the layers in one tensor, as stock Megatron does for GPT; "
-                "a plan with uneven tensor-parallel shares cannot read that. Load it with a plan "
-                "of equal shares and --save it again; that checkpoint has a key for each layer."
-            )
-        return state
+        is_stacked = metadata is None or not metadata.get(ONE_KEY_PER_LAYER)
+        if is_stacked and not correct.uneven_shards:
+            return state
+        return dict_list_map_inplace(replace(correct, is_stacked=is_stacked), state)
 
     return sharded_state_dict
 
@@ -132,11 +127,13 @@ class _Correction:
     """Corrects one entry of a sharded state dict.
 
     `uneven_shards` are the true places of this rank's pieces by name, where its tensor-parallel
-    group divides the model unevenly; empty where Megatron's own places are right.
+    group divides the model unevenly; empty where Megatron's own places are right.  `is_stacked`:
+    all layers are in one tensor, as stock Megatron has them for GPT.
     """
 
     replica: int
     uneven_shards: Mapping[str, ParameterShard]
+    is_stacked: bool = False
 
     def __call__(self, entry: Any) -> Any:
         if isinstance(entry, ShardedTensor):
@@ -168,9 +165,10 @@ class _Correction:
             "axis_fragmentations": None,
             "replica_id": _of_replica(entry.replica_id, self.replica),
         }
-        shard = self._shard(entry.key)
+        shard = self._shard(entry)
         if shard is not None and shard.is_sharded:
-            # Experts of a layer share a key; which of them a tensor is stands on an axis before.
+            # Experts of a layer share a key, and stacked layers do; which of them a tensor is
+            # stands on an axis before.
             axes = entry.prepend_axis_num
             offset = [*entry.global_offset[:axes], *[0] * len(shard.global_shape)]
             offset[axes + shard.dim] = shard.intervals[block][0]
@@ -180,12 +178,14 @@ class _Correction:
             }
         return replace(entry, **changes)
 
-    def _shard(self, key: str) -> ParameterShard | None:
+    def _shard(self, entry: ShardedTensor) -> ParameterShard | None:
         """The shard of a parameter, or of the optimizer's state for it, whose keys end alike.
 
         All experts of a layer are divided alike, so the first stands for them.
         """
-        key = key.replace(".experts.experts.", ".experts.local_experts.0.")
+        key = entry.key.replace(".experts.experts.", ".experts.local_experts.0.")
+        if self.is_stacked and entry.prepend_axis_num:
+            key = key.replace("layers.", f"layers.{entry.global_offset[0]}.", 1)
         for name, shard in self.uneven_shards.items():
             if key == name or key.endswith("." + name):
                 return shard

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.local_launch import RankFailedError, run_jobs
+from megatron_hetero.runtime.local_launch import run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord
 from megatron_hetero.runtime.verify.shrink import shrink
@@ -84,13 +84,48 @@ def test_a_run_goes_on_under_another_plan(
         assert _norm(run, step) == pytest.approx(_norm(whole, step), rel=2e-6)
 
 
-def test_uneven_shares_cannot_read_stacked_layers(tmp_path: Path) -> None:
-    """Stock Megatron's own checkpoint of a GPT: said so, not read wrongly."""
-    shrunk = shrink(plan(UNEVEN), workload())
-    jobs = VerifyJobs(replace(shrunk, plan=plan(FIRST)), Options(steps=1), tmp_path)
+@pytest.mark.parametrize(
+    ("layout", "changes", "flags"),
+    [
+        (UNEVEN, LLAMA_LIKE, []),
+        (UNEVEN, LLAMA_LIKE, ["--use-distributed-optimizer"]),
+        (FIRST, {}, ["--use-distributed-optimizer"]),
+    ],
+    ids=["uneven", "uneven, divided", "divided"],
+)
+def test_a_stock_checkpoint_goes_on_under_a_plan(
+    layout: str, changes: dict[str, object], flags: list[str], tmp_path: Path
+) -> None:
+    """Stock Megatron stacks the layers of a GPT in one tensor, of weights and of Adam's moments."""
+    common = shrink(plan(UNEVEN), workload(per_token_loss=True, **changes))
+    jobs = VerifyJobs(replace(common, plan=plan(FIRST)), Options(steps=LAST), tmp_path)
     run_jobs([jobs.seed_job()], 120)
-    with pytest.raises(RankFailedError, match=r"status 4(.|\n)*a key for each layer"):
-        train(tmp_path / "uneven", UNEVEN, jobs.training_arguments("sgd"))
+    from_seed = [a for a in jobs.training_arguments("adam") if not a.startswith("--train-iters")]
+    start = ("--load=", "--finetune", "--no-load-optim")
+    saved = tmp_path / "saved"
+    one = [f"--make-vocab-size-divisible-by={common.vocab_multiple}", *backend.CPU_FLAGS]
+    stock = train(
+        tmp_path / "stock",
+        None,
+        [*from_seed, *one, f"--train-iters={LAST}", f"--save={saved}", "--save-interval=2"],
+    )
+    (saved / "latest_checkpointed_iteration.txt").write_text(str(SAVED_AT))
+    widths = plan(layout).layout.tensor_parallel_widths
+    ours = train(
+        tmp_path / "ours",
+        layout,
+        [
+            *(a for a in from_seed if not a.startswith(start)),
+            *flags,
+            f"--make-vocab-size-divisible-by={common.vocab_multiple // lcm(*widths)}",
+            f"--train-iters={LAST}",
+            f"--load={saved}",
+        ],
+    )
+    assert whole_weights(ours, SAVED_AT) == whole_weights(stock, SAVED_AT)
+    for step in (SAVED_AT + 1, LAST):
+        assert _loss(ours, step) == pytest.approx(_loss(stock, step), rel=1e-6)
+        assert _norm(ours, step) == pytest.approx(_norm(stock, step), rel=2e-6)
 
 
 def _loss(ranks: Sequence[RankRecord], step: int) -> float:
