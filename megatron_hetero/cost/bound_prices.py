@@ -87,7 +87,7 @@ class Prover:
         """
         self.finest = finest
         pool_s = self.limit_s
-        for _ in range(max_rounds):
+        for number in range(max_rounds):
             evaluated = self._prove(pool_s)
             if self.proved_s >= pool_s / _NEAR:
                 break
@@ -95,7 +95,8 @@ class Prover:
                 return
             known = len(self._rows)
             self._add_chains(evaluated, pool_s)
-            if len(self._rows) == known:
+            # The first prices may be those of another range, and its chains all known.
+            if len(self._rows) == known and number:
                 break
             pool_s, prices = self._pool_s(self.proved_s, pool_s)
             if prices is not None and self._total(prices) > 0:
@@ -180,7 +181,7 @@ class Prover:
         rows = [(row, self._value(row, step_s)) for row in self._rows.values()]
         rows = [(row, value) for row, value in rows if value]
         if not rows:
-            return None
+            return self._prices  # none of them does anything in this step
         free = not self.share.is_alike
         a = [[-float(g) for g in row.gpus] + ([-1.0, 1.0] if free else []) for row, _ in rows]
         cost = [*self.num_gpus, *([self.share.most, -float(self.share.fewest)] if free else [])]
