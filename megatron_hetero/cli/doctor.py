@@ -24,6 +24,7 @@ from megatron_hetero.preflight.check import (
     errors_first,
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
+from megatron_hetero.preflight.job import make_job
 from megatron_hetero.report.preflight import preflight_report
 
 DESCRIPTION = """\
@@ -103,7 +104,7 @@ def _run_on_cluster(
         return 1
     command = importlib.import_module("megatron_hetero.runtime.doctor.command")
     outcome = command.examine_machines(plan, cluster, arguments.time_limit)
-    findings = errors_first((*check_figures(plan, cluster, profile), *outcome.findings))
+    findings = errors_first((*check_figures(make_job(plan, cluster), profile), *outcome.findings))
     if outcome.rank == 0:
         looked_at = f"{_size(plan)}, their machines and {len(outcome.tested)} groups"
         data = {

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from megatron_hetero.plan.plan import Host, Plan
 
+TIGHT_PART = 0.02
+"""Of a GPU's memory, left beside the reserve; allocators lose as much to fragmentation."""
+ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+_NO_FRAGMENTS = "expandable_segments:True"
 NODE_VARIABLE = "MEGATRON_HETERO_NODE"
 """Says which node of the plan a machine is, where its host name cannot."""
 
@@ -45,6 +49,12 @@ def job_settings(plan: Plan) -> Iterator[Setting]:
             "Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels start in "
             "the order of their launches",
         )
+    if _is_tight(plan):
+        yield Setting(
+            ALLOCATOR_VARIABLE,
+            _NO_FRAGMENTS,
+            "the plan fills a GPU to within 2 %, which fragments of the allocator would take",
+        )
     if len({host.gpu_type for host in plan.hosts}) > 1:
         # NVIDIA/nccl#1136, #1110, #794.
         reason = (
@@ -53,6 +63,18 @@ def job_settings(plan: Plan) -> Iterator[Setting]:
         )
         yield Setting("NCCL_ALGO", "Ring", reason)
         yield Setting("NCCL_PROTO", "Simple", reason)
+
+
+def wastes_no_memory(allocator: str | None) -> bool:
+    """Whether torch's allocator, as `ALLOCATOR_VARIABLE` sets it, lets its blocks grow."""
+    return allocator is not None and _NO_FRAGMENTS in allocator
+
+
+def _is_tight(plan: Plan) -> bool:
+    if plan.estimates is None:
+        return False
+    devices = plan.estimates.devices.values()
+    return any(d.capacity_bytes - d.peak_bytes < TIGHT_PART * d.capacity_bytes for d in devices)
 
 
 def node_settings(host: Host) -> Iterator[Setting]:

@@ -33,7 +33,7 @@ def check_plan_on_cluster(
     job = make_job(plan, cluster, environment)
     findings = check_job(job)
     if not any(finding.id == "precision-unsupported" for finding in findings):
-        findings = (*check_figures(plan, cluster, profile), *findings)
+        findings = (*check_figures(job, profile), *findings)
     return errors_first(findings)
 
 
@@ -45,11 +45,11 @@ def check_fit(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
     )
 
 
-def check_figures(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Finding, ...]:
+def check_figures(job: Job, profile: Profile | None) -> tuple[Finding, ...]:
     """Memory, and whether the plan is of this cluster file."""
     return (
-        *plan_checks.figures_are_fresh(plan, cluster),
-        *plan_checks.memory_suffices(plan, cluster, profile),
+        *plan_checks.figures_are_fresh(job.plan, job.cluster),
+        *plan_checks.memory_suffices(job.plan, job.cluster, profile, job.environment),
     )
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import HeteroError, UnsupportedError
+from megatron_hetero.flags.environment import ALLOCATOR_VARIABLE, TIGHT_PART, wastes_no_memory
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import first_violations
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.schedule.shared_paths import estimate_plan
 
-TIGHT_PART = 0.02
-"""Of a GPU's memory, left beside the reserve; allocators lose as much to fragmentation."""
 GIB = 1 << 30
 
 
@@ -43,7 +42,13 @@ def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         )
 
 
-def memory_suffices(plan: Plan, cluster: Cluster, profile: Profile | None) -> Iterator[Finding]:
+def memory_suffices(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None,
+    environment: Mapping[str, Mapping[str, str]],
+) -> Iterator[Finding]:
+    """Against the prediction, on each device; `environment` is `Job`'s."""
     if plan.workload is None:
         return
     try:
@@ -68,14 +73,16 @@ def memory_suffices(plan: Plan, cluster: Cluster, profile: Profile | None) -> It
                 f"{device.capacity_bytes / GIB:.1f} GiB",
                 "plan again, or recompute more on this stage",
             )
-        elif left < TIGHT_PART * device.capacity_bytes:
+        elif left < TIGHT_PART * device.capacity_bytes and not wastes_no_memory(
+            environment[name.rpartition(":")[0]].get(ALLOCATOR_VARIABLE)
+        ):
             yield Finding(
                 "memory-tight",
                 "warning",
                 name,
                 f"{left / GIB:.2f} GiB are left beside the reserve of "
                 f"{cluster.limits.memory_reserve_bytes / GIB:.1f} GiB",
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a larger "
+                f"{ALLOCATOR_VARIABLE}=expandable_segments:True, or a larger "
                 "limits.memory_reserve and plan again",
             )
 
