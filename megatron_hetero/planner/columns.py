@@ -8,7 +8,7 @@ card carries the gradients of all its layers, and sites are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -72,7 +72,7 @@ class Columns:
                     break
                 least_s = min(found.values(), default=inf)
         work = 0
-        for choice in sorted(found, key=lambda c: found[c]):
+        for choice in _in_order(found):
             placement = _placed(problem, choice)
             if placement is not None:
                 board.score(placement, self.name)
@@ -99,6 +99,16 @@ class Columns:
                 if time_s is not None:
                     found.setdefault(choice, time_s)
         return may_gain
+
+
+def _in_order(found: Mapping[_Choice, float]) -> list[_Choice]:
+    """The soonest of each number of sites, few sites first, then all others: quick times do not see
+    what an exchange between many sites takes."""
+    ranked = sorted(found, key=lambda choice: found[choice])
+    soonest = {len(choice): choice for choice in reversed(ranked)}
+    firsts = [soonest[number] for number in sorted(soonest)]
+    known = set(firsts)
+    return [*firsts, *(choice for choice in ranked if choice not in known)]
 
 
 def _choices(problem: Problem, sites: Sequence[_Site], step_s: float) -> Iterator[_Choice]:
