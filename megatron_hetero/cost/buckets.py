@@ -33,12 +33,14 @@ class StageBucket:
     """Parameters (of the whole model, not sharded) with the same holders.
 
     `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
-    what follows them.
+    what follows them.  `num_rank_sets`: so many buckets of ranks it stands for; a rank of a narrow
+    stage is in several of them.
     """
 
     holders: tuple[StageId, ...]
     num_params: int
     layer: int
+    num_rank_sets: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,21 +62,17 @@ def stage_buckets(
         max_elements: of one bucket on one rank, unless a single slice is larger.
     """
     done: list[tuple[int, StageBucket]] = []
-    open_: dict[tuple[StageId, ...], tuple[int, int, int]] = {}
+    open_: dict[tuple[StageId, ...], tuple[int, StageBucket]] = {}
     for place, piece in enumerate(_slices(placement, model, vocab_rows)):
-        size, _, _ = open_.get(piece.holders, (0, 0, 0))
         sets = _num_rank_sets([placement.replicas[r].stages[s] for r, s in piece.holders])
+        size = open_[piece.holders][1].num_params if piece.holders in open_ else 0
         if size and size + piece.num_params > max_elements * sets:
-            done.append(_closed(piece.holders, open_.pop(piece.holders)))
+            done.append(open_.pop(piece.holders))
             size = 0
-        open_[piece.holders] = (size + piece.num_params, piece.layer, place)
-    done += [_closed(holders, found) for holders, found in open_.items()]
+        bucket = StageBucket(piece.holders, size + piece.num_params, piece.layer, sets)
+        open_[piece.holders] = place, bucket
+    done += open_.values()
     return tuple(bucket for _, bucket in sorted(done, key=lambda entry: entry[0]))
-
-
-def _closed(holders: tuple[StageId, ...], found: tuple[int, int, int]) -> tuple[int, StageBucket]:
-    num_params, layer, place = found
-    return place, StageBucket(holders, num_params, layer)
 
 
 def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_Slice]:

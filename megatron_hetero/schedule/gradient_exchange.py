@@ -38,10 +38,19 @@ _BUFFERS_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class LastBackward:
-    """The last backward passes of a first stage: [chunk] -> (first layer, number of layers,
-    seconds of its layers, seconds of what comes before them)."""
+    """The last backward passes of a first stage.
+
+    `chunks`: [chunk] -> (first layer, number of layers, seconds of its layers, seconds of what
+    comes before them in the model).
+    """
 
     chunks: tuple[tuple[int, int, float, float], ...]
+
+    def slower(self, factor: float) -> LastBackward:
+        """The same, `factor` times as long."""
+        return LastBackward(
+            tuple((first, num, factor * a, factor * b) for first, num, a, b in self.chunks)
+        )
 
     def final(self, layer: int) -> Final:
         """When the gradients down to `layer` are complete."""
@@ -61,7 +70,7 @@ class GradientExchange:
     """Makes the collectives of one plan.
 
     Args:
-        last_backward: first stages that overlap; empty without `--overlap-grad-reduce`.
+        last_backward: of the first stages, which overlap with `--overlap-grad-reduce`.
         owner_weights: relative size of the optimizer state that each rank of a stage keeps.
     """
 
@@ -88,11 +97,17 @@ class GradientExchange:
         buckets = stage_buckets(self._placement, model, self._vocab_rows)
         if not self._is_divided:
             return tuple(self._ring(b, "gradients", 2) for b in buckets), ()
-        beside = _BUFFERS_AT_ONCE - 1
         return (
-            tuple(self._to_owners(b, beside) for b in buckets),
-            tuple(self._ring(b, "weights", 1, beside) for b in buckets),
+            tuple(self._to_owners(b, self._beside(b)) for b in buckets),
+            tuple(self._ring(b, "weights", 1, self._beside(b)) for b in buckets),
         )
+
+    def _beside(self, bucket: StageBucket) -> int:
+        """How many earlier ones may be under way beside it: a rank of the narrowest holder is in
+        several buckets of ranks for each of these."""
+        narrowest = min(stage.width for stage in self._stages(bucket))
+        own = -(-bucket.num_rank_sets // narrowest)
+        return max(0, _BUFFERS_AT_ONCE // own - 1)
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """The same in stock Megatron."""
@@ -123,7 +138,7 @@ class GradientExchange:
                 params = stage_params(model, share, stage.num_layers, first, last, self._vocab_rows)
                 yield StageBucket(holders, params, EMBEDDING)
                 continue
-            full = max(40_000_000, 1_000_000 * len(replicas)) * stage.width
+            full = stock_bucket_elements(len(replicas)) * stage.width
             words = self._vocab_rows * model.hidden_size
             size = 0
             for layer, tensor in _first_stage_tensors(model, stage.num_layers, last, words):
@@ -211,6 +226,11 @@ class GradientExchange:
             beside,
             self._final(bucket),
         )
+
+
+def stock_bucket_elements(num_replicas: int) -> int:
+    """Megatron's own `--ddp-bucket-size`, of one rank."""
+    return max(40_000_000, 1_000_000 * num_replicas)
 
 
 def _first_stage_tensors(

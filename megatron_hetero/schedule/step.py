@@ -18,12 +18,12 @@ from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel, ReplicaCost
-from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
+from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.schedule.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.gradient_exchange import GradientExchange, LastBackward
 from megatron_hetero.schedule.of_plan import replica_schedule
@@ -36,7 +36,6 @@ from megatron_hetero.schedule.simulator_parts import (
     MessageSpan,
     Pipeline,
     SendMode,
-    StageId,
 )
 from megatron_hetero.schedule.timelines import (
     LinkTimeline,
@@ -48,10 +47,14 @@ from megatron_hetero.schedule.timelines import (
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What the GPUs of one stage take: each chunk's passes, and the optimizer once a step."""
+    """What the GPUs of one stage take: each chunk's passes, and the optimizer once a step.
+
+    `last_backward` is that of a first stage.
+    """
 
     chunks: tuple[ChunkTimes, ...]
     update_s: float
+    last_backward: LastBackward | None
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,12 @@ def simulate_plan(
         costs,
         placement,
         rows,
-        _last_backward(plan, costs, placement, rows, pipelines),
+        {
+            (r, 0): _last_backward(costs, replica, rows, made.stages[0], pipeline.times[0])
+            for r, (replica, made, pipeline) in enumerate(
+                zip(placement.replicas, plan.replicas, pipelines, strict=True)
+            )
+        },
         {
             (r, s): stage.optimizer_share or 1
             for r, replica in enumerate(plan.replicas)
@@ -210,10 +218,11 @@ def plan_times(
     for r, replica in enumerate(placement.replicas):
         cost = costs.replica(replica, rows)
         chunks = _chunk_times(plan, r, cost, workload)
+        last_backward = _last_backward(costs, replica, rows, plan.replicas[r].stages[0], chunks[0])
         found.append(
             tuple(
-                StageTimes(times, stage.update_s)
-                for times, stage in zip(chunks, cost.stages, strict=True)
+                StageTimes(times, stage.update_s, None if s else last_backward)
+                for s, (times, stage) in enumerate(zip(chunks, cost.stages, strict=True))
             )
         )
     return tuple(found)
@@ -266,32 +275,28 @@ def _pipeline(
 
 
 def _last_backward(
-    plan: Plan,
     costs: CostModel,
-    placement: Placement,
+    replica: PlacedReplica,
     rows: int,
-    pipelines: Sequence[Pipeline],
-) -> dict[StageId, LastBackward]:
-    """How the last backward passes of the first stages go through their layers, where the exchange
-    of gradients overlaps with them."""
-    if not costs.workload.training.overlap_grad_reduce:
-        return {}
-    found = {}
-    for r, (replica, pipeline) in enumerate(zip(placement.replicas, pipelines, strict=True)):
-        stage = replica.stages[0]
-        own = costs.variant(
-            micro_batch_size=replica.micro_batch_size, recompute=stage.recompute
-        ).group_pieces(stage.devices, stage.shares, rows)
-        layer_s = own.layer.backward_s
-        chunks = []
-        pieces = stage_chunks(plan.replicas[r].stages[0])
-        for chunk, times in zip(pieces, pipeline.times[0], strict=True):
-            before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
-            is_last = chunk.first_layer + chunk.num_layers == costs.workload.model.num_layers
-            behind_s = own.head.backward_s if is_last else 0.0
-            layers_s = chunk.num_layers * layer_s
-            # The chunk's time as it is simulated, in the proportions of its pieces.
-            ratio = times.seconds("backward") / (before_s + layers_s + behind_s)
-            chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
-        found[r, 0] = LastBackward(tuple(chunks))
-    return found
+    stage: Stage,
+    times: Sequence[ChunkTimes],
+) -> LastBackward:
+    """How the last backward passes of a first stage go through its layers.
+
+    Args:
+        stage: the plan's, of which `times` are the chunks'.
+    """
+    placed = replica.stages[0]
+    own = costs.variant(
+        micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
+    ).group_pieces(placed.devices, placed.shares, rows)
+    chunks = []
+    for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
+        end = chunk.first_layer + chunk.num_layers
+        before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
+        behind_s = own.head.backward_s if end == costs.workload.model.num_layers else 0.0
+        layers_s = chunk.num_layers * own.layer.backward_s
+        # The chunk's time as it is simulated, in the proportions of its pieces.
+        ratio = chunk_times.seconds("backward") / (before_s + layers_s + behind_s)
+        chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
+    return LastBackward(tuple(chunks))

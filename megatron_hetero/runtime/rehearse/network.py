@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.sync import ring_key
@@ -40,7 +41,10 @@ class Hop:
 
 @dataclass(frozen=True)
 class Ring:
-    """A collective's hops, each with the seconds for which it takes its paths."""
+    """A collective's hops, each with the seconds for which it takes its paths.
+
+    They need not form a ring (`Network.to_owners`, `Network.broadcast`).
+    """
 
     hops: tuple[tuple[tuple[int, ...], float], ...]
     latency_s: float
@@ -92,4 +96,38 @@ class Network:
         return Ring(
             tuple((hop.paths, hop.seconds(hop_bytes)) for hop in hops),
             num_rounds * max(hop.latency_s for hop in hops),
+        )
+
+    def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+        """A reduce-scatter and an all-gather, each (n - 1) / n of a buffer over every hop."""
+        size = len(ranks)
+        return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2 * (size - 1))
+
+    def one_pass(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+        """A reduce-scatter or an all-gather by itself."""
+        size = len(ranks)
+        return self.ring(ranks, (size - 1) / size * num_bytes, size - 1)
+
+    def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
+        """Every rank sends every other one the part that it owns, directly."""
+        hops = [
+            (self.hop(sender, owner), num_bytes)
+            for sender in ranks
+            for owner, num_bytes in zip(ranks, part_bytes, strict=True)
+            if sender != owner
+        ]
+        return Ring(
+            tuple((hop.paths, hop.seconds(num_bytes)) for hop, num_bytes in hops),
+            max(hop.latency_s for hop, _ in hops),
+        )
+
+    def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> Ring:
+        """From the root along the ring to the last."""
+        order = sorted(ranks, key=lambda rank: ring_key(self._cluster, self._devices[rank]))
+        first = order.index(root)
+        chain = order[first:] + order[:first]
+        hops = [self.hop(sender, receiver) for sender, receiver in pairwise(chain)]
+        return Ring(
+            tuple((hop.paths, hop.seconds(num_bytes)) for hop in hops),
+            sum(hop.latency_s for hop in hops),
         )

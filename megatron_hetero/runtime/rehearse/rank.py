@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ import torch.distributed as dist
 
 from megatron_hetero.runtime.rehearse.board import Board
 from megatron_hetero.runtime.rehearse.clock import Clock, now, sleep_until
+from megatron_hetero.runtime.rehearse.exchange import GradientHooks, Pass
 from megatron_hetero.runtime.rehearse.interleaved import StockPasses, batched_p2p_ops
 from megatron_hetero.runtime.rehearse.network import Network
 from megatron_hetero.runtime.rehearse.small import SmallModel
 from megatron_hetero.runtime.rehearse.transport import Transport
-from megatron_hetero.runtime.shards import global_parameters
+from megatron_hetero.schedule.gradient_exchange import LastBackward
 from megatron_hetero.schedule.programme import COMPUTE
 from megatron_hetero.schedule.simulator_parts import ChunkTimes
 
@@ -50,6 +50,7 @@ class RankTimes:
     chunks: tuple[ChunkTimes, ...]
     update_s: float
     num_micro_batches: int
+    last_backward: LastBackward | None = None
 
     @property
     def busy_s(self) -> float:
@@ -89,11 +90,13 @@ class RehearsedRank:
         self.transport = Transport(rank, board, network, self.clock, self._tensor_ranks)
         self.transport.activation_ratio = small.activation_ratio
         self._passes = StockPasses()
+        self._gradients = GradientHooks(
+            small, self.transport, self.clock, self._tensor_ranks, times.last_backward
+        )
         self._steps_begun = 0
         self._begun_s = 0.0
         self._free_step_s = 0.0
-        self._bucket_bytes: dict[tuple[int, ...], float] = {}
-        self._is_updating = False
+        self._steps_updated = 0
         self.records: list[dict[str, Any]] = []
 
     # What `entry` calls.
@@ -103,8 +106,7 @@ class RehearsedRank:
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
         """Remember what the gradients of this rank stand for."""
-        sizes = {name: p.numel() for name, p in global_parameters(model)}
-        self._own_bytes = sum(n * self._small.gradient_bytes(name) for name, n in sizes.items())
+        self._gradients.know(model)
         return model
 
     def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,26 +117,24 @@ class RehearsedRank:
 
     def install(self) -> None:
         """Put all hooks in their places, in this process."""
-        from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
         from megatron.core.optimizer import optimizer
         from megatron.core.pipeline_parallel import p2p_communication, schedules
         from megatron.training import training
 
-        from megatron_hetero.runtime import executor, gradients
+        from megatron_hetero.runtime import executor
 
-        self.transport.gradient_bytes = self._gradient_bytes
         self.transport.install()
         p2p_communication._p2p_ops = batched_p2p_ops(lambda ops: dist.batch_isend_irecv(ops))
+        self._gradients.install()
         training.train_step = self._stepping(training.train_step)
         schedules.forward_step = self._counted("forward", schedules.forward_step)
         schedules.backward_step = self._counted("backward", schedules.backward_step)
         executor._Step._do = self._operating(executor._Step._do)
-        for kind in (optimizer.FP32Optimizer, optimizer.ChainedOptimizer):
+        # Not those that exchange new weights after the update.  A chain of none is a rank that
+        # owns nothing.
+        kinds = optimizer.FP32Optimizer, optimizer.MixedPrecisionOptimizer
+        for kind in (*kinds, optimizer.ChainedOptimizer):
             kind.step_with_ready_grads = self._updating(kind.step_with_ready_grads)
-        gradients.plan_buckets = self._noting_buckets(gradients.plan_buckets)
-        _ParamAndGradBucketGroup.start_grad_sync = self._syncing(
-            _ParamAndGradBucketGroup.start_grad_sync
-        )
 
     @contextmanager
     def _computing(self, kind: str, micro_batch: int, chunk: int, seconds: float) -> Iterator[None]:
@@ -145,13 +145,17 @@ class RehearsedRank:
         if is_joint:
             self.transport.board.come(key, begin_s)
         self.transport.is_computing = True
+
+        def begun_s() -> float:
+            return self.transport.board.latest_s(key) if is_joint else begin_s
+
+        self._gradients.under_way = Pass(kind, chunk, begun_s, seconds)
         try:
             yield
         finally:
             self.transport.is_computing = False
-        if is_joint:
-            begin_s = self.transport.board.latest_s(key)
-        self.clock.computed(kind, micro_batch, chunk, begin_s, began, seconds)
+            self._gradients.under_way = None
+        self.clock.computed(kind, micro_batch, chunk, begun_s(), began, seconds)
 
     def _operating(self, do: Callable[..., None]) -> Callable[..., None]:
         """Our executor says itself what it computes."""
@@ -186,63 +190,15 @@ class RehearsedRank:
         return held
 
     def _updating(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def held(*args: Any, **kwargs: Any) -> Any:
-            if self._is_updating:
-                return function(*args, **kwargs)
-            self._is_updating = True
-            try:
-                with self._computing("step", -1, 0, self._times.update_s):
-                    return function(*args, **kwargs)
-            finally:
-                self._is_updating = False
+        """One update a step, however many optimizers Megatron has chained."""
 
-        return held
-
-    def _noting_buckets(self, plan_buckets: Callable[..., Any]) -> Callable[..., Any]:
-        """What a bucket's elements stand for follows from the slices in it."""
-
-        def noting(tables: Any, *args: Any, **kwargs: Any) -> Any:
-            buckets = plan_buckets(tables, *args, **kwargs)
-            elements: Counter[tuple[int, ...]] = Counter()
-            real: Counter[tuple[int, ...]] = Counter()
-            for bucket in buckets:
-                for piece in bucket.slices:
-                    shard = tables[bucket.holders[0]][piece.name]
-                    rows = shard.global_shape[shard.dim]
-                    size = (piece.stop - piece.start) * prod(shard.global_shape) / rows
-                    elements[bucket.holders] += size
-                    real[bucket.holders] += size * self._small.gradient_bytes(piece.name)
-            self._bucket_bytes = {holders: real[holders] / elements[holders] for holders in real}
-            return buckets
-
-        return noting
-
-    def _gradient_bytes(self, ranks: tuple[int, ...], num_elements: int) -> float:
-        if ranks in self._bucket_bytes:
-            return num_elements * self._bucket_bytes[ranks]
-        # Stock Megatron: norms inside a tensor-parallel group, or tied embeddings.
-        if set(ranks) <= self._tensor_ranks:
-            return num_elements * self._small.gradient_bytes("decoder.final_layernorm.weight")
-        return num_elements * self._small.gradient_bytes("embedding.word_embeddings.weight")
-
-    def _syncing(self, start_grad_sync: Callable[..., Any]) -> Callable[..., Any]:
-        """Stock Megatron's data-parallel all-reduce of a rank's whole buffer."""
-
-        def held(group: Any, *args: Any, **kwargs: Any) -> Any:
-            data_parallel = group.data_parallel_group
-            ranks = dist.get_process_group_ranks(data_parallel)
-            if len(ranks) == 1 or self.clock.scale == 0:
-                return start_grad_sync(group, *args, **kwargs)
-            size = len(ranks)
-            ring = self.transport.network.ring(
-                ranks, 2 * (size - 1) / size * self._own_bytes, 2 * (size - 1)
-            )
-
-            def real(is_async: bool) -> Any:
-                with self.transport.left_alone():
-                    return start_grad_sync(group, *args, **kwargs)
-
-            return self.transport.hold(data_parallel, ring, real, False)
+        def held(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            chained = getattr(optimizer, "chained_optimizers", ())
+            if self._steps_updated == self._steps_begun or chained:
+                return function(optimizer, *args, **kwargs)
+            self._steps_updated = self._steps_begun
+            with self._computing("step", -1, 0, self._times.update_s):
+                return function(optimizer, *args, **kwargs)
 
         return held
 

@@ -82,9 +82,8 @@ def gather(
             for kind, micro_batch, chunk, start_s, end_s in record["spans"]
         ]
         spans += [
-            OpSpan("gradient_sync", -1, 0, start_s / scale, end_s / scale)
-            for start_s, end_s in record["collectives"]
-            if start_s >= max(s.end_s for s in spans if s.micro_batch >= 0) * scale - 1e-9
+            OpSpan(kind, -1, 0, start_s / scale, end_s / scale)
+            for kind, start_s, end_s in record["collectives"]
         ]
         stage = plan.replicas[place.replica].stages[place.stage]
         stages[key] = StageTimeline(

@@ -36,6 +36,7 @@ from megatron_hetero.runtime.rehearse.rank import (
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.runtime.rehearse.small import SmallModel, small_model
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.schedule.gradient_exchange import stock_bucket_elements
 from megatron_hetero.schedule.step import plan_times, simulate_plan
 
 RANK_BYTES = 400 << 20
@@ -181,6 +182,8 @@ class _RehearsalJob:
         save_plan(self.small.shrunk.plan, plan_file)
         argv = (
             *self.small.shrunk.model_args,
+            *self.small.shrunk.plan_args,
+            *self._overlap_arguments(),
             *tokenizer_arguments(self._text),
             f"--hetero-plan={plan_file}",
             f"--data-cache-path={self._folder / 'cache'}",
@@ -205,6 +208,14 @@ class _RehearsalJob:
 
         return Job("rehearsal", len(self._table), train, self._folder / "ranks")
 
+    def _overlap_arguments(self) -> tuple[str, ...]:
+        """Stock Megatron divides its buffer where the real one would be."""
+        workload = self._plan.workload
+        if workload is None or not workload.training.overlap_grad_reduce:
+            return ()
+        bucket = stock_bucket_elements(len(self._plan.replicas))
+        return "--overlap-grad-reduce", f"--ddp-bucket-size={self.small.elements_of(bucket)}"
+
     def _rank(self, rank: int) -> RehearsedRank:
         place = self._table[rank]
         times = self._times[place.replica][place.stage]
@@ -220,6 +231,7 @@ class _RehearsalJob:
                 tuple(chunk.slower(factor) for chunk in times.chunks),
                 times.update_s * factor,
                 self._plan.replicas[place.replica].num_micro_batches,
+                times.last_backward and times.last_backward.slower(factor),
             ),
             self.small,
             self._board,

@@ -1,7 +1,8 @@
 """The small model of a rehearsal, and how many bytes of the real one its tensors stand for.
 
 Every run of decoder layers that has the same holders in all replicas becomes one layer, so that
-stages, boundaries and sets of gradient holders stay what they are.  Sizes are shrunk as `verify`
+stages, boundaries and sets of gradient holders stay what they are.  Where gradients are exchanged
+during the backward pass, a run becomes up to `OVERLAPPING_PIECES`.  Sizes are shrunk as `verify`
 shrinks them.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from megatron_hetero.cost.buckets import EMBEDDING
 from megatron_hetero.cost.compute import ELEMENT_BYTES
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.parameters import embedding_params, head_params, layer_params
@@ -21,6 +23,9 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
 
 _SMALL_ELEMENT_BYTES = 4
+OVERLAPPING_PIECES = 4
+"""Layers of the small model for a run in a first stage that overlaps: how finely its exchange can
+begin."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,14 @@ class SmallModel:
     """`shrunk` has the small plan and flags; the rest says what its tensors stand for.
 
     `layer_runs`: [small layer] -> real layers.  `activation_ratio`: real bytes for each byte that
-    crosses a boundary.
+    crosses a boundary.  `weight_ratio`: bytes of a new weight for each byte of gradient.
     """
 
     shrunk: Shrunk
     layer_runs: tuple[int, ...]
     activation_ratio: float
+    weight_ratio: float
+    _gradient_bytes: int
     _vector_bytes: float
     _matrix_bytes: float
     _embedding_bytes: float
@@ -51,6 +58,18 @@ class SmallModel:
             return self._positions_bytes
         return self._embedding_bytes
 
+    def elements_of(self, num_params: int) -> int:
+        """Elements of the small model's matrices that stand for so many real parameters."""
+        mean_run = sum(self.layer_runs) / len(self.layer_runs)
+        return max(1, round(num_params * self._gradient_bytes / (self._matrix_bytes * mean_run)))
+
+    def real_layer(self, name: str) -> int:
+        """The first real layer for which parameter `name` stands; `EMBEDDING` before them, the
+        number of layers behind them."""
+        if name.startswith("decoder.layers."):
+            return sum(self.layer_runs[: int(name.split(".")[2])])
+        return EMBEDDING if name.startswith("embedding.") else sum(self.layer_runs)
+
 
 def small_model(plan: Plan, workload: Workload) -> SmallModel:
     """The rehearsal's model.
@@ -59,6 +78,9 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
         UnsupportedError: the workload asks for what no asymmetric plan trains yet.
     """
     cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
+    if workload.training.overlap_grad_reduce:
+        first_stages = [chunk for r in plan.replicas for chunk in stage_chunks(r.stages[0])]
+        cuts = _with_pieces(cuts, first_stages)
     small_plan = replace(
         plan, replicas=tuple(_renumbered(r, cuts) for r in plan.replicas), estimates=None
     )
@@ -79,11 +101,23 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
         shrunk,
         tuple(b - a for a, b in pairwise(cuts)),
         crossing / small_crossing,
+        state_bytes(training).weight / gradient,
+        gradient,
         gradient * (layer - matrices) / (small_layer - small_matrices),
         gradient * matrices / small_matrices,
         gradient * head_params(real, 1, rows, False) / head_params(small, 1, small_rows, False),
         gradient * positions / max(embedding_params(small, 1, 0), 1),
     )
+
+
+def _with_pieces(cuts: list[int], chunks: list[LayerRange]) -> list[int]:
+    """Runs inside of any of `chunks` cut into pieces."""
+    found = set(cuts)
+    for first, last in pairwise(cuts):
+        if any(c.first_layer <= first and last <= c.first_layer + c.num_layers for c in chunks):
+            num = min(OVERLAPPING_PIECES, last - first)
+            found |= {first + (last - first) * i // num for i in range(num)}
+    return sorted(found)
 
 
 def _layer_matrices(model: ModelSpec) -> int:

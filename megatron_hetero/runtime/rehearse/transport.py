@@ -12,8 +12,6 @@ so that the lag of this machine's own threads and sockets does not add up over t
 
 from __future__ import annotations
 
-import heapq
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -23,8 +21,14 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.runtime.rehearse.board import Board, Key
-from megatron_hetero.runtime.rehearse.clock import Clock, now, sleep_until
+from megatron_hetero.runtime.rehearse.clock import Clock, sleep_until
 from megatron_hetero.runtime.rehearse.network import Network, Ring
+from megatron_hetero.runtime.rehearse.works import (
+    CollectiveWork,
+    Courier,
+    ReceiveWork,
+    SendWork,
+)
 
 TINY_ELEMENTS = 64
 """Collectives of no more elements (counts, norms, losses) cost only the wait for all ranks."""
@@ -55,18 +59,24 @@ class Transport:
         self.gradient_bytes: Callable[[tuple[int, ...], int], float] | None = None
         """(ranks, elements) -> real bytes of a gradient buffer."""
         self.sent: list[SentSpan] = []
-        self.collectives: list[tuple[float, float]] = []
+        self.collectives: list[tuple[str, float, float]] = []
+        """(kind, begin, end), seconds since the step began."""
+        self._exchanged: tuple[str, float] | None = None
         self._counts: Counter[Key] = Counter()
-        self._courier = _Courier()
+        self._courier = Courier()
         self._batch = dist.batch_isend_irecv
         self._all_reduce = dist.all_reduce
         self._all_gather = dist.all_gather_into_tensor
+        self._all_to_all = dist.all_to_all_single
+        self._broadcast = dist.broadcast
 
     def install(self) -> None:
         """From now on, in this process."""
         dist.batch_isend_irecv = self._held_batch
         dist.all_reduce = self._held_all_reduce
         dist.all_gather_into_tensor = self._held_all_gather
+        dist.all_to_all_single = self._held_all_to_all
+        dist.broadcast = self._held_broadcast
 
     def _held_batch(self, operations: list[Any]) -> list[Any]:
         if self.clock.scale == 0:
@@ -77,10 +87,10 @@ class Transport:
                 works.append(self._send(operation))
             else:
                 key = self._number(("message", operation.peer, self.rank, _name(operation.group)))
-                works.append(_Receive(self, key, self._batch([operation])))
+                works.append(ReceiveWork(self, key, self._batch([operation])))
         return works
 
-    def _send(self, operation: Any) -> _Send:
+    def _send(self, operation: Any) -> SendWork:
         key = self._number(("message", self.rank, operation.peer, _name(operation.group)))
         tensor = operation.tensor
         num_bytes = tensor.numel() * tensor.element_size() * self.activation_ratio
@@ -95,7 +105,7 @@ class Transport:
         self.sent.append(
             SentSpan(operation.peer, num_bytes, posted_s - begin_s, arrival_s - begin_s)
         )
-        work = _Send(self, key)
+        work = SendWork(self, key)
         self._courier.deliver(arrival_s, lambda: work.left(self._batch([operation])))
         return work
 
@@ -112,10 +122,14 @@ class Transport:
         ranks = _ranks(group)
         if self._is_free(ranks):
             return real(async_op)
-        ring = None
-        if tensor.numel() > TINY_ELEMENTS:
-            ring = self.gradient_ring(ranks, tensor.numel())
-        return self.hold(group, ring, real, async_op)
+        ring, kind = None, "gradient_sync"
+        if self._exchanged is not None:
+            kind, each = self._exchanged
+            ring = self.network.all_reduce(ranks, tensor.numel() * each)
+        elif tensor.numel() > TINY_ELEMENTS and self.gradient_bytes is not None:
+            num_bytes = self.gradient_bytes(tuple(ranks), tensor.numel())
+            ring = self.network.all_reduce(ranks, num_bytes)
+        return self.hold(group, ring, real, async_op, kind)
 
     def _held_all_gather(
         self, output: torch.Tensor, tensor: torch.Tensor, group: Any = None, async_op: bool = False
@@ -131,13 +145,57 @@ class Transport:
         ring = self.network.ring(ranks, (size - 1) / size * num_bytes, size - 1)
         return self.hold(group, ring, real, async_op)
 
-    def gradient_ring(self, ranks: Sequence[int], num_elements: int) -> Ring | None:
-        """The all-reduce of a gradient buffer."""
-        if self.gradient_bytes is None:
-            return None
-        num_bytes = self.gradient_bytes(tuple(ranks), num_elements)
-        size = len(ranks)
-        return self.network.ring(ranks, 2 * (size - 1) / size * num_bytes, 2 * (size - 1))
+    def _held_all_to_all(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Gradients on their way to their owners: every rank sends the same sizes."""
+
+        def real(is_async: bool) -> Any:
+            return self._all_to_all(
+                output, tensor, output_split_sizes, input_split_sizes, group, is_async
+            )
+
+        ranks = _ranks(group)
+        if self._is_free(ranks) or self._exchanged is None or input_split_sizes is None:
+            return real(async_op)
+        kind, each = self._exchanged
+        parts = self.network.to_owners(ranks, [size * each for size in input_split_sizes])
+        return self.hold(group, parts, real, async_op, kind)
+
+    def _held_broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Any:
+        """New weights from their owner."""
+
+        def real(is_async: bool) -> Any:
+            return self._broadcast(tensor, src, group, is_async, group_src)
+
+        ranks = _ranks(group)
+        if self._is_free(ranks) or self._exchanged is None or group_src is None:
+            return real(async_op)
+        kind, each = self._exchanged
+        chain = self.network.broadcast(ranks, ranks[group_src], tensor.numel() * each)
+        return self.hold(group, chain, real, async_op, kind)
+
+    @contextmanager
+    def exchanging(self, kind: str, bytes_per_element: float) -> Iterator[None]:
+        """Collectives in here exchange gradients or weights, of so many real bytes each."""
+        self._exchanged = kind, bytes_per_element
+        try:
+            yield
+        finally:
+            self._exchanged = None
 
     def _is_free(self, ranks: Sequence[int]) -> bool:
         if self._is_left_alone or self.clock.scale == 0 or len(ranks) == 1:
@@ -154,28 +212,31 @@ class Transport:
             self._is_left_alone = False
 
     def hold(
-        self, group: Any, ring: Ring | None, real: Callable[[bool], Any], async_op: bool
+        self,
+        group: Any,
+        ring: Ring | None,
+        real: Callable[[bool], Any],
+        async_op: bool,
+        kind: str = "",
     ) -> Any:
         """Run a collective and end it when `ring` would; without a ring when all ranks are there.
 
         Args:
             real: runs it, asynchronously if told so.
+            kind: of `OpSpan`, if the timeline shows it.
         """
         ranks = _ranks(group)
         key = self._number(("collective", tuple(ranks), _name(group)))
         self.board.come(key, self.clock.time())
         if not async_op:
             real(False)
-            self._end(key, ring)
+            self._until(self.done_s(key, ring, kind))
             return None
-        work = _Collective(self, key, ring, real(True))
+        work = CollectiveWork(self, key, ring, kind, real(True))
         work.start()
         return work
 
-    def _end(self, key: Key, ring: Ring | None) -> None:
-        self._until(self.done_s(key, ring))
-
-    def done_s(self, key: Key, ring: Ring | None) -> float:
+    def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
         """When a collective is done on the described links; all its ranks have come."""
         scale = self.clock.scale
         with self.board.locked():
@@ -187,9 +248,9 @@ class Transport:
                     hops = [(paths, seconds * scale) for paths, seconds in ring.hops]
                     done_s = self.board.take(hops, begin_s) + ring.latency_s * scale
                 self.board.put(key, "arrival_s", done_s)
-        if ring is not None:
+        if ring is not None and kind:
             step_s = self.clock.step_begin_s
-            self.collectives.append((begin_s - step_s, done_s - step_s))
+            self.collectives.append((kind, begin_s - step_s, done_s - step_s))
         return done_s
 
     def _until(self, at_s: float) -> None:
@@ -204,116 +265,6 @@ class Transport:
         """The how manieth of its kind this is, which is the same on all ranks."""
         self._counts[key] += 1
         return (*key, self._counts[key])
-
-
-class _Send:
-    """A message on its way; `wait` ends when its receiver has it, as gloo's own."""
-
-    def __init__(self, transport: Transport, key: Key) -> None:
-        self._transport, self._key = transport, key
-        self._has_left = threading.Event()
-        self._works: list[Any] = []
-
-    def left(self, works: list[Any]) -> None:
-        """The courier has handed it to the real transport."""
-        self._works = works
-        self._has_left.set()
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Block until the receiver has it."""
-        transport = self._transport
-        came_s = transport.clock.time()
-        self._has_left.wait()
-        for work in self._works:
-            work.wait()
-        with transport.board.locked():
-            arrival_s = transport.board.get(self._key, "arrival_s")
-            asked_s = transport.board.get(self._key, "asked_s")
-        transport.waited(max(arrival_s, asked_s), came_s)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
-        return self._has_left.is_set() and all(work.is_completed() for work in self._works)
-
-
-class _Receive:
-    """A message that is waited for."""
-
-    def __init__(self, transport: Transport, key: Key, works: list[Any]) -> None:
-        self._transport, self._key, self._works = transport, key, works
-        with transport.board.locked():
-            transport.board.put(key, "asked_s", transport.clock.time())
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Block until it is here."""
-        transport = self._transport
-        asked_s = transport.clock.time()
-        for work in self._works:
-            work.wait()
-        with transport.board.locked():
-            due_s = transport.board.get(self._key, "arrival_s")
-        transport.waited(due_s, asked_s)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
-        return all(work.is_completed() for work in self._works)
-
-
-class _Collective(threading.Thread):
-    """An asynchronous collective: a thread waits for the real one, then for the described links."""
-
-    def __init__(self, transport: Transport, key: Key, ring: Ring | None, work: Any) -> None:
-        super().__init__(daemon=True)
-        self._transport, self._key, self._ring, self._work = transport, key, ring, work
-        self._done_s = 0.0
-
-    def run(self) -> None:
-        """The thread's life."""
-        self._work.wait()
-        self._done_s = self._transport.done_s(self._key, self._ring)
-        sleep_until(self._done_s)
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Block until it is done."""
-        came_s = self._transport.clock.time()
-        self.join()
-        self._transport.waited(self._done_s, came_s)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
-        return not self.is_alive()
-
-
-class _Courier(threading.Thread):
-    """Hands messages to the real transport when they are due."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._changed = threading.Condition()
-        self._number = 0
-
-    def deliver(self, at_s: float, hand_over: Callable[[], None]) -> None:
-        """Call `hand_over` at `at_s`; equal times in the order in which they were given."""
-        if not self.is_alive():
-            self.start()
-        with self._changed:
-            self._number += 1
-            heapq.heappush(self._due, (at_s, self._number, hand_over))
-            self._changed.notify()
-
-    def run(self) -> None:
-        """The thread's life."""
-        while True:
-            with self._changed:
-                while not self._due or self._due[0][0] > now():
-                    timeout_s = self._due[0][0] - now() if self._due else None
-                    self._changed.wait(timeout_s)
-                _, _, hand_over = heapq.heappop(self._due)
-            hand_over()
 
 
 def _ranks(group: Any) -> list[int]:
