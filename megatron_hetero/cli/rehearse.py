@@ -22,7 +22,7 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.files import write_json
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.report.rehearsal import rehearsal_report
-from megatron_hetero.report.trace import chrome_trace
+from megatron_hetero.schedule.trace import chrome_trace
 
 DESCRIPTION = """\
 Run a plan for real on this machine's CPU: one process for each GPU, Megatron's own

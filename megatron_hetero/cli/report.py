@@ -9,12 +9,15 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.files import write_json
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.report.page.content import gather
 from megatron_hetero.report.page.document import figures, page
-from megatron_hetero.report.page.lanes import rehearsed_lanes
+from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
 from megatron_hetero.report.page.picture import draw_png
+from megatron_hetero.report.replan import replan, replan_lines, replan_to_data
+from megatron_hetero.schedule.trace import chrome_trace
 
 DESCRIPTION = """\
 Write one HTML page that explains a plan to someone who has not seen it: the
@@ -42,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what `rehearse --json` printed: its timeline is drawn below the predicted one",
     )
     parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="what a training job wrote with --hetero-timeline: drawn below these",
+    )
+    parser.add_argument(
         "--quick",
         action="store_true",
         help="compare with plans of stock Megatron alone; the default repeats the whole search",
@@ -54,24 +63,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="each figure as a PNG file (needs Chromium or Chrome on this machine)",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write the timelines for ui.perfetto.dev or chrome://tracing",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Gather, draw, write."""
-    if not (arguments.output or arguments.svg or arguments.png):
-        raise UsageError("say what to write: -o PAGE.HTML, --svg FOLDER or --png FOLDER")
+    if not (arguments.output or arguments.svg or arguments.png or arguments.trace):
+        raise UsageError(
+            "say what to write: -o PAGE.HTML, --svg FOLDER, --png FOLDER or --trace FILE"
+        )
     plan = load_plan(arguments.plan)
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
     validate_plan(plan, cluster, str(arguments.plan))
     others = [rehearsed_lanes(arguments.rehearsal, plan)] if arguments.rehearsal else []
+    if arguments.measured:
+        others.append(measured_lanes(arguments.measured, plan))
     with output.progress("comparing plans"):
         content = gather(plan, cluster, profile, others, str(arguments.plan), arguments.quick)
+        again = replan(content, profile) if arguments.measured else None
     written: list[Path] = []
     if arguments.output:
         arguments.output.write_text(page(content), encoding="utf-8")
         written.append(arguments.output)
+    if arguments.trace:
+        write_json(arguments.trace, chrome_trace(trace_lanes(content.timelines)))
+        written.append(arguments.trace)
     for folder, suffix in ((arguments.svg, "svg"), (arguments.png, "png")):
         if folder is None:
             continue
@@ -89,8 +112,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 "written": [str(path) for path in written],
                 "step_time_s": content.explanation.step_time_s,
                 "speedup_over_stock": content.speedup_over_stock,
+                **({} if again is None else {"replan": replan_to_data(again)}),
             }
         )
     else:
         output.show(*(f"Written to {path}" for path in written))
+        if again is not None:
+            output.show(*replan_lines(again))
     return 0

@@ -10,8 +10,8 @@ from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on
 from megatron_hetero.files import write_json
 from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.report.simulation import simulation_report, simulation_to_data
-from megatron_hetero.report.trace import chrome_trace
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.trace import chrome_trace
 
 DESCRIPTION = """\
 Simulate one optimizer step of a plan: what every GPU computes when, which message

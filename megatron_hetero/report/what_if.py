@@ -63,15 +63,23 @@ def _changed(
         )
         yield "links inside every node at twice their speed", replace(cluster, nodes=nodes), profile
     for name in dict.fromkeys(host.gpu_type for host in plan.hosts):
-        nodes = tuple(
-            replace(n, gpu_type=_slower(n.gpu_type)) if n.gpu_type.name == name else n
-            for n in cluster.nodes
-        )
+        changed, with_profile = with_gpu_speed(cluster, profile, name, SLOWER_GPU)
         yield (
             f"every {name} at {SLOWER_GPU:.0%} of its speed (heat, power limit)",
-            replace(cluster, nodes=nodes),
-            _slower_profile(profile, name),
+            changed,
+            with_profile,
         )
+
+
+def with_gpu_speed(
+    cluster: Cluster, profile: Profile | None, name: str, speed: float
+) -> tuple[Cluster, Profile | None]:
+    """The cluster, and the profile, with every GPU of a type at `speed` of its own."""
+    nodes = tuple(
+        replace(n, gpu_type=_at_speed(n.gpu_type, speed)) if n.gpu_type.name == name else n
+        for n in cluster.nodes
+    )
+    return replace(cluster, nodes=nodes), _profile_at_speed(profile, name, speed)
 
 
 def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
@@ -82,24 +90,24 @@ def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
     return replace(cluster, node_links=mapped_links(cluster.node_links, change))
 
 
-def _slower(gpu: GpuType) -> GpuType:
+def _at_speed(gpu: GpuType, speed: float) -> GpuType:
     return replace(
         gpu,
-        memory_bytes_per_s=gpu.memory_bytes_per_s * SLOWER_GPU,
+        memory_bytes_per_s=gpu.memory_bytes_per_s * speed,
         peak_flops={
-            precision: None if peak is None else peak * SLOWER_GPU
+            precision: None if peak is None else peak * speed
             for precision, peak in gpu.peak_flops.items()
         },
     )
 
 
-def _slower_profile(profile: Profile | None, gpu_name: str) -> Profile | None:
+def _profile_at_speed(profile: Profile | None, gpu_name: str, speed: float) -> Profile | None:
     """Measured times of the type (the first part of each key) stretched likewise."""
     if profile is None:
         return None
     points = {
         key: tuple(
-            (size, PassTimes(times.forward_s / SLOWER_GPU, times.backward_s / SLOWER_GPU))
+            (size, PassTimes(times.forward_s / speed, times.backward_s / speed))
             for size, times in curve
         )
         if key[0] == gpu_name

@@ -37,6 +37,7 @@ class HeteroArguments:
     plan: Path | None
     init: str
     megatron: tuple[str, ...]
+    timeline: Path | None = None
 
 
 def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -56,6 +57,13 @@ def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         default="layout-independent",
         help="initial weights by global index (the same under every plan), or Megatron's own draws",
     )
+    group.add_argument(
+        "--hetero-timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what every stage does when, of the steps from Megatron's --profile-step-start "
+        "(10) to before --profile-step-end (12); for ui.perfetto.dev and `report --measured`",
+    )
     return parser
 
 
@@ -69,7 +77,13 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
     ours, megatron = parser.parse_known_args(list(argv))
     if ours.hetero_layout is not None and ours.hetero_plan is not None:
         raise UsageError("give --hetero-plan or --hetero-layout, not both")
-    return HeteroArguments(ours.hetero_layout, ours.hetero_plan, ours.hetero_init, tuple(megatron))
+    return HeteroArguments(
+        ours.hetero_layout,
+        ours.hetero_plan,
+        ours.hetero_init,
+        tuple(megatron),
+        ours.hetero_timeline,
+    )
 
 
 def requested_plan(arguments: HeteroArguments) -> Plan | None:

@@ -177,6 +177,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.optimizer import build_optimizer
         from megatron_hetero.runtime.schedule import ReplicaSchedule
         from megatron_hetero.runtime.stage_ratio import StageRatio, StageWatch
+        from megatron_hetero.runtime.timeline import recorder_of
         from megatron_hetero.runtime.token_rate import TokenRate
 
         _refuse_what_the_plan_decides(named)
@@ -210,6 +211,10 @@ class AsymmetricJob:
         training_log.add_observer(TokenRate().observe)
         if watch is not None:
             training_log.add_observer(StageRatio(plan, watch).observe)
+        recorder = recorder_of(plan, self._arguments.timeline, self._args)
+        if recorder is not None:
+            training_log.add_observer(recorder.observe)
+            config.model.post_wrap_hooks.append(recorder.post_wrap_hook)
         weights = optimizer_weights(plan) if self._divides_optimizer else None
         if weights is not None:
             optimizer.apply(build_optimizer)

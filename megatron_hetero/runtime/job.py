@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.flags.table import flag_table
@@ -78,12 +79,18 @@ def job_on_plan(plan: Plan | None, arguments: HeteroArguments, judged: Sequence[
             print(f"> no Transformer Engine: {NO_TRANSFORMER_ENGINE}; local layers", flush=True)
         arguments = replace(arguments, megatron=(*arguments.megatron, "--transformer-impl=local"))
     if plan is None:
+        if arguments.timeline is not None:
+            raise UsageError(
+                "--hetero-timeline needs a plan (--hetero-plan or --hetero-layout), which says "
+                "what every rank does"
+            )
         return StockJob(arguments.megatron, world)
     if is_stock(plan):
         decided = plan_arguments(plan, judged)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
-        return StockJob((*arguments.megatron, *decided), world, arguments.init)
+        megatron = (*arguments.megatron, *decided)
+        return StockJob(megatron, world, arguments.init, plan, arguments.timeline)
     return AsymmetricJob(plan, arguments, world)
 
 

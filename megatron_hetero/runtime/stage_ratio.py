@@ -9,7 +9,7 @@ communication included, as in `Estimates.stage_times_s`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
@@ -68,6 +69,21 @@ class StageWatch:
         return found
 
 
+def watch_stock_passes(watch: StageWatch) -> None:
+    """Time the passes of stock Megatron's schedules, in this process from now on."""
+    from megatron.core.pipeline_parallel import schedules
+
+    def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with watch.watched(kind):
+                return function(*args, **kwargs)
+
+        return step
+
+    schedules.forward_step = timed("forward", schedules.forward_step)
+    schedules.backward_step = timed("backward", schedules.backward_step)
+
+
 class StageRatio:
     """Observes Megatron's log (`runtime.megatron.training_log`) and adds its lines to it."""
 
@@ -112,10 +128,13 @@ class RankRatio:
 
 
 def stage_ratios(plan: Plan, seconds: Sequence[float]) -> tuple[RankRatio, ...]:
-    """`seconds` of a micro-batch by rank; `plan` has estimates and devices."""
+    """`seconds` of a micro-batch on one model chunk by rank; `plan` has estimates and devices."""
     if plan.estimates is None:
         raise ValueError("a plan without estimates predicts nothing")
     type_of_node = {host.node: host.gpu_type for host in plan.hosts}
+    table = rank_table(plan)
+    stages = [plan.replicas[place.replica].stages[place.stage] for place in table]
+    whole_s = [s * len(stage_chunks(stage)) for s, stage in zip(seconds, stages, strict=True)]
     return tuple(
         RankRatio(
             rank,
@@ -123,10 +142,10 @@ def stage_ratios(plan: Plan, seconds: Sequence[float]) -> tuple[RankRatio, ...]:
             place.stage,
             place.device or "",
             type_of_node[(place.device or "").rpartition(":")[0]],
-            seconds[rank],
-            seconds[rank] / plan.estimates.stage_times_s[place.replica][place.stage],
+            whole_s[rank],
+            whole_s[rank] / plan.estimates.stage_times_s[place.replica][place.stage],
         )
-        for rank, place in enumerate(rank_table(plan))
+        for rank, place in enumerate(table)
     )
 
 
@@ -149,7 +168,7 @@ def ratio_lines(plan: Plan, ratios: Sequence[RankRatio]) -> Iterator[str]:
     if saved >= 0.02:
         yield (
             f"layers divided by these times would shorten the slowest pipeline by up to {saved:.0%}"
-            " (probe, and plan again)"
+            " (--hetero-timeline, then `report --measured` says what a new plan gains)"
         )
 
 

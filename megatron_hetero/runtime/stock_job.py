@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from megatron_hetero.errors import CheckpointError
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import support
 from megatron_hetero.runtime.world import World
 
@@ -17,8 +19,17 @@ Step = Callable[..., Any]
 class StockJob:
     """Megatron's own training: its groups, schedule, data loaders and gradient sync."""
 
-    def __init__(self, megatron: Sequence[str], world: World, init: str = "megatron") -> None:
+    def __init__(
+        self,
+        megatron: Sequence[str],
+        world: World,
+        init: str = "megatron",
+        plan: Plan | None = None,
+        timeline: Path | None = None,
+    ) -> None:
+        """`plan`: which stock Megatron runs, if there is one; it is only watched."""
         self._megatron, self._world, self._init = tuple(megatron), world, init
+        self._plan, self._timeline = plan, timeline
         self._args: Any = None
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
@@ -41,6 +52,8 @@ class StockJob:
         if self._init == "layout-independent" and args.num_experts is None:
             model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
             model.post_wrap_hooks.append(stock_agreement_hook)
+        if self._plan is not None:
+            watch_stock(self._plan, self._timeline, args, model)
         return model
 
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
@@ -48,6 +61,22 @@ class StockJob:
         if named.get("store") is None:
             named["store"] = self._world.store()
         return pretrain(config, *given, **named)
+
+
+def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> None:
+    """What a plan in stock Megatron's hands is asked for: stage ratios and a timeline."""
+    from megatron_hetero.runtime.megatron import training_log
+    from megatron_hetero.runtime.stage_ratio import StageRatio, StageWatch, watch_stock_passes
+    from megatron_hetero.runtime.timeline import recorder_of
+
+    if StageRatio.applies(plan):
+        watch = StageWatch()
+        watch_stock_passes(watch)
+        training_log.add_observer(StageRatio(plan, watch).observe)
+    recorder = recorder_of(plan, timeline, args)
+    if recorder is not None:
+        training_log.add_observer(recorder.observe)
+        model.post_wrap_hooks.append(recorder.post_wrap_hook)
 
 
 def with_layer_spec(model: Any) -> Any:

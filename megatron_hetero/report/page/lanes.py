@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.page.content import Lane, LaneGroup
 from megatron_hetero.schedule.programme import OperationKind
 from megatron_hetero.schedule.simulator_parts import OpSpan
+from megatron_hetero.schedule.timelines import StageTimeline
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -40,19 +42,53 @@ class _Rehearsal(_Loose):
     stages: list[_Stage] = Field(min_length=1, max_length=10_000)
 
 
+class _Measured(_Loose):
+    measured_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
+    step: Annotated[int, Field(ge=0)]
+    stages: list[_Stage] = Field(min_length=1, max_length=10_000)
+
+
 def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
     """The timeline in what `rehearse --json` printed.
 
     Raises:
         FileFormatError: it is no such file, or of a plan with other stages.
     """
-    rehearsal = validate_document(read_json(path), _Rehearsal, FileFormatError)
+    found = validate_document(read_json(path), _Rehearsal, FileFormatError)
+    return _lanes(path, plan, "rehearsed", found.rehearsed_step_time_s, found.stages)
+
+
+def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
+    """The timeline that a training job wrote (`--hetero-timeline`).
+
+    Raises:
+        FileFormatError: it is no such file, or of a plan with other stages.
+    """
+    found = validate_document(read_json(path), _Measured, FileFormatError)
+    title = f"measured, step {found.step}"
+    return _lanes(path, plan, title, found.measured_step_time_s, found.stages)
+
+
+def trace_lanes(groups: Sequence[LaneGroup]) -> dict[str, list[StageTimeline]]:
+    """Timelines for a trace file."""
+    return {
+        group.title: [
+            StageTimeline(lane.replica, lane.stage, lane.devices, lane.operations, (), 0)
+            for lane in group.lanes
+        ]
+        for group in groups
+    }
+
+
+def _lanes(
+    path: Path, plan: Plan, title: str, step_time_s: float, stages: list[_Stage]
+) -> LaneGroup:
     wanted = [(r, s) for r, replica in enumerate(plan.replicas) for s in range(len(replica.stages))]
-    found = [(stage.replica, stage.stage) for stage in rehearsal.stages]
+    found = [(stage.replica, stage.stage) for stage in stages]
     if sorted(found) != wanted:
         raise FileFormatError(
-            f"{path} has the stages {found}, the plan has {wanted} (replica, stage): it is the "
-            "rehearsal of another plan"
+            f"{path} has the stages {found}, the plan has {wanted} (replica, stage): it is of "
+            "another plan"
         )
     lanes = tuple(
         Lane(
@@ -63,6 +99,6 @@ def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
                 OpSpan(o.kind, o.micro_batch, o.chunk, o.start_s, o.end_s) for o in stage.operations
             ),
         )
-        for stage in sorted(rehearsal.stages, key=lambda stage: (stage.replica, stage.stage))
+        for stage in sorted(stages, key=lambda stage: (stage.replica, stage.stage))
     )
-    return LaneGroup("rehearsed", rehearsal.rehearsed_step_time_s, lanes)
+    return LaneGroup(title, step_time_s, lanes)

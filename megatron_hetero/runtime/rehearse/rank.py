@@ -22,6 +22,7 @@ from megatron_hetero.runtime.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.runtime.rehearse.exchange import GradientHooks, Pass
 from megatron_hetero.runtime.rehearse.interleaved import StockPasses, batched_p2p_ops
 from megatron_hetero.runtime.rehearse.network import Network
+from megatron_hetero.runtime.rehearse.progress import StepProgress
 from megatron_hetero.runtime.rehearse.small import SmallModel
 from megatron_hetero.runtime.rehearse.transport import Transport
 from megatron_hetero.schedule.gradient_exchange import LastBackward
@@ -81,7 +82,10 @@ class RehearsedRank:
         tensor_ranks: Sequence[int],
         num_steps: int,
         time_scale: float | None,
+        progress: StepProgress | None = None,
     ) -> None:
+        """`progress` is for one rank to write."""
+        self._progress = progress
         self._num_steps = num_steps
         self._times, self._small = times, small
         self._time_scale = time_scale
@@ -220,6 +224,8 @@ class RehearsedRank:
         elif self._steps_begun > WARMUP_STEPS:
             self._judge_last_step()
         self._steps_begun += 1
+        if self._progress is not None:
+            self._progress.begin(self._steps_begun, self._num_kept, self.clock.scale)
         begin_s = self._latest(now()) + _BEGIN_IN_S
         self.transport.sent, self.transport.collectives = [], []
         self.clock.begin_step(begin_s)
@@ -250,10 +256,14 @@ class RehearsedRank:
         """Keep a step in which this machine kept pace on all ranks; else try again, more slowly."""
         is_disturbed = bool(self._latest(float(self.records[-1]["is_disturbed"])))
         self.records[-1]["is_disturbed"] = is_disturbed
-        if sum(not record["is_disturbed"] for record in self.records) == self._num_steps:
+        if self._num_kept == self._num_steps:
             raise RehearsalDone
         if is_disturbed and self._time_scale is None:
             self._set_scale(_STRETCH_ON * self.clock.scale)
+
+    @property
+    def _num_kept(self) -> int:
+        return sum(not record["is_disturbed"] for record in self.records)
 
     def _agree_on_scale(self) -> None:
         """The last free step says how slow the rehearsal must be, so that it is sleep that counts.

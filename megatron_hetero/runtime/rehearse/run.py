@@ -24,7 +24,9 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import entry
 from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.rehearse.board import Board
+from megatron_hetero.runtime.rehearse.clock import now
 from megatron_hetero.runtime.rehearse.network import Network, SlowLink
+from megatron_hetero.runtime.rehearse.progress import StepProgress, progress_words
 from megatron_hetero.runtime.rehearse.rank import (
     MOST_TRIES,
     WARMUP_STEPS,
@@ -123,9 +125,12 @@ def rehearse(
         )
     on_progress("writing the data set")
     run_jobs([job.text_job()], TIMEOUT_S)
-    on_progress(f"running {len(table)} processes")
-    ranks_job = job.ranks_job()
-    run_jobs([ranks_job], TIMEOUT_S)
+
+    def on_poll() -> None:
+        state = job.progress.state()
+        on_progress(progress_words(state, len(table), options.steps, predicted.step_time_s, now()))
+
+    run_jobs([job.ranks_job()], TIMEOUT_S, on_poll)
     records = [read_records(job.record(rank)) for rank in range(len(table))]
     return gather(played, predicted, records, stock)
 
@@ -160,6 +165,7 @@ class _RehearsalJob:
         passes = 3 * sum(r.num_micro_batches * len(r.stages) for r in plan.replicas)
         slots = 2 * self._num_steps * (2 * messages + passes + 64 * len(self._table))
         self._board = Board(len(network.path_names), slots)
+        self.progress = StepProgress()
 
     def record(self, rank: int) -> Path:
         """Where a rank writes what it saw."""
@@ -239,4 +245,5 @@ class _RehearsalJob:
             same_stage,
             self._options.steps,
             self._options.time_scale,
+            self.progress if rank == 0 else None,
         )

@@ -18,7 +18,7 @@ from megatron_hetero.report.page.bars import memory_bars
 from megatron_hetero.report.page.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.figure import Figure, style, ticks
-from megatron_hetero.report.page.lanes import rehearsed_lanes
+from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
 from megatron_hetero.report.page.timeline import close_up, timeline
 from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import simulate_plan
@@ -175,6 +175,18 @@ def test_a_rehearsal_gets_lanes_of_its_own(content: Content, tmp_path: Path) -> 
     both = timeline((*content.timelines, group))
     assert "rehearsed: 3 s a step" in both.body
     assert len(shapes(both, "lane")) == 2 * len(content.timelines[0].lanes)
+
+
+def test_prediction_rehearsal_and_measurement_share_one_axis(
+    content: Content, tmp_path: Path
+) -> None:
+    rehearsed = rehearsed_lanes(rehearsal(tmp_path), PLAN)
+    job = rehearsal(tmp_path, measured_step_time_s=3.5, step=11)
+    groups = (*content.timelines, rehearsed, measured_lanes(job, PLAN))
+    drawn = timeline(groups)
+    assert "measured, step 11: 3.5 s a step" in drawn.body
+    assert len(shapes(drawn, "lane")) == 3 * len(content.timelines[0].lanes)
+    assert list(trace_lanes(groups)) == ["predicted", "rehearsed", "measured, step 11"]
 
 
 def test_the_rehearsal_of_another_plan_is_refused(tmp_path: Path) -> None:
