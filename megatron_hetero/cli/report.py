@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output
@@ -88,6 +89,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with output.progress("comparing plans"):
         content = gather(plan, cluster, profile, others, str(arguments.plan), arguments.quick)
         again = replan(content, profile) if arguments.measured else None
+    if again is not None:
+        content = replace(content, notes=tuple(replan_lines(again)))
     written: list[Path] = []
     if arguments.output:
         arguments.output.write_text(page(content), encoding="utf-8")

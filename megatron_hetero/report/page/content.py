@@ -54,6 +54,8 @@ class Content:
     arguments: str
     launches: tuple[NodeLaunch, ...]
     plan_name: str
+    notes: tuple[str, ...] = ()
+    """Sentences that follow the timelines."""
 
     @property
     def speedup_over_stock(self) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from html import escape
 
 from megatron_hetero import __version__
-from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner.explain import Alternative
 from megatron_hetero.report.page.bars import (
@@ -20,9 +19,10 @@ from megatron_hetero.report.page.bars import (
 from megatron_hetero.report.page.cluster_map import cluster_map
 from megatron_hetero.report.page.content import Content
 from megatron_hetero.report.page.figure import Figure, asset, style
+from megatron_hetero.report.page.heading import heading, model_name
 from megatron_hetero.report.page.pipelines import pipelines
 from megatron_hetero.report.page.timeline import close_up, timeline
-from megatron_hetero.report.terminal import count, devices_by_node
+from megatron_hetero.report.terminal import devices_by_node
 from megatron_hetero.units import format_duration
 
 WORDS = (
@@ -57,7 +57,7 @@ def page(content: Content) -> str:
     drawn = {figure.name: figure for figure in figures(content)}
     body = "\n".join(
         (
-            *_head(content),
+            *heading(content),
             *_where(content, drawn),
             *_timeline(content, drawn),
             *_time(content, drawn),
@@ -68,7 +68,7 @@ def page(content: Content) -> str:
             *_foot(content),
         )
     )
-    title = escape(f"Plan for {_model_name(content)}")
+    title = escape(f"Plan for {model_name(content)}")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -77,70 +77,6 @@ def page(content: Content) -> str:
         f"<title>{title}</title>\n<style>\n{style()}{asset('page.css')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n<script>\n{asset('page.js')}</script>\n</body>\n</html>\n"
     )
-
-
-def _head(content: Content) -> Iterator[str]:
-    workload = content.plan.workload
-    assert workload is not None  # `gather` refuses a plan without one
-    model, training = workload.model, workload.training
-    plan = content.plan
-    billions = num_parameters(workload, plan.layout.tensor_parallel_widths) / 1e9
-    kinds: dict[str, int] = {}
-    for host in plan.hosts:
-        kinds[host.gpu_type] = kinds.get(host.gpu_type, 0) + len(host.gpu_indices)
-    gpus = " + ".join(f"{number} x {kind}" for kind, number in kinds.items())
-    yield "<header><div>"
-    yield f"<h1>Training plan for {escape(_model_name(content))}</h1>"
-    yield (
-        f'<div class="sub">{billions:.1f} billion parameters, {model.num_layers} layers, sequence '
-        f"{model.seq_length}, {training.precision}, global batch {training.global_batch_size} "
-        f"&middot; {escape(gpus)} on {count(len(plan.hosts), 'node')}</div>"
-    )
-    yield '</div><button id="theme" hidden>dark colours</button></header>'
-    yield f'<p class="lead">{escape(_summary(content))}</p>'
-    if not content.estimates.measured:
-        yield (
-            '<span class="badge">predicted from data sheets and an analytic model; not measured on '
-            "these machines</span>"
-        )
-    yield '<div class="tiles">'
-    for value, words in _tiles(content):
-        yield f'<div class="tile"><b>{escape(value)}</b><span>{escape(words)}</span></div>'
-    yield "</div>"
-
-
-def _summary(content: Content) -> str:
-    plan = content.plan
-    shape = (
-        f"{count(len(plan.replicas), 'copy', 'copies')} of the model "
-        f"{'shares' if len(plan.replicas) == 1 else 'share'} "
-        f"{count(plan.layout.num_devices, 'GPU')}"
-    )
-    words = f"{shape}, and a step takes {format_duration(content.explanation.step_time_s)}"
-    speedup = content.speedup_over_stock
-    if speedup is None:
-        words += "; no plan of stock Megatron fits these machines"
-    elif not content.not_stock:
-        words += "; stock Megatron runs it as it is"
-    else:
-        words += f", {speedup:.2f} times as fast as the best plan that stock Megatron can run"
-    if plan.idle_devices:
-        words += f". {count(len(plan.idle_devices), 'GPU stays', 'GPUs stay')} unused"
-    return words + "."
-
-
-def _tiles(content: Content) -> Iterator[tuple[str, str]]:
-    estimates, simulation = content.estimates, content.simulation
-    yield format_duration(content.explanation.step_time_s), "a step"
-    yield f"{estimates.tokens_per_s:,.0f}", "tokens a second"
-    speedup = content.speedup_over_stock
-    if speedup is not None:
-        yield f"{speedup:.2f}x", "the speed of stock Megatron's best plan"
-    if estimates.gap is not None:
-        yield f"{estimates.gap:.0%}", "above the lower bound, at most"
-    yield f"{1 - simulation.bubble:.0%}", "of all GPU time is computing"
-    fullest = max(d.peak_bytes / d.capacity_bytes for d in estimates.devices.values())
-    yield f"{fullest:.0%}", "of the fullest GPU's memory is used"
 
 
 def _section(title: str, hint: str) -> str:
@@ -197,6 +133,8 @@ def _timeline(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
                 f"<p>{escape(other.title)}: {format_duration(other.step_time_s)}, {error:+.1%} "
                 "from the prediction.</p>"
             )
+    for note in content.notes:
+        yield f"<p>{escape(note)}</p>"
 
 
 def _time(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
@@ -305,8 +243,3 @@ def _foot(content: Content) -> Iterator[str]:
         f"<footer>megatron-hetero {__version__}. Plan <code>{escape(content.plan_name)}</code>, "
         f"made by {escape(content.plan.made_by or 'hand')}; inputs: {hashes or 'unknown'}.</footer>"
     )
-
-
-def _model_name(content: Content) -> str:
-    workload = content.plan.workload
-    return "a model" if workload is None else workload.source.rpartition("/")[2]

@@ -1,0 +1,104 @@
+"""Rehearse plans whose replicas exchange gradients within the backward pass, divide the optimizer,
+or both: how far predictions are off.
+
+    python tools/bench_rehearse_exchange.py > exchange.md
+
+Four plans (two of unlike replicas, one of unlike widths, one that stock Megatron runs) on three of
+the clusters of `bench_rehearse.py`, each with three choices of flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "examples/rtx3080-rtx4090/gpt-1.3b.sh"
+CASES = {
+    "unlike depth": (
+        "benchmarks/rehearsal/three-types.yaml",
+        "tp1:24 @4 | tp2:14,tp1:10 @4",
+    ),
+    "unlike cuts": (
+        "benchmarks/rehearsal/three-sites.yaml",
+        "tp1:13,tp1:11 @4 | tp1:8,tp1:8,tp1:8 @4",
+    ),
+    "unlike widths": ("examples/rtx3080-rtx4090/cluster.yaml", "tp2:24 @4 | tp1:24 @4"),
+    "stock": ("examples/rtx3080-rtx4090/cluster.yaml", "tp1:10,tp1:14 @4 | tp1:10,tp1:14 @4"),
+}
+FLAGS = {
+    "overlap": ("--overlap-grad-reduce",),
+    "ZeRO-1": ("--use-distributed-optimizer",),
+    "both": ("--overlap-grad-reduce", "--use-distributed-optimizer"),
+}
+
+
+def placed(cluster_file: str, layout: str, flags: tuple[str, ...]) -> tuple[Plan, object]:
+    """A layout on the GPUs of a cluster in the order of its file."""
+    cluster = load_cluster(ROOT / cluster_file)
+    shape = parse_layout(layout)
+    batch = sum(replica.num_micro_batches for replica in shape.replicas)
+    given = (f"--global-batch-size={batch}", "--micro-batch-size=1", *flags)
+    plan = plan_from_layout(shape, load_workload(ROOT / MODEL, given))
+    names = iter([device.name for device in cluster.devices])
+    replicas = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(s, devices=tuple(next(names) for _ in range(s.shape.tensor_parallel)))
+                for s in replica.stages
+            ),
+        )
+        for replica in plan.replicas
+    )
+    hosts = canonical_hosts(replicas, cluster)
+    return replace(plan, replicas=replicas, hosts=hosts), cluster
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="plans whose name contains this")
+    options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from megatron_hetero.runtime.local_launch import preload
+
+    preload()
+    from megatron_hetero.runtime.rehearse.run import Options, rehearse
+
+    print("| plan | flags | runs in | predicted | rehearsed | error |")
+    print("| --- | --- | --- | ---: | ---: | ---: |")
+    errors = []
+    for name, (cluster_file, layout) in CASES.items():
+        if options.only and options.only not in name:
+            continue
+        for words, flags in FLAGS.items():
+            plan, cluster = placed(cluster_file, layout, flags)
+            with tempfile.TemporaryDirectory() as folder:
+                found = rehearse(plan, cluster, None, Options(steps=1), Path(folder))
+            errors.append(abs(found.error))
+            print(
+                f"| {name} `{layout.replace('|', chr(92) + '|')}` | {words} "
+                f"| {'stock' if found.is_stock else 'plug-in'} "
+                f"| {found.predicted.step_time_s:.3f} s | {found.step_time_s:.3f} s "
+                f"| {found.error:+.2%} |",
+                flush=True,
+            )
+    print(f"\n{len(errors)} plans: mean error {sum(errors) / len(errors):.2%}, "
+          f"worst {max(errors):.2%}")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
