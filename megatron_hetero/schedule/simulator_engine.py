@@ -11,31 +11,22 @@ that paths are granted as they would be.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.schedule.programme import (
-    COMPUTE,
-    RECEIVES,
-    SENDS,
-    Instruction,
-    Operation,
     OperationKind,
 )
+from megatron_hetero.schedule.simulator_compile import CompiledInstruction, compile_programme
 from megatron_hetero.schedule.simulator_exchange import Exchange, Paths
 from megatron_hetero.schedule.simulator_parts import (
     Collective,
-    Crossing,
     MessageSpan,
     OpSpan,
     Pipeline,
     Run,
     StageId,
 )
-
-_GRADIENTS = ("backward", "backward_weight")
 
 
 def run_step(
@@ -58,27 +49,6 @@ def run_step(
     return _Engine(pipelines, collectives).run(update_s, weights)
 
 
-class _Send(NamedTuple):
-    """A message to be posted; `key` names it on both sides."""
-
-    key: int
-    operation: Operation
-    receiver: int
-    crossing: Crossing
-
-
-@dataclass(slots=True)
-class _Instruction:
-    """An instruction, compiled: what it computes, what it sends, what it waits for."""
-
-    source: Instruction
-    compute: tuple[OperationKind, int, int, float] | None = None
-    is_final: bool = False
-    """The computation completes the gradients of its chunk."""
-    sends: tuple[_Send, ...] = ()
-    receives: tuple[int, ...] = ()
-
-
 class _Stage:
     """Where one stage has come to."""
 
@@ -96,7 +66,7 @@ class _Stage:
     def __init__(self, identity: StageId, sends_wait: bool) -> None:
         self.id = identity
         self.sends_wait = sends_wait
-        self.instructions: list[_Instruction] = []
+        self.instructions: list[CompiledInstruction] = []
         self.operations: list[OpSpan] = []
         self.now_s = 0.0
         self.posted = False
@@ -125,7 +95,7 @@ class _Engine:
         for index, pipeline in enumerate(pipelines):
             for stage in range(pipeline.schedule.num_stages):
                 made = _Stage((index, stage), pipeline.sends == "waited")
-                made.instructions = list(reversed(_compile(pipeline, stage)))
+                made.instructions = list(reversed(compile_programme(pipeline, stage)))
                 self.stages[made.id] = made
                 self.run_.operations[made.id] = made.operations
 
@@ -184,7 +154,7 @@ class _Engine:
         self._begin(self.exchange.done(stage.id, stage.now_s))
 
     def _end_of_messages(
-        self, stage: _Stage, pipeline: int, instruction: _Instruction
+        self, stage: _Stage, pipeline: int, instruction: CompiledInstruction
     ) -> float | None:
         """When all messages of an instruction are done; None while one is not on its way."""
         end_s = now_s = stage.now_s
@@ -279,48 +249,3 @@ class _Engine:
         if stage is not None and stage.is_blocked:
             stage.is_blocked = False
             self.ready.append(stage)
-
-
-def _compile(pipeline: Pipeline, stage: int) -> list[_Instruction]:
-    """The programme of a stage up to its gradient exchange, in the engine's terms."""
-    schedule = pipeline.schedule
-    num_micro_batches = schedule.num_micro_batches
-    places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
-    chain = schedule.chain
-    compiled: list[_Instruction] = []
-    last: dict[int, _Instruction] = {}
-    for instruction in schedule.programmes[stage]:
-        kind = instruction[0].kind
-        if kind in ("gradient_sync", "step"):
-            break
-        if kind in COMPUTE and len(instruction) == 1:
-            work = instruction[0]
-            seconds = pipeline.times[stage][work.chunk].seconds(kind)
-            compiled.append(
-                _Instruction(instruction, compute=(kind, work.micro_batch, work.chunk, seconds))
-            )
-            if kind in _GRADIENTS:
-                last[work.chunk] = compiled[-1]
-            continue
-        sends, receives = [], []
-        for operation in instruction:
-            is_forward = operation.kind.endswith("forward")
-            is_send = operation.kind in SENDS
-            if not is_send and operation.kind not in RECEIVES:
-                raise CheckFailedError(
-                    f"stage {stage} posts {operation.kind} together with messages; a computation "
-                    "is an instruction of its own"
-                )
-            place = places[operation.chunk]
-            boundary = place if is_send == is_forward else place - 1
-            key = (2 * boundary + is_forward) * num_micro_batches + operation.micro_batch
-            if is_send:
-                crossing = (pipeline.forward if is_forward else pipeline.backward)[boundary]
-                receiver = chain[boundary + 1 if is_forward else boundary]
-                sends.append(_Send(key, operation, receiver, crossing))
-            else:
-                receives.append(key)
-        compiled.append(_Instruction(instruction, sends=tuple(sends), receives=tuple(receives)))
-    for final in last.values():
-        final.is_final = True
-    return compiled
