@@ -111,7 +111,8 @@ class StageRatio:
         ratios = stage_ratios(self._plan, [float(x.item()) for x in found])
         for line in ratio_lines(self._plan, ratios):
             print(f" [stages] iteration {iteration:8d} | {line} |", flush=True)
-        write_values(scalars(ratios), iteration)
+        gain = {"possible-gain-of-new-layers": possible_gain(self._plan, ratios)}
+        write_values(scalars(ratios) | gain, iteration)
 
 
 @dataclass(frozen=True)

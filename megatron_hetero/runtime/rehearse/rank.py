@@ -7,7 +7,6 @@ run as fast as this machine can; from what they took the ranks agree on one time
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
