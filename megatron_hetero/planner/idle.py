@@ -13,6 +13,8 @@ from megatron_hetero.units import format_duration
 
 _MAX_WORK = 20_000
 """Stages priced for a node with idle GPUs."""
+_MAX_WORK_IN_ALL = 200_000
+"""Stages priced for all nodes together: in a plan of thousands each try prices thousands."""
 _MAX_GPUS_APART = 64
 """In larger clusters one of several nodes that are alike answers for all."""
 
@@ -24,6 +26,8 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
     filler = Filler(problem)
     chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
     known: dict[tuple[object, ...], str] = {}
+    stages = sum(map(len, chains))
+    work = 0
     for node in problem.nodes:
         idle = [i for i in problem.gpus[node.name] if f"{node.name}:{i}" not in used]
         if not idle:
@@ -33,11 +37,16 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         if kind in known:
             reasons.update({f"{node.name}:{i}": known[kind] for i in idle})
             continue
+        if work >= _MAX_WORK_IN_ALL:
+            reason = "not tried: explaining idle GPUs had used up its work on nodes before it"
+            reasons.update({f"{node.name}:{i}": reason for i in idle})
+            continue
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
         found = []
         tries = insertions(chains, units, problem.replica_counts())
-        for moved in islice(tries, max(1, _MAX_WORK // sum(map(len, chains)))):
+        for moved in islice(tries, max(1, _MAX_WORK // stages)):
+            work += stages
             placement = filler.placement(moved)
             candidate = board.score_with_counts(placement, "idle check") if placement else None
             if candidate is not None:
