@@ -110,6 +110,9 @@ def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
     yield Text()
 
 
+_ALIKE = 5e-4
+
+
 def comparison_lines(
     explanation: Explanation, not_stock: Sequence[str], *, runners_up: bool
 ) -> Iterator[RenderableType]:
@@ -166,6 +169,9 @@ def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
         why.append(f"\n{alternative.settings}")
     if alternative.slower_by > 0:
         why.append(f"\n{alternative.because}")
+    elif alternative.slower_by < -_ALIKE:
+        # Its space has micro-batch sizes and chunks that the search for this plan has not.
+        why.append("\nfaster than this plan; `plan --strategy stock` writes it")
     table.add_row(
         name, format_duration(alternative.step_time_s), f"{alternative.slower_by:+.1%}", why
     )
