@@ -171,7 +171,7 @@ def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
         why.append(f"\n{alternative.because}")
     elif alternative.slower_by < -_ALIKE:
         # Its space has micro-batch sizes and chunks that the search for this plan has not.
-        why.append("\nfaster than this plan; `plan --strategy stock` writes it")
+        why.append("\nfaster than this: --strategy stock plans it")
     table.add_row(
         name, format_duration(alternative.step_time_s), f"{alternative.slower_by:+.1%}", why
     )
