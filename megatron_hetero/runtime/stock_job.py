@@ -40,6 +40,7 @@ class StockJob:
         sys.argv = [sys.argv[0], *self._megatron]
         self._args = parse_and_validate_args(**given)
         support.check_entry(self._args)
+        support.check_stock(self._args)
         check_checkpoint(self._args)
         return self._args
 

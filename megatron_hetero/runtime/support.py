@@ -362,6 +362,20 @@ def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
     )
 
 
+def check_stock(args: Any) -> None:
+    """Refuse what this entry follows on plans of its own alone.
+
+    Raises:
+        UnsupportedError: names the flag and what to do instead.
+    """
+    rule: _Rule = (
+        "--context-parallel-size",
+        lambda a: a.context_parallel_size > 1,
+        "let a plan say it, as in --hetero-layout tp1cp2:4",
+    )
+    _refuse((rule,), args, "megatron_hetero.pretrain_gpt cannot train without a plan with:")
+
+
 def check_entry(args: Any) -> None:
     """Refuse Megatron flags that this entry does not follow under any plan.
 

@@ -34,6 +34,7 @@ def record(weights: list[float]) -> RankRecord:
         dict.fromkeys(steps, 1.0),
         dict.fromkeys(steps, (1.0).hex()),
         [0] * len(weights),
+        loss_scales=dict.fromkeys(steps, 1.0),
     )
 
 
