@@ -204,7 +204,8 @@ def test_progress_falls_and_counts() -> None:
     )
     assert calls == sorted(calls, key=lambda call: (-call[0], call[1]))
     assert plan.estimates is not None
-    assert calls[-1][0] == plan.estimates.step_time_s
+    # The plan that comes out is priced once more, with the queues on paths that replicas share.
+    assert calls[-1][0] <= plan.estimates.step_time_s
     bounds_s = {bound_s for _, _, bound_s in calls}
     assert plan.estimates.bound_s is not None
     assert len(bounds_s) == 1
