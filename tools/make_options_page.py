@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,8 @@ def _meaning(action: argparse.Action) -> str:
     if action.choices is not None:
         fields["choices"] = ", ".join(str(choice) for choice in action.choices)
     text = (action.help or "") % fields
+    # Else typographers make one dash of two.
+    text = re.sub(r"(?<![`\w-])(--[\w-]+)", r"`\1`", text)
     required = "(required)" if action.option_strings and action.required else ""
     return f"{text} {required}".strip().replace("|", "\\|")
 
