@@ -91,7 +91,9 @@ def _meaning(action: argparse.Action) -> str:
         fields["choices"] = ", ".join(str(choice) for choice in action.choices)
     text = (action.help or "") % fields
     # Else typographers make one dash of two.
-    text = re.sub(r"(?<![`\w-])(--[\w-]+)", r"`\1`", text)
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<![\w-])(--[\w-]+)", r"`\1`", part) for part in parts[::2]]
+    text = "`".join(parts)
     required = "(required)" if action.option_strings and action.required else ""
     return f"{text} {required}".strip().replace("|", "\\|")
 
