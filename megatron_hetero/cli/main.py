@@ -17,7 +17,6 @@ from typing import Protocol, cast
 from megatron_hetero import __version__
 from megatron_hetero.cli.output import COLOR_CHOICES, Output
 from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError
-from megatron_hetero.files import near_names
 
 EXIT_BROKEN_PIPE = 141
 
@@ -115,12 +114,16 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) 
     """Name the verb that was meant, where one is near."""
     typed = next((w for w in words if not w.startswith("-") and w not in COLOR_CHOICES), None)
     if typed is not None:
+        from megatron_hetero.files import near_names  # loads much, and only here is it needed
+
         near = near_names(typed, VERBS)
         parser.error(f'there is no verb "{typed}"{near}; the verbs are {", ".join(VERBS)}')
 
 
 def _near_flags(unknown: Sequence[str], verb: Verb) -> str:
     """The near names of what neither the verb nor Megatron knows."""
+    from megatron_hetero.files import near_names
+
     known = _own_names(verb)
     if verb.TAKES_MEGATRON_FLAGS:
         from megatron_hetero.flags.table import flag_table
