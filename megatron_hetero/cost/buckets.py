@@ -110,7 +110,7 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
     share = even_share(model, 1)
     query, key_value = attention_sizes(model, share)
     hidden, columns = model.hidden_size, share.mlp_columns
-    matrices = [hidden * columns] * (3 if model.gated_mlp else 2)
+    matrices = [hidden * columns] * (3 if model.gated_mlp else 2) * (model.num_experts or 1)
     matrices.append(hidden * (query + 2 * key_value))
     return (*matrices, layer_params(model, share) - sum(matrices))
 

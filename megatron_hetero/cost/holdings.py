@@ -15,7 +15,7 @@ from itertools import pairwise
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.parameters import head_params, layer_params, word_params
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.cost.share import TensorShare
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
@@ -80,9 +80,9 @@ class StateSizes:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         model, states = workload.model, state_bytes(workload.training)
-        whole = TensorShare(1, model.num_query_groups, model.ffn_hidden_size)
-        columns = model.ffn_hidden_size * (3 if model.gated_mlp else 2)
-        mlp = model.hidden_size * columns
+        whole = even_share(model, 1)
+        columns = whole.mlp_columns * (3 if model.gated_mlp else 2)
+        mlp = model.hidden_size * columns * (model.num_experts or 1)
         rows = padded_vocab_size(model, (1,))
         self._params = {
             "attention": layer_params(model, whole) - mlp,
@@ -142,7 +142,7 @@ def _intervals(
         return edges[index] / num_units, edges[index + 1] / num_units
 
     attention = interval(model.num_query_groups)
-    mlp = interval(model.ffn_hidden_size)
+    mlp = interval(model.mlp_columns)
     for layer in stage.layers:
         yield "attention", layer, attention
         yield "mlp", layer, mlp

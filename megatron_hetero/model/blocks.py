@@ -141,7 +141,7 @@ def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
 
     An expert has the shape of a dense MLP of width `moe_ffn_hidden_size`.
     """
-    ffn = model.moe_ffn_hidden_size if model.num_experts else model.ffn_hidden_size
+    ffn = model.mlp_columns
     fc1 = ffn * (2 if model.gated_mlp else 1)
     sharded = model.hidden_size * (fc1 + ffn) + (fc1 if model.add_bias_linear else 0)
     replicated = model.hidden_size if model.add_bias_linear else 0

@@ -92,7 +92,7 @@ def _may_be_a_group(problem: Problem, devices: tuple[Device, ...]) -> bool:
     """Whether model and limits allow these devices as one tensor-parallel group."""
     limits, model = problem.cluster.limits, problem.workload.model
     width = len(devices)
-    if width > min(model.num_query_groups, model.ffn_hidden_size):
+    if width > min(model.num_query_groups, model.mlp_columns):
         return False
     if limits.max_tensor_parallel is not None and width > limits.max_tensor_parallel:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,6 +93,16 @@ def test_a_layer_is_its_matrices() -> None:
         model = plan.workload.model
         assert sum(layer_tensors(model)) == layer_params(model, even_share(model, 1))
         assert len(layer_tensors(model)) == 4
+
+
+def test_each_expert_has_matrices_of_its_own() -> None:
+    plan = placed("tp1:4 @1", ["a:0"])
+    assert plan.workload is not None
+    experts = {"num_experts": 3, "moe_router_topk": 1, "moe_ffn_hidden_size": 64}
+    model = replace(plan.workload.model, **experts)
+    assert sum(layer_tensors(model)) == layer_params(model, even_share(model, 1))
+    num_matrices = 3 if model.gated_mlp else 2
+    assert len(layer_tensors(model)) == 3 * num_matrices + 2
 
 
 def test_wider_groups_fill_a_bucket_later() -> None:
