@@ -6,7 +6,7 @@ python tools/make_flags_page.py --check    # exit 1 if the page is out of date
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -41,17 +41,8 @@ def _lines() -> Iterator[str]:
         yield f"| `{flag.names[0]}` | {support.status} | {support.note} |"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if parser.parse_args().check:
-        if PAGE.read_text() == page():
-            return 0
-        print(f"{PAGE} is out of date; run python tools/make_flags_page.py")
-        return 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.path.insert(0, str(Path(__file__).parent))
+    from printed_page import write_or_check
+
+    raise SystemExit(write_or_check(PAGE, page, "make_flags_page.py", __doc__.splitlines()[0]))

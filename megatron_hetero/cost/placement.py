@@ -92,6 +92,11 @@ class Placement:
         """Distinct tensor-parallel widths, ascending."""
         return tuple(sorted({len(s.devices) for r in self.replicas for s in r.stages}))
 
+    @cached_property
+    def has_shares(self) -> bool:
+        """Whether some group divides the model by shares of its own."""
+        return any(s.shares for r in self.replicas for s in r.stages)
+
     def devices(self) -> Iterator[Device]:
         """Every device used, in layout order."""
         for replica in self.replicas:

@@ -27,8 +27,6 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
     chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
     known: dict[tuple[object, ...], str] = {}
     stages = sum(map(len, chains))
-    # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
-    has_own_groups = any(s.shares for r in best.placement.replicas for s in r.stages)
     work = 0
     for node in problem.nodes:
         idle = [i for i in problem.gpus[node.name] if f"{node.name}:{i}" not in used]
@@ -39,10 +37,11 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         if kind in known:
             reasons.update({f"{node.name}:{i}": known[kind] for i in idle})
             continue
-        if has_own_groups or work >= _MAX_WORK_IN_ALL:
+        # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
+        if best.placement.has_shares or work >= _MAX_WORK_IN_ALL:
             reason = (
                 "not tried: the plan has groups that only its own shares divide"
-                if has_own_groups
+                if best.placement.has_shares
                 else "not tried: explaining idle GPUs had used up its work on nodes before it"
             )
             reasons.update({f"{node.name}:{i}": reason for i in idle})

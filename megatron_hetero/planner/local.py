@@ -87,7 +87,7 @@ def climb(
 def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterator[Placement]:
     """All placements one move away, fine moves first."""
     yield from fine_moves(placement)
-    if any(stage.shares for replica in placement.replicas for stage in replica.stages):
+    if placement.has_shares:
         return  # chains are filled by groups of one node that divide evenly
     chains = [
         tuple(Unit(s.devices[0].node, tuple(d.index for d in s.devices)) for s in r.stages)
