@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +67,14 @@ def test_experts_stay_up_to_eight() -> None:
     shrunk = shrink(plan("tp2:4 @1"), workload(num_experts=64, moe_router_topk=6))
     assert shrunk.model.num_experts == 8
     assert {"--num-experts=8", "--moe-router-topk=6"} <= set(shrunk.model_args)
+
+
+def test_a_stage_recomputes_no_more_layers_than_it_keeps() -> None:
+    whole = plan("tp1:12,tp1:12 @1")
+    stages = (
+        replace(whole.replicas[0].stages[0], recompute="full", recompute_num_layers=9),
+        whole.replicas[0].stages[1],
+    )
+    asked = replace(whole, replicas=(replace(whole.replicas[0], stages=stages),))
+    small = shrink(asked, workload(num_layers=24)).plan.replicas[0].stages
+    assert [s.recompute_num_layers for s in small] == [small[0].shape.num_layers, None]

@@ -178,7 +178,14 @@ def _scale(replica: Replica, old: int, new: int) -> Replica:
     for stage, own in zip(replica.stages, chunks, strict=True):
         shape = replace(stage.shape, num_layers=sum(chunk.num_layers for chunk in own))
         own_chunks = tuple(own) if stage.chunks else ()
+        recomputed = stage.recompute_num_layers
         stages.append(
-            replace(stage, shape=shape, first_layer=own[0].first_layer, chunks=own_chunks)
+            replace(
+                stage,
+                shape=shape,
+                first_layer=own[0].first_layer,
+                chunks=own_chunks,
+                recompute_num_layers=recomputed and min(recomputed, shape.num_layers),
+            )
         )
     return replace(replica, stages=tuple(stages))
