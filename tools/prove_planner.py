@@ -39,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no property has {options.only!r} in its name: {', '.join(PROPERTIES)}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=0"]
-    command += [f"--hypothesis-seed={options.seed}", "--hypothesis-show-statistics"]
+    command += ["--hypothesis-profile=random", f"--hypothesis-seed={options.seed}"]
+    command += ["--hypothesis-show-statistics"]
     command += ["-k", " or ".join(chosen)]
     command += [str(ROOT / "tests" / "planner" / name) for name in FILES]
     environment = {**os.environ, "PLANNER_CASES": str(options.cases)}

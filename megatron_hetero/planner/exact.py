@@ -3,18 +3,13 @@ win."""
 
 from __future__ import annotations
 
-from math import inf
-
-from megatron_hetero.cost.placement import Placement
 from megatron_hetero.errors import UsageError
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.equal_replicas import EqualReplicas
-from megatron_hetero.planner.exhaustive import all_structures
-from megatron_hetero.planner.fill import placed_replica
+from megatron_hetero.planner.exhaustive import limit_s
 from megatron_hetero.planner.objective import THROUGHPUT
-from megatron_hetero.planner.problem import Chain
-from megatron_hetero.planner.prune import Filling, Pruner
-from megatron_hetero.planner.scoreboard import Scoreboard, ranked_time_s
+from megatron_hetero.planner.prune import wanted_placements
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.symmetric import Symmetric
 
 EXACT_RELAXES = (
@@ -43,21 +38,15 @@ class Exact:
         Raises:
             UsageError: there are more placements than can be priced.
         """
-        problem = board.problem
-        pruner = Pruner(problem, _limit_s(board))
-        wanted: list[tuple[tuple[Chain, ...], Filling]] = []
-        for number, structure in enumerate(all_structures(problem)):
-            if number > _MAX_STRUCTURES:
-                raise self._too_many(board)
-            if not pruner.may_hold_it(structure):
-                continue
-            for filling in pruner.fillings(structure):
-                wanted.append((structure, filling))
-                if len(wanted) > self.max_placements:
-                    raise self._too_many(board)
-        for structure, (layers, shares) in wanted:
-            replicas = zip(structure, layers, shares, strict=True)
-            board.score(Placement(tuple(placed_replica(*r) for r in replicas)), self.name)
+        wanted = wanted_placements(
+            board.problem, _quick_limit_s(board), self.max_placements, _MAX_STRUCTURES
+        )
+        if wanted is None:
+            raise self._too_many(board)
+        for placement in wanted:
+            board.score(placement, self.name)
+        if not wanted:  # nothing fits: what comes nearest is said
+            Constructive().search(board)
         board.is_exact = board.best is not None
 
     def _too_many(self, board: Scoreboard) -> UsageError:
@@ -70,16 +59,10 @@ class Exact:
         )
 
 
-def _limit_s(board: Scoreboard) -> float:
-    """The step time of a plan found quickly; slower ones need not be priced where nothing but speed
-    counts."""
-    if board.problem.objective != THROUGHPUT:
-        return inf
+def _quick_limit_s(board: Scoreboard) -> float:
+    """`limit_s` of plans found quickly."""
     quick = Scoreboard(board.problem)
-    for strategy in (Symmetric(), Constructive(), EqualReplicas()):
-        strategy.search(quick)
-    if quick.best is None or not quick.ranking:
-        return inf
-    best, first = quick.best, quick.ranking[0]
-    # The best of 1F1B's own launch counts is kept as well.
-    return max(ranked_time_s(best.placement, best.cost), first.step_time_s)
+    if board.problem.objective == THROUGHPUT:
+        for strategy in (Symmetric(), Constructive(), EqualReplicas()):
+            strategy.search(quick)
+    return limit_s(quick)

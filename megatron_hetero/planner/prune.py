@@ -1,8 +1,10 @@
-"""Ways to fill a structure that a known plan does not beat already: for exact search.
+"""Ways to fill a structure that may fit and that a known plan does not beat: for exact search.
 
 A stage of t seconds a micro-batch behind stages of together S seconds ends a step of m
 micro-batches at S + m t at the earliest, whatever is launched ahead (docs/bound.md).  Boundaries,
-gradient exchange and update come on top, and under other prices the stages behind.
+gradient exchange and update come on top, and under other prices the stages behind.  A stage that
+lacks memory for one micro-batch in flight, with the distributed optimizer's states divided among
+as many replicas as there may be, lacks it in every plan.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 
 from megatron_hetero.cost.pipeline import least_pipeline_time_s
-from megatron_hetero.planner.exhaustive import compositions
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.fill import placed_replica
 from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.structures import all_structures, compositions
 
 Kinds = tuple[tuple[str, int], ...]
 """A chain up to the choice among a node's equal GPUs: (node, width) stage by stage."""
@@ -22,8 +26,28 @@ Filling = tuple[tuple[Split, ...], tuple[int, ...]]
 """Layers and micro-batches, replica by replica."""
 
 
+def wanted_placements(
+    problem: Problem, limit_s: float, max_placements: int, max_structures: int
+) -> list[Placement] | None:
+    """Every placement that may fit and take no longer than `limit_s`; None if there are more than
+    `max_placements` or more than `max_structures` ways to form pipelines."""
+    pruner = Pruner(problem, limit_s)
+    wanted: list[Placement] = []
+    for number, structure in enumerate(all_structures(problem)):
+        if number >= max_structures:
+            return None
+        if not pruner.may_hold_it(structure):
+            continue
+        for layers, shares in pruner.fillings(structure):
+            if len(wanted) >= max_placements:
+                return None
+            replicas = zip(structure, layers, shares, strict=True)
+            wanted.append(Placement(tuple(placed_replica(*r) for r in replicas)))
+    return wanted
+
+
 class Pruner:
-    """Fillings of a problem's structures that may take no longer than `limit_s`."""
+    """Fillings of a problem's structures that may fit and take no longer than `limit_s`."""
 
     def __init__(self, problem: Problem, limit_s: float) -> None:
         self.problem = problem
@@ -31,6 +55,9 @@ class Pruner:
         self._most: dict[Kinds, int] = {}
         self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
         self._times: dict[tuple[str, int, bool, bool], tuple[float, float]] = {}
+        self._held: dict[tuple[str, int, bool, bool], int] = {}
+        most_replicas = max(problem.replica_counts(), default=1)
+        self._roomiest = problem.costs.sharded_among(most_replicas)
 
     def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
         """Whether its replicas may do all micro-batches in time."""
@@ -64,6 +91,21 @@ class Pruner:
             self._times[key] = ends_s, pieces.layer.total_s
         return self._times[key]
 
+    def _most_layers(self, kind: tuple[str, int], first: bool, last: bool) -> int:
+        """Layers that fit at most."""
+        key = (*kind, first, last)
+        if key not in self._held:
+            node = self.problem.cluster.node_by_name[kind[0]]
+            # Other widths can only make the padded vocabulary longer.
+            rows = self._roomiest.vocab_rows([kind[1]])
+            memory = self._roomiest.memory(node, kind[1], first, last, 1, rows)
+            self._held[key] = memory.max_layers
+        return self._held[key]
+
+    def _stage_limits(self, kinds: Kinds) -> list[int]:
+        last = len(kinds) - 1
+        return [self._most_layers(kind, s == 0, s == last) for s, kind in enumerate(kinds)]
+
     def _stage_times(self, kinds: Kinds) -> list[tuple[float, float]]:
         last = len(kinds) - 1
         return [self._time(kind, s == 0, s == last) for s, kind in enumerate(kinds)]
@@ -72,14 +114,14 @@ class Pruner:
         """Micro-batches in time at most: each stage may hold what it alone allows, with a layer in
         each stage before it."""
         if kinds not in self._most:
-            times = self._stage_times(kinds)
+            stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
             low, high = 0, self.problem.num_micro_batches
             while low < high:
                 count = (low + high + 1) // 2
                 room, before_s = 0, 0.0
-                for ends_s, layer_s in times:
+                for (ends_s, layer_s), held in stages:
                     spare_s = self.limit_s - before_s - count * ends_s
-                    most = min(spare_s / (count * layer_s), self.problem.num_layers)
+                    most = min(spare_s / (count * layer_s), self.problem.num_layers, held)
                     layers = max(0, int(most))
                     if layers == 0:
                         room = 0
@@ -97,8 +139,8 @@ class Pruner:
         """Every split of the layers with the micro-batches that it may do in time, one or more."""
         kinds = kinds_of(chain)
         if kinds not in self._splits:
-            times = self._stage_times(kinds)
-            found = self._extend(times, (), 0.0, self._most_of(kinds))
+            stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
+            found = self._extend(stages, (), 0.0, self._most_of(kinds))
             refined = ((self._most_with_hops(chain, split, most), split) for most, split in found)
             self._splits[kinds] = [(most, split) for most, split in refined if most]
         return self._splits[kinds]
@@ -127,20 +169,24 @@ class Pruner:
         return low
 
     def _extend(
-        self, times: list[tuple[float, float]], split: Split, before_s: float, most: int
+        self,
+        stages: list[tuple[tuple[float, float], int]],
+        split: Split,
+        before_s: float,
+        most: int,
     ) -> Iterator[tuple[int, Split]]:
         left = self.problem.num_layers - sum(split)
-        stages_left = len(times) - len(split)
+        stages_left = len(stages) - len(split)
         if not stages_left:
             yield most, split
             return
-        ends_s, layer_s = times[len(split)]
+        (ends_s, layer_s), held = stages[len(split)]
         for layers in [left] if stages_left == 1 else range(1, left - stages_left + 2):
             own_s = ends_s + layers * layer_s
             allowed = int(min(most, (self.limit_s - before_s) / own_s))
-            if allowed < 1:
+            if allowed < 1 or layers > held:
                 return
-            yield from self._extend(times, (*split, layers), before_s + own_s, allowed)
+            yield from self._extend(stages, (*split, layers), before_s + own_s, allowed)
 
 
 def kinds_of(chain: Chain) -> Kinds:
