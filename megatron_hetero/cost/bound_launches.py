@@ -15,7 +15,8 @@ from megatron_hetero.cost.bound_chains import ChainPricer, CheapestChain, StageO
 from megatron_hetero.cost.bound_kinds import GpuClass
 from megatron_hetero.cost.choices import may_mix_sizes, recomputes
 from megatron_hetero.cost.memory import StageMemory, with_some_layers_recomputed
-from megatron_hetero.cost.model import CostModel, PieceTimes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.pieces import PieceTimes
 from megatron_hetero.cost.placement import Recompute
 
 _LONGEST = 2.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.bound import step_time_bound
-from megatron_hetero.cost.model import CostModel, PlacementCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.price import price_of
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan
 

@@ -3,48 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Link, Node
-from megatron_hetero.cost.bound_rules import FillRules
-from megatron_hetero.cost.compute import (
-    ELEMENT_BYTES,
-    PassTimes,
-    embedding_times,
-    group_layer_times,
-    head_times,
-    slowest,
-    update_time_s,
-)
+from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+from megatron_hetero.cost.compute import update_time_s
 from megatron_hetero.cost.memory import (
-    EVERY_DEVICE,
     StageMemory,
     StateHolders,
-    stage_memory,
     state_bytes,
     tightest,
     updated_bytes,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.network import (
-    BoundaryTime,
-    boundary_time,
-    slowest_link,
-    tensor_parallel_times,
-)
-from megatron_hetero.cost.pipeline import pipeline_time_s, steady_period_s
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Recompute
-from megatron_hetero.cost.profile import Piece, Profile
-from megatron_hetero.cost.share import (
-    TensorShare,
-    even_share,
-    even_share_or_none,
-    member_shares,
-)
+from megatron_hetero.cost.pipeline import pipeline_time_s
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.share import TensorShare, member_shares
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, StageCost, path_seconds
 from megatron_hetero.cost.sync import (
     NO_SYNC,
     GradientExchange,
@@ -53,103 +30,15 @@ from megatron_hetero.cost.sync import (
     StageId,
     least_sync,
 )
-from megatron_hetero.cost.widths import usable_widths
-from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.model.spec import Workload
 
 
-@dataclass(frozen=True)
-class PieceTimes:
-    """Embedding, one decoder layer and head at one width, TP communication included.
-
-    `communication` is the part of `layer` that is communication (zero when it was measured whole).
-    """
-
-    embedding: PassTimes
-    layer: PassTimes
-    head: PassTimes
-    communication: PassTimes
-    measured: bool
-
-    def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
-        """Times of `num_layers` layers with the ends of the model that the stage holds."""
-        times = self.layer.times(num_layers)
-        times = times + self.embedding if first else times
-        return times + self.head if last else times
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """One stage: its times for a micro-batch, its update once a step, its memory."""
-
-    times: PassTimes
-    tensor_parallel_s: float
-    update_s: float
-    memory: StageMemory
-    num_layers: int
-    measured: bool
-    unlike_memories: tuple[StageMemory, ...] = ()
-    """Of each device, in rank order, where they differ; `memory` is then the tightest of them."""
-
-    def device_memory(self, tensor_rank: int) -> StageMemory:
-        """Memory of one device of the stage."""
-        return self.unlike_memories[tensor_rank] if self.unlike_memories else self.memory
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes that the tightest device lacks; zero or less when the stage fits."""
-        return self.memory.peak_bytes(self.num_layers) - self.memory.capacity_bytes
-
-
-@dataclass(frozen=True)
-class ReplicaCost:
-    """The stages of one replica, its hops in both directions, and its pipeline's makespan."""
-
-    stages: tuple[StageCost, ...]
-    forward_hops: tuple[BoundaryTime, ...]
-    backward_hops: tuple[BoundaryTime, ...]
-    pipeline_s: float
-
-
-@dataclass(frozen=True)
-class PlacementCost:
-    """A step is: all pipelines, the gradient exchange, the slowest update.
-
-    `card_s`: what the busiest network path carries of all replicas' boundaries in a step.
-    """
-
-    replicas: tuple[ReplicaCost, ...]
-    card_s: float
-    gradient_sync_s: float
-    update_s: float
-
-    @property
-    def pipelines_s(self) -> float:
-        """Until the last replica ends; replicas that cross the same path take turns on it."""
-        return max(self.card_s, *(r.pipeline_s for r in self.replicas))
-
-    @property
-    def step_time_s(self) -> float:
-        """Seconds of one optimizer step."""
-        return self.pipelines_s + self.gradient_sync_s + self.update_s
-
-    @property
-    def missing_bytes(self) -> int:
-        """Most bytes that any device lacks; zero or less when the placement fits."""
-        return max(s.missing_bytes for r in self.replicas for s in r.stages)
-
-    @property
-    def measured(self) -> bool:
-        """Whether every time used was measured."""
-        return all(s.measured for r in self.replicas for s in r.stages)
-
-
-class CostModel:
+class CostModel(UnitPrices):
     """Prices of one workload on one cluster.  Pure: equal questions get equal answers.
 
-    Other prices are a subclass (`MakeCosts`): the search asks for `widths`, `pieces`, `memory`,
-    `send_loads_s` and `quick_times_s` where it builds plans, and for `replica` and `combine` where
-    it compares them.
+    Other prices are a subclass (`MakeCosts`): the search asks for unit prices where it builds
+    plans, and for `replica` and `combine` where it compares them.
     """
 
     has_launch_counts: ClassVar[bool] = True
@@ -158,204 +47,7 @@ class CostModel:
     """Whether it prices unequal shares, and replicas or stages whose micro-batch size or recompute
     are not the job's."""
 
-    def __init__(self, cluster: Cluster, workload: Workload, profile: Profile | None = None):
-        self.cluster = cluster
-        self.workload = workload
-        self.profile = profile
-        self.holders = EVERY_DEVICE
-        self._variants: dict[tuple[int, Recompute, StateHolders], CostModel] = {}
-        self._forget()
-
-    def _forget(self) -> None:
-        self._pieces: dict[tuple[object, ...], PieceTimes] = {}
-        self._memories: dict[tuple[object, ...], StageMemory] = {}
-        self._hops: dict[tuple[object, ...], BoundaryTime] = {}
-
-    def variant(
-        self,
-        *,
-        micro_batch_size: int | None = None,
-        recompute: Recompute | None = None,
-        holders: StateHolders | None = None,
-    ) -> CostModel:
-        """The price list of the same job for replicas or stages with a micro-batch size or
-        recompute of their own, or with optimizer states divided among `holders`; None is as
-        here."""
-        training = self.workload.training
-        own = (training.micro_batch_size, training.recompute, self.holders)
-        key = (
-            micro_batch_size or training.micro_batch_size,
-            recompute or training.recompute,
-            holders or self.holders,
-        )
-        if key == own:
-            return self
-        if key not in self._variants:
-            made = copy(self)
-            changed = replace(training, micro_batch_size=key[0], recompute=key[1])
-            made.workload = replace(self.workload, training=changed)
-            made.holders = key[2]
-            made._forget()
-            self._variants[key] = made
-        return self._variants[key]
-
-    def sharded_as(self, placement: Placement) -> CostModel:
-        """The price list with optimizer states divided as the replicas of `placement` do; itself
-        without the distributed optimizer."""
-        if not self.workload.training.use_distributed_optimizer:
-            return self
-        return self.variant(
-            holders=StateHolders(
-                len(placement.replicas), sum(min(len(r.stages), 2) for r in placement.replicas)
-            )
-        )
-
-    def sharded_among(self, num_replicas: int) -> CostModel:
-        """The price list for placements of so many replicas whose depth is not known yet: the
-        states of a tied embedding divided among as many stages as can hold it."""
-        if not self.workload.training.use_distributed_optimizer:
-            return self
-        return self.variant(holders=StateHolders(num_replicas, 2 * num_replicas))
-
-    @property
-    def activation_bytes(self) -> int:
-        """Size of the tensor that crosses a stage boundary for one micro-batch."""
-        model, training = self.workload.model, self.workload.training
-        tokens = training.micro_batch_size * model.seq_length
-        return tokens * model.hidden_size * ELEMENT_BYTES[training.precision]
-
-    def widths(self, node: Node) -> tuple[int, ...]:
-        """Tensor-parallel widths that this model can price on a node, ascending."""
-        return usable_widths(self.cluster, self.workload, node)
-
-    def vocab_rows(self, widths: Sequence[int]) -> int:
-        """Rows of the padded vocabulary for a plan of these widths."""
-        return padded_vocab_size(self.workload.model, tuple(widths))
-
-    def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
-        """Times of the model's pieces on a group of `width` GPUs of one node, in equal shares."""
-        key = (node.name, width, vocab_rows)
-        if key not in self._pieces:
-            member = (node.gpu_type, even_share(self.workload.model, width))
-            self._pieces[key] = self._price_pieces((member,), node.link, vocab_rows)
-        return self._pieces[key]
-
-    def group_pieces(
-        self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
-    ) -> PieceTimes:
-        """Times of the model's pieces on a group of any devices, in any shares."""
-        nodes = tuple(device.node for device in devices)
-        if shares is None and len(set(nodes)) == 1:
-            return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
-        key = (nodes, shares, vocab_rows)
-        if key not in self._pieces:
-            members = zip(
-                [self.cluster.gpu_type(device) for device in devices],
-                member_shares(self.workload.model, len(devices), shares),
-                strict=True,
-            )
-            link = slowest_link(self.cluster, devices)
-            self._pieces[key] = self._price_pieces(tuple(members), link, vocab_rows)
-        return self._pieces[key]
-
-    def memory(
-        self,
-        node: Node,
-        width: int,
-        first: bool,
-        last: bool,
-        num_in_flight: int,
-        vocab_rows: int,
-        num_sends_kept: int | None = None,
-        share: TensorShare | None = None,
-    ) -> StageMemory:
-        """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
-
-        `share`: what it holds of a group of `width` in unequal shares.
-        """
-        share = share or even_share(self.workload.model, width)
-        key = (
-            node.gpu_type.name,
-            share,
-            first,
-            last,
-            num_in_flight,
-            vocab_rows,
-            num_sends_kept,
-        )
-        if key not in self._memories:
-            self._memories[key] = stage_memory(
-                self.workload,
-                node.gpu_type,
-                share,
-                first=first,
-                last=last,
-                num_in_flight=num_in_flight,
-                vocab_rows=vocab_rows,
-                reserve_bytes=self.cluster.limits.memory_reserve_bytes,
-                num_sends_kept=num_sends_kept,
-                holders=self.holders,
-            )
-        return self._memories[key]
-
-    def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
-        """One crossing of a stage boundary."""
-        key = (*(d.node for d in senders), "to", *(d.node for d in receivers))
-        if key not in self._hops:
-            self._hops[key] = boundary_time(
-                self.cluster,
-                senders,
-                receivers,
-                self.activation_bytes,
-                self.workload.training.sequence_parallel,
-            )
-        return self._hops[key]
-
-    def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
-        """Seconds of each micro-batch for which messages keep a stage from computing, [stage].
-
-        The sum of `hop_loads_s` over each stage's boundaries.
-        """
-        loads_s = [0.0] * len(groups)
-        for index, (senders, receivers) in enumerate(pairwise(groups)):
-            for stage, load_s in enumerate(self.hop_loads_s(senders, receivers), index):
-                loads_s[stage] += load_s
-        return tuple(loads_s)
-
-    def hop_loads_s(
-        self, senders: Sequence[Device], receivers: Sequence[Device]
-    ) -> tuple[float, float]:
-        """What one boundary, in both directions, adds to the time of the stage before it and of the
-        stage behind it.
-
-        Nothing here: the runtime sends beside computation.
-        """
-        return 0.0, 0.0
-
-    def fill_rules(self) -> FillRules | None:
-        """What its pipelines take at least, for the lower bound, where their stages wait for each
-        other; None where a stage may launch ahead, as in the runtime."""
-        return None
-
-    def quick_times_s(
-        self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
-    ) -> tuple[float, float]:
-        """About the seconds of a replica's first micro-batch, there and back, and of each further.
-
-        Args:
-            stage_times_s: forward plus backward of one micro-batch, shape [stage].
-            groups: the devices of each stage, shape [stage][tensor rank].
-        """
-        hops = [(self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups)]
-        round_trips_s = [there.total_s + back.total_s for there, back in hops]
-        busiest_s = max(
-            (max(there.serialisation_s, back.serialisation_s) for there, back in hops),
-            default=0.0,
-        )
-        fill_s = sum(stage_times_s) + sum(round_trips_s)
-        return fill_s, steady_period_s(stage_times_s, round_trips_s, busiest_s)
-
-    def _of_stage(self, replica: PlacedReplica, index: int) -> CostModel:
+    def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
         """The price list with what stage `index` does unlike the rest of the job; its recompute is
         left to `stage`."""
         parts = replica.stages[index].state_parts
@@ -477,7 +169,7 @@ class CostModel:
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
         """The step of replicas that are priced already."""
-        card_s = _busiest_card_s(placement, replicas)
+        card_s = max(path_seconds(placement, replicas).values(), default=0.0)
         pipelines_s = max(card_s, *(r.pipeline_s for r in replicas))
         return PlacementCost(
             replicas,
@@ -492,7 +184,7 @@ class CostModel:
         self, placement: Placement, cost: PlacementCost
     ) -> dict[tuple[str, str], float]:
         """Bytes of a step on each path between two nodes: boundaries and gradient exchange."""
-        seconds = _path_seconds(placement, cost.replicas)
+        seconds = path_seconds(placement, cost.replicas)
         for group in self._exchange.groups(placement, self.vocab_rows(placement.widths)):
             for path, path_s in group.path_s.items():
                 seconds[path] = seconds.get(path, 0.0) + path_s
@@ -549,99 +241,6 @@ class CostModel:
         pairs = zip(memories, gpus, strict=True)
         return {(id(memory), gpu.name): (memory, gpu) for memory, gpu in pairs}.values()
 
-    def _price_pieces(
-        self, members: tuple[tuple[GpuType, TensorShare], ...], link: Link, vocab_rows: int
-    ) -> PieceTimes:
-        workload = self.workload
-        training = workload.training
-        width = members[0][1].width
-        comm = tensor_parallel_times(
-            self.activation_bytes,
-            width,
-            link if width > 1 else None,
-            training.sequence_parallel,
-            training.micro_batch_size * workload.model.seq_length,
-        )
-        layer_comm = PassTimes(comm.layer_forward_s, comm.layer_backward_s)
-        if training.recompute == "full":
-            layer_comm = PassTimes(
-                comm.layer_forward_s, comm.layer_backward_s + comm.layer_forward_s
-            )
-        # Each member prices a vocabulary of which an even share is what it holds.
-        rows_of = [share.rows_as_if_even(workload.model, vocab_rows) for _, share in members]
-        priced = list(zip(members, rows_of, strict=True))
-        analytic: dict[Piece, PassTimes] = {
-            "embedding": slowest(
-                [embedding_times(workload, gpu, width, rows) for (gpu, _), rows in priced]
-            )
-            + PassTimes(comm.embedding_s, 0.0),
-            "decoder_layer": group_layer_times(workload, members) + layer_comm,
-            "head": slowest([head_times(workload, gpu, width, rows) for (gpu, _), rows in priced])
-            + PassTimes(comm.head_forward_s, comm.head_backward_s),
-        }
-        found = {piece: self._measured(piece, members) for piece in analytic}
-        times = {piece: found[piece] or analytic[piece] for piece in analytic}
-        is_even = len({share for _, share in members}) == 1
-        return PieceTimes(
-            times["embedding"],
-            times["decoder_layer"],
-            times["head"],
-            PassTimes(0.0, 0.0) if found["decoder_layer"] else layer_comm,
-            is_even and all(value is not None for value in found.values()),
-        )
-
-    def _measured(
-        self, piece: Piece, members: Sequence[tuple[GpuType, TensorShare]]
-    ) -> PassTimes | None:
-        """A piece from the profile, where it has it for every GPU of the group.
-
-        A layer was measured in equal shares; a member with a share of its own takes as much longer
-        or shorter as the analytic model says.
-        """
-        found = []
-        for gpu, share in members:
-            even = even_share_or_none(self.workload.model, share.width)
-            measured = self.profile and self.profile.times(
-                self.workload, gpu.name, share.width, piece
-            )
-            if not measured:
-                return None
-            if piece == "decoder_layer" and share != even:
-                if even is None:
-                    return None
-                own = group_layer_times(self.workload, [(gpu, share)])
-                usual = group_layer_times(self.workload, [(gpu, even)])
-                measured = PassTimes(
-                    measured.forward_s * own.forward_s / usual.forward_s,
-                    measured.backward_s * own.backward_s / usual.backward_s,
-                )
-            found.append(measured)
-        return slowest(found)
-
 
 MakeCosts = Callable[[Cluster, Workload, Profile | None], CostModel]
 """Makes the prices of a planning question; the cluster's nodes are sorted by name."""
-
-
-def _busiest_card_s(placement: Placement, replicas: tuple[ReplicaCost, ...]) -> float:
-    """Seconds for which the busiest path between two nodes, in one direction, is taken."""
-    return max(_path_seconds(placement, replicas).values(), default=0.0)
-
-
-def _path_seconds(
-    placement: Placement, replicas: tuple[ReplicaCost, ...]
-) -> dict[tuple[str, str], float]:
-    """Seconds for which boundaries take each path between two nodes in a step."""
-    card_s: dict[tuple[str, str], float] = {}
-    for placed, cost in zip(placement.replicas, replicas, strict=True):
-        nodes = [stage.devices[0].node for stage in placed.stages]
-        for i, (here, there) in enumerate(pairwise(nodes)):
-            if here == there:
-                continue
-            for path, hop in (
-                ((here, there), cost.forward_hops[i]),
-                ((there, here), cost.backward_hops[i]),
-            ):
-                busy_s = placed.num_micro_batches * hop.serialisation_s
-                card_s[path] = card_s.get(path, 0.0) + busy_s
-    return card_s

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.model import CostModel, PlacementCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.step_cost import PlacementCost
 
 
 @dataclass(frozen=True)

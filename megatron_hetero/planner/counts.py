@@ -12,10 +12,11 @@ from itertools import product
 
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.memory import StateHolders
-from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.planner.replica_shapes import ReplicaShape, ReplicaShapes
 from megatron_hetero.schedule.one_f_one_b import launch_counts
 

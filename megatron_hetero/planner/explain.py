@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster, Node
-from megatron_hetero.cost.model import CostModel, PlacementCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.price import Price, price_of
+from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import UsageError
 
 ObjectiveName = Literal["throughput", "cheapest", "fewest-gpus"]

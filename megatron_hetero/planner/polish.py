@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from megatron_hetero.cost.model import ReplicaCost
 from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.planner.counts import search_counts
 from megatron_hetero.planner.refill import Refiller, places, with_way
 

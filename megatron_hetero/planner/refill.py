@@ -12,8 +12,9 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from megatron_hetero.cost.memory import StateHolders
-from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.planner.counts import with_counts
 from megatron_hetero.planner.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.planner.stage_ways import StagePlace, StageWays, Way

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from megatron_hetero.cost.bound import work_bound_s
-from megatron_hetero.cost.model import PlacementCost, ReplicaCost
 from megatron_hetero.cost.placement import NO_SETTINGS, Placement
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule

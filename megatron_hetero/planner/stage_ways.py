@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.memory import StageMemory, StateHolders, with_some_layers_recomputed
-from megatron_hetero.cost.model import CostModel, PieceTimes
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network import slowest_link
+from megatron_hetero.cost.pieces import PieceTimes
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.share import member_shares
 

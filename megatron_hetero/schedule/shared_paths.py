@@ -15,9 +15,10 @@ from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.estimate import estimates_of
-from megatron_hetero.cost.model import CostModel, PlacementCost, ReplicaCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b

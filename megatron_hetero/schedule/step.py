@@ -17,9 +17,10 @@ from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.model import CostModel, ReplicaCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks

@@ -9,8 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Device, Link
-from megatron_hetero.cost.model import CostModel, ReplicaCost
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import plan_to_data

@@ -1,0 +1,96 @@
+"""What a placement costs: stages, replicas, the step; and what its boundaries carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatron_hetero.cost.compute import PassTimes
+from megatron_hetero.cost.memory import StageMemory
+from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.placement import Placement
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage: its times for a micro-batch, its update once a step, its memory."""
+
+    times: PassTimes
+    tensor_parallel_s: float
+    update_s: float
+    memory: StageMemory
+    num_layers: int
+    measured: bool
+    unlike_memories: tuple[StageMemory, ...] = ()
+    """Of each device, in rank order, where they differ; `memory` is then the tightest of them."""
+
+    def device_memory(self, tensor_rank: int) -> StageMemory:
+        """Memory of one device of the stage."""
+        return self.unlike_memories[tensor_rank] if self.unlike_memories else self.memory
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that the tightest device lacks; zero or less when the stage fits."""
+        return self.memory.peak_bytes(self.num_layers) - self.memory.capacity_bytes
+
+
+@dataclass(frozen=True)
+class ReplicaCost:
+    """The stages of one replica, its hops in both directions, and its pipeline's makespan."""
+
+    stages: tuple[StageCost, ...]
+    forward_hops: tuple[BoundaryTime, ...]
+    backward_hops: tuple[BoundaryTime, ...]
+    pipeline_s: float
+
+
+@dataclass(frozen=True)
+class PlacementCost:
+    """A step is: all pipelines, the gradient exchange, the slowest update.
+
+    `card_s`: what the busiest network path carries of all replicas' boundaries in a step.
+    """
+
+    replicas: tuple[ReplicaCost, ...]
+    card_s: float
+    gradient_sync_s: float
+    update_s: float
+
+    @property
+    def pipelines_s(self) -> float:
+        """Until the last replica ends; replicas that cross the same path take turns on it."""
+        return max(self.card_s, *(r.pipeline_s for r in self.replicas))
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.pipelines_s + self.gradient_sync_s + self.update_s
+
+    @property
+    def missing_bytes(self) -> int:
+        """Most bytes that any device lacks; zero or less when the placement fits."""
+        return max(s.missing_bytes for r in self.replicas for s in r.stages)
+
+    @property
+    def measured(self) -> bool:
+        """Whether every time used was measured."""
+        return all(s.measured for r in self.replicas for s in r.stages)
+
+
+def path_seconds(
+    placement: Placement, replicas: tuple[ReplicaCost, ...]
+) -> dict[tuple[str, str], float]:
+    """Seconds for which boundaries take each path between two nodes in a step."""
+    card_s: dict[tuple[str, str], float] = {}
+    for placed, cost in zip(placement.replicas, replicas, strict=True):
+        nodes = [stage.devices[0].node for stage in placed.stages]
+        for i, (here, there) in enumerate(pairwise(nodes)):
+            if here == there:
+                continue
+            for path, hop in (
+                ((here, there), cost.forward_hops[i]),
+                ((there, here), cost.backward_hops[i]),
+            ):
+                busy_s = placed.num_micro_batches * hop.serialisation_s
+                card_s[path] = card_s.get(path, 0.0) + busy_s
+    return card_s

@@ -1,0 +1,229 @@
+"""Unit prices of a cluster and a workload: pieces, memories, hops; cached, with their variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import pairwise
+from typing import Self
+
+from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cost.bound_rules import FillRules
+from megatron_hetero.cost.memory import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
+from megatron_hetero.cost.network import BoundaryTime, boundary_time, slowest_link
+from megatron_hetero.cost.pieces import PieceTimes, activation_bytes, price_pieces
+from megatron_hetero.cost.pipeline import steady_period_s
+from megatron_hetero.cost.placement import Placement, Recompute
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.share import TensorShare, even_share, member_shares
+from megatron_hetero.cost.widths import usable_widths
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import Workload
+
+
+class UnitPrices:
+    """What one group, one GPU's memory and one boundary cost; `CostModel` adds them up.
+
+    Other prices override `widths`, `pieces`, `memory`, `send_loads_s` and `quick_times_s`, which
+    the search asks where it builds plans.
+    """
+
+    def __init__(self, cluster: Cluster, workload: Workload, profile: Profile | None = None):
+        self.cluster = cluster
+        self.workload = workload
+        self.profile = profile
+        self.holders = EVERY_DEVICE
+        self._variants: dict[tuple[int, Recompute, StateHolders], Self] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pieces: dict[tuple[object, ...], PieceTimes] = {}
+        self._memories: dict[tuple[object, ...], StageMemory] = {}
+        self._hops: dict[tuple[object, ...], BoundaryTime] = {}
+
+    def variant(
+        self,
+        *,
+        micro_batch_size: int | None = None,
+        recompute: Recompute | None = None,
+        holders: StateHolders | None = None,
+    ) -> Self:
+        """The price list of the same job for replicas or stages with a micro-batch size or
+        recompute of their own, or with optimizer states divided among `holders`; None is as
+        here."""
+        training = self.workload.training
+        own = (training.micro_batch_size, training.recompute, self.holders)
+        key = (
+            micro_batch_size or training.micro_batch_size,
+            recompute or training.recompute,
+            holders or self.holders,
+        )
+        if key == own:
+            return self
+        if key not in self._variants:
+            made = copy(self)
+            changed = replace(training, micro_batch_size=key[0], recompute=key[1])
+            made.workload = replace(self.workload, training=changed)
+            made.holders = key[2]
+            made._forget()
+            self._variants[key] = made
+        return self._variants[key]
+
+    def sharded_as(self, placement: Placement) -> Self:
+        """The price list with optimizer states divided as the replicas of `placement` do; itself
+        without the distributed optimizer."""
+        if not self.workload.training.use_distributed_optimizer:
+            return self
+        return self.variant(
+            holders=StateHolders(
+                len(placement.replicas), sum(min(len(r.stages), 2) for r in placement.replicas)
+            )
+        )
+
+    def sharded_among(self, num_replicas: int) -> Self:
+        """The price list for placements of so many replicas whose depth is not known yet: the
+        states of a tied embedding divided among as many stages as can hold it."""
+        if not self.workload.training.use_distributed_optimizer:
+            return self
+        return self.variant(holders=StateHolders(num_replicas, 2 * num_replicas))
+
+    @property
+    def activation_bytes(self) -> int:
+        """Size of the tensor that crosses a stage boundary for one micro-batch."""
+        return activation_bytes(self.workload)
+
+    def widths(self, node: Node) -> tuple[int, ...]:
+        """Tensor-parallel widths that this model can price on a node, ascending."""
+        return usable_widths(self.cluster, self.workload, node)
+
+    def vocab_rows(self, widths: Sequence[int]) -> int:
+        """Rows of the padded vocabulary for a plan of these widths."""
+        return padded_vocab_size(self.workload.model, tuple(widths))
+
+    def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
+        """Times of the model's pieces on a group of `width` GPUs of one node, in equal shares."""
+        key = (node.name, width, vocab_rows)
+        if key not in self._pieces:
+            member = (node.gpu_type, even_share(self.workload.model, width))
+            self._pieces[key] = price_pieces(
+                self.workload, self.profile, (member,), node.link, vocab_rows
+            )
+        return self._pieces[key]
+
+    def group_pieces(
+        self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
+    ) -> PieceTimes:
+        """Times of the model's pieces on a group of any devices, in any shares."""
+        nodes = tuple(device.node for device in devices)
+        if shares is None and len(set(nodes)) == 1:
+            return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
+        key = (nodes, shares, vocab_rows)
+        if key not in self._pieces:
+            members = zip(
+                [self.cluster.gpu_type(device) for device in devices],
+                member_shares(self.workload.model, len(devices), shares),
+                strict=True,
+            )
+            link = slowest_link(self.cluster, devices)
+            self._pieces[key] = price_pieces(
+                self.workload, self.profile, tuple(members), link, vocab_rows
+            )
+        return self._pieces[key]
+
+    def memory(
+        self,
+        node: Node,
+        width: int,
+        first: bool,
+        last: bool,
+        num_in_flight: int,
+        vocab_rows: int,
+        num_sends_kept: int | None = None,
+        share: TensorShare | None = None,
+    ) -> StageMemory:
+        """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
+
+        `share`: what it holds of a group of `width` in unequal shares.
+        """
+        share = share or even_share(self.workload.model, width)
+        key = (
+            node.gpu_type.name,
+            share,
+            first,
+            last,
+            num_in_flight,
+            vocab_rows,
+            num_sends_kept,
+        )
+        if key not in self._memories:
+            self._memories[key] = stage_memory(
+                self.workload,
+                node.gpu_type,
+                share,
+                first=first,
+                last=last,
+                num_in_flight=num_in_flight,
+                vocab_rows=vocab_rows,
+                reserve_bytes=self.cluster.limits.memory_reserve_bytes,
+                num_sends_kept=num_sends_kept,
+                holders=self.holders,
+            )
+        return self._memories[key]
+
+    def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
+        """One crossing of a stage boundary."""
+        key = (*(d.node for d in senders), "to", *(d.node for d in receivers))
+        if key not in self._hops:
+            self._hops[key] = boundary_time(
+                self.cluster,
+                senders,
+                receivers,
+                self.activation_bytes,
+                self.workload.training.sequence_parallel,
+            )
+        return self._hops[key]
+
+    def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
+        """Seconds of each micro-batch for which messages keep a stage from computing, [stage].
+
+        The sum of `hop_loads_s` over each stage's boundaries.
+        """
+        loads_s = [0.0] * len(groups)
+        for index, (senders, receivers) in enumerate(pairwise(groups)):
+            for stage, load_s in enumerate(self.hop_loads_s(senders, receivers), index):
+                loads_s[stage] += load_s
+        return tuple(loads_s)
+
+    def hop_loads_s(
+        self, senders: Sequence[Device], receivers: Sequence[Device]
+    ) -> tuple[float, float]:
+        """What one boundary, in both directions, adds to the time of the stage before it and of the
+        stage behind it.
+
+        Nothing here: the runtime sends beside computation.
+        """
+        return 0.0, 0.0
+
+    def fill_rules(self) -> FillRules | None:
+        """What its pipelines take at least, for the lower bound, where their stages wait for each
+        other; None where a stage may launch ahead, as in the runtime."""
+        return None
+
+    def quick_times_s(
+        self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
+    ) -> tuple[float, float]:
+        """About the seconds of a replica's first micro-batch, there and back, and of each further.
+
+        Args:
+            stage_times_s: forward plus backward of one micro-batch, shape [stage].
+            groups: the devices of each stage, shape [stage][tensor rank].
+        """
+        hops = [(self.hop(a, b), self.hop(b, a)) for a, b in pairwise(groups)]
+        round_trips_s = [there.total_s + back.total_s for there, back in hops]
+        busiest_s = max(
+            (max(there.serialisation_s, back.serialisation_s) for there, back in hops),
+            default=0.0,
+        )
+        fill_s = sum(stage_times_s) + sum(round_trips_s)
+        return fill_s, steady_period_s(stage_times_s, round_trips_s, busiest_s)
