@@ -17,6 +17,7 @@ from megatron_hetero.flags.launch import (
     rank_rows,
 )
 from megatron_hetero.flags.stock import reasons_not_stock
+from megatron_hetero.flags.support import refused_options
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
@@ -71,6 +72,7 @@ def _data(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -
         "layout": format_layout(plan.layout),
         "stock_megatron": not reasons,
         "reasons_not_stock": list(reasons),
+        "refused_flags": list(map(str, refused_options(plan))),
         "nodes": [
             {
                 "node_rank": launch.node_rank,
@@ -94,6 +96,8 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
         yield from (comment(f"  {reason}") for reason in reasons)
     else:
         yield comment("Stock Megatron runs this plan: these are its own flags, without plug-in.")
+    for option in refused_options(plan):
+        yield comment(f"REFUSED at start-up on this plan, take it out: {option}")
     # Names the flags of a script that only its shell knows: they are missing below.
     if plan.workload is not None:
         yield comment(f"Model: {plan.workload.source}")

@@ -23,6 +23,7 @@ from megatron_hetero.planner.run import STRATEGIES
 from megatron_hetero.planner.stock_strategy import STOCK
 from megatron_hetero.report.explanation import comparison_lines
 from megatron_hetero.report.outcome import outcome_lines
+from megatron_hetero.report.refusals import refusal_lines
 from megatron_hetero.report.terminal import plan_report
 
 DESCRIPTION = """\
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
     outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
     outcome_part = [] if outcome is None else outcome_lines(outcome)
-    output.show(plan_report(plan), "", *outcome_part, *beside)
+    output.show(plan_report(plan), "", *outcome_part, *beside, *refusal_lines(plan))
     if arguments.output:
         output.show(
             f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.flags.support import refused_options
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 
@@ -17,6 +18,7 @@ def plan_summary(plan: Plan, path: Path | None) -> dict[str, Any]:
         "plan": None if path is None else str(path),
         "layout": format_layout(plan.layout),
         "stock_megatron": is_stock(plan),
+        "refused_flags": list(map(str, refused_options(plan))),
         "step_time_s": estimates and estimates.step_time_s,
         "tokens_per_s": estimates and estimates.tokens_per_s,
         "price_per_hour": estimates and estimates.price_per_hour,

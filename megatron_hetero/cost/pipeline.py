@@ -7,7 +7,8 @@ computation; a link carries one message per direction at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import MutableSequence, Sequence
 
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.network import BoundaryTime
@@ -41,9 +42,12 @@ def pipeline_time_s(
     free_at = [0.0] * num_stages
     forward_link_free_at = [0.0] * last
     backward_link_free_at = [0.0] * last
-    # gradient_at[i][k]: arrival at stage i of the gradient of micro-batch k.
-    gradient_at: list[list[float]] = [[] for _ in range(last)]
-    for k in range(num_micro_batches + counts[0] - 1):
+    # gradients_at[i]: arrivals at stage i of gradients that it has not taken yet.
+    gradients_at: list[deque[float]] = [deque() for _ in range(last)]
+    state = (free_at, forward_link_free_at, backward_link_free_at, *gradients_at)
+    steady = _Steady(state, counts[0] - 1)
+    k, num_rounds = 0, num_micro_batches + counts[0] - 1
+    while k < num_rounds:
         if k < num_micro_batches:
             arrival = 0.0
             for i in range(num_stages):
@@ -61,14 +65,67 @@ def pipeline_time_s(
                 break
             if micro_batch >= num_micro_batches:
                 continue
-            ready = gradient_at[i][micro_batch] if i < last else 0.0
+            ready = gradients_at[i].popleft() if i < last else 0.0
             end = max(free_at[i], ready) + backward_s[i]
             free_at[i] = end
             if i:
                 busy_s, latency_s = backward_hop[i - 1]
                 backward_link_free_at[i - 1] = max(end, backward_link_free_at[i - 1]) + busy_s
-                gradient_at[i - 1].append(backward_link_free_at[i - 1] + latency_s)
+                gradients_at[i - 1].append(backward_link_free_at[i - 1] + latency_s)
+        # Between the first backward of stage 0 and its last forward all rounds are alike.
+        if counts[0] - 1 <= k < num_micro_batches:
+            k += steady.skip(k, num_micro_batches - 1 - k)
+        k += 1
     return max(free_at)
+
+
+class _Steady:
+    """Skips rounds of a recurrence that does the same in each.
+
+    What depends on earlier times by `max` and `+` alone goes on as it did: if all times of a round
+    are those of `length` rounds before and the same seconds more, so are those of every later round
+    (Baccelli et al. 1992, Synchronization and Linearity: such a recurrence becomes
+    periodic).  Compared with one round, then with one twice as far on, and so on.
+    """
+
+    def __init__(
+        self, state: tuple[MutableSequence[float], ...], first: int, tolerance: float = 1e-13
+    ) -> None:
+        self.state = state
+        self.tolerance = tolerance
+        self._round = first
+        self._length = 1
+        self._times: list[float] | None = None
+
+    def skip(self, k: int, rounds_left: int) -> int:
+        """Rounds after round `k`, at most `rounds_left`, that the state now has behind it."""
+        if self._times is None:
+            self._remember(k)
+            return 0
+        length, shift_s = k - self._round, self.state[0][0] - self._times[0]
+        if self._has_shifted(shift_s):
+            times = rounds_left // length
+            for part in self.state:
+                for index, time_s in enumerate(part):
+                    part[index] = time_s + times * shift_s
+            self._remember(k)
+            return times * length
+        if length >= self._length:
+            self._length *= 2
+            self._remember(k)
+        return 0
+
+    def _has_shifted(self, shift_s: float) -> bool:
+        before, within_s = self._times or [], self.tolerance * self.state[0][0]
+        first = self.state[0]
+        if abs(first[-1] - before[len(first) - 1] - shift_s) > within_s:  # mostly enough
+            return False
+        now = (time_s for part in self.state for time_s in part)
+        pairs = zip(now, before, strict=True)
+        return all(abs(after_s - before_s - shift_s) <= within_s for after_s, before_s in pairs)
+
+    def _remember(self, k: int) -> None:
+        self._round, self._times = k, [time_s for part in self.state for time_s in part]
 
 
 def least_pipeline_time_s(

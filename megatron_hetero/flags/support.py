@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
+from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.flags.support_table import SUPPORT, Status, Support
-from megatron_hetero.flags.table import Flag, Option, flag_table
+from megatron_hetero.flags.table import Flag, Option, flag_table, last_of_each
+from megatron_hetero.plan.plan import Plan
 
 
 @cache
@@ -35,6 +37,29 @@ def support_of(flag: Flag) -> Support:
 def refused_by_presence(given: Sequence[Option]) -> tuple[Option, ...]:
     """Options that no asymmetric plan can follow, whatever their value."""
     return tuple(option for option in given if support_of(option.flag).by_presence)
+
+
+def refused_options(plan: Plan) -> tuple[Option, ...]:
+    """Options of the plan's job that the runtime refuses before it starts.
+
+    None where stock Megatron runs the plan, and none that say what Megatron does anyway.
+
+    Raises:
+        UsageError: Megatron would not read the job's flags.
+    """
+    if plan.workload is None or is_stock(plan):
+        return ()
+    return tuple(
+        option
+        for option in last_of_each(flag_table().split(plan.workload.megatron_args))
+        if support_of(option.flag).status == "refused"
+        and (support_of(option.flag).by_presence or not _is_default(option))
+    )
+
+
+def _is_default(option: Option) -> bool:
+    default = option.flag.default
+    return bool(option.values) and option.values == (str(default),)
 
 
 def without_effect(given: Sequence[Option]) -> Iterator[tuple[Option, str]]:

@@ -23,6 +23,8 @@ PLAN_FLAGS = frozenset(
         "--account-for-embedding-in-pipeline-split",
         "--account-for-loss-in-pipeline-split",
         "--use-tp-pp-dp-mapping",
+        "--expert-model-parallel-size",
+        "--expert-tensor-parallel-size",
         "--hetero-layout",
         "--hetero-plan",
     }

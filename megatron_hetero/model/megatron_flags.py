@@ -34,7 +34,6 @@ _UNSUPPORTED = {
     "--fp8-format": "fp8 training",
     "--fp4-format": "fp4 training",
     "--rampup-batch-size": "a batch size that changes",
-    "--step-batch-size-schedule": "a batch size that changes",
     "--use-torch-fsdp2": "FSDP",
     "--use-megatron-fsdp": "FSDP",
     "--yaml-cfg": "a YAML configuration in place of flags",
@@ -42,7 +41,6 @@ _UNSUPPORTED = {
 }
 _UNSUPPORTED_UNLESS = {
     "--context-parallel-size": ("context parallelism", "1"),
-    "--expert-model-parallel-size": ("expert parallelism", "1"),
     "--moe-layer-freq": ("a mixture of dense and expert layers", "1"),
     "--softmax-type": ("a softmax with an offset", "vanilla"),
 }

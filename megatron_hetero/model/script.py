@@ -1,9 +1,10 @@
 """Words of a training script: what a bash script would put on Megatron's command line.
 
 Nothing is run.  The reader knows what such scripts are made of: assignments, arrays, expansions of
-both (`$A`, `${A}`, `${A:-default}`, `"${ARGS[@]}"`), quotes, comments and continued lines.  What
-only a running shell could know (command substitution, positional parameters, the branches of an
-`if`) becomes a word without text, which is an error only where somebody needs it.
+both (`$A`, `${A}`, `${A:-default}`, `"${ARGS[@]}"`), quotes, comments, continued lines, and `if`
+where the text alone decides it (`shell_conditions`), for a script started without arguments.  What
+only a running shell could know (command substitution, positional parameters, the branches of
+another `if`) becomes a word without text, which is an error only where somebody needs it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.shell_conditions import Block, Operand, negated, tested
 from megatron_hetero.model.shell_lexer import Command, Piece, ShellWord, commands
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<append>\+?)=")
@@ -23,7 +25,8 @@ _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset", "eval", "e
 _HEADS = {"for", "case", "select", "function"}
 _OPENING = {"if", "while", "until", "{", *_HEADS}
 _CLOSING = {"fi", "done", "esac", "}"}
-_KEYWORDS = _OPENING | _CLOSING | {"then", "else", "elif", "do", "!", "time"}
+_BRANCHES = {"then", "else", "elif", "do"}
+_KEYWORDS = _OPENING | _CLOSING | _BRANCHES | {"!", "time"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,20 @@ class _Shell:
     path: Path
     variables: dict[str, _Variable] = field(default_factory=dict)
     commands: list[tuple[Word, ...]] = field(default_factory=list)
-    blocks: list[str] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether a branch is open that the script does not take."""
+        return any(block.runs is False for block in self.blocks)
+
+    @property
+    def uncertain(self) -> str:
+        """Why what stands here may not be run; empty where it is."""
+        for block in reversed(self.blocks):
+            if block.runs is None:
+                return f"inside the `{block.keyword}` of line {block.line}"
+        return ""
 
 
 def read_megatron_words(path: Path, text: str) -> tuple[Word, ...]:
@@ -96,29 +112,46 @@ def read_megatron_words(path: Path, text: str) -> tuple[Word, ...]:
 
 def _run(shell: _Shell, command: Command) -> None:
     """Follow one simple command: assignments take effect, anything else is kept, expanded."""
-    words = list(command.words)
+    words, operator, is_negated = list(command.words), command.operator, False
     while words and words[0].keyword in _KEYWORDS:
-        keyword = words.pop(0).keyword
+        keyword = words.pop(0).keyword or ""
         if keyword in _OPENING:
-            shell.blocks.append(f"inside the `{keyword}` of line {command.line}")
+            shell.blocks.append(Block(keyword, command.line))
+        elif keyword in _BRANCHES and shell.blocks:
+            shell.blocks[-1].follow(keyword)
         elif keyword in _CLOSING and shell.blocks:
             shell.blocks.pop()
         if keyword in _HEADS:
             return
+        is_negated = is_negated != (keyword == "!")
+        operator = "" if keyword in ("if", "elif", "while", "until") else operator
+    if shell.is_skipped:
+        return
+    if words and shell.blocks and shell.blocks[-1].is_condition:
+        value = tested([_operand(shell, word) for word in words])
+        shell.blocks[-1].add_test(operator, negated(value) if is_negated else value)
     while words and words[0].keyword in _DECLARATIONS:
         words.pop(0)
         while words and (words[0].keyword or "").startswith("-"):
             words.pop(0)
     reason = ""
-    if shell.blocks:
-        reason = f"it is set {shell.blocks[-1]}, which is not run"
-    elif command.conditional:
+    if shell.uncertain:
+        reason = f"it is set {shell.uncertain}, which is not run"
+    elif command.is_conditional:
         reason = f"it is set after && or || on line {command.line}, which is not run"
     while words and _assign(shell, words[0], reason):
         words.pop(0)
     expanded = tuple(word for w in words for word in _expand(shell, w))
     if expanded:
         shell.commands.append(expanded)
+
+
+def _operand(shell: _Shell, word: ShellWord) -> Operand:
+    """A word of a test; without arguments `$#` is 0."""
+    if [piece.text for piece in word.pieces if piece.text] == ["$#"]:
+        return Operand("0")
+    value = _joined(shell, word.pieces, f"{shell.path}:{word.line}")
+    return Operand(None if value.reason else value.text, word.quoted)
 
 
 def _assign(shell: _Shell, word: ShellWord, reason: str) -> bool:

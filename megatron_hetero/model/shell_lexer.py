@@ -59,11 +59,16 @@ class ShellWord:
 
 @dataclass(frozen=True)
 class Command:
-    """A simple command; `conditional` when it follows `&&` or `||`."""
+    """A simple command, and the `&&`, `||`, `|`, `;` ... before it."""
 
     line: int
     words: tuple[ShellWord, ...]
-    conditional: bool
+    operator: str = ""
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it follows `&&` or `||`."""
+        return self.operator in ("&&", "||")
 
 
 def commands(path: Path, text: str) -> Iterator[Command]:
@@ -85,17 +90,18 @@ class _Lexer:
 
     def commands(self) -> Iterator[Command]:
         words: list[ShellWord] = []
-        conditional = follows_operator = False
+        before = operator = ""
         while self._position < len(self._text):
             character = self._text[self._position]
             if self._skip_blank(newline=False):
                 continue
             if character in "\n;&|()" and not self._text.startswith("&>", self._position):
                 operator = self._operator()
-                follows_operator = operator in ("&&", "||")
                 if words:
-                    yield Command(words[0].line, tuple(words), conditional)
-                words, conditional = [], follows_operator
+                    yield Command(words[0].line, tuple(words), before)
+                    words, before = [], operator
+                elif operator != "\n":  # a command may begin on the line after its operator
+                    before = operator
             elif character in "<>" or self._text.startswith("&>", self._position):
                 self._redirection()
             else:
@@ -105,7 +111,7 @@ class _Lexer:
                 elif not self._is_file_number(word):
                     words.append(word)
         if words:
-            yield Command(words[0].line, tuple(words), conditional)
+            yield Command(words[0].line, tuple(words), before)
 
     def _error(self, line: int, message: str) -> ModelError:
         return ModelError(f"{self._path}:{line}: {message}")

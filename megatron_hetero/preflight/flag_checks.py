@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.flags.growing_batches import undivided_batches
+from megatron_hetero.flags.support import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.gpu_checks import capability
 from megatron_hetero.preflight.job import Job
@@ -30,6 +32,32 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
                 "its start",
                 f"{CONNECTIONS}=1 on every node",
             )
+
+
+def the_runtime_follows_every_flag(job: Job) -> Iterator[Finding]:
+    """What `runtime.support` refuses by name before anything starts (docs/megatron-flags.md)."""
+    for option in refused_options(job.plan):
+        yield Finding(
+            "flag-refused",
+            "error",
+            str(option),
+            "the runtime refuses it on a plan that stock Megatron cannot express",
+            "take it out of the script and plan again, or plan with --strategy stock",
+        )
+
+
+def growing_batches_divide(job: Job) -> Iterator[Finding]:
+    """Every replica runs the same part of each batch (`runtime.batches`)."""
+    batches = undivided_batches(job.plan)
+    if batches:
+        yield Finding(
+            "batches-undivided",
+            "error",
+            "--step-batch-size-schedule",
+            f"{', '.join(map(str, batches))} of its batches leave a replica no whole number of "
+            "micro-batches, and the runtime refuses them",
+            "choose batches that divide as the plan's, or limits.num_replicas: 1 and plan again",
+        )
 
 
 def local_layers_have_their_kernels(job: Job) -> Iterator[Finding]:
@@ -103,6 +131,8 @@ def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
 
 
 CHECKS = (
+    the_runtime_follows_every_flag,
+    growing_batches_divide,
     launches_are_serialised,
     local_layers_have_their_kernels,
     flash_attention_is_used,

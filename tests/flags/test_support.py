@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from megatron_hetero.flags.support import refused_by_presence, support_of, without_effect
+from megatron_hetero.flags.support import (
+    refused_by_presence,
+    refused_options,
+    support_of,
+    without_effect,
+)
 from megatron_hetero.flags.support_table import SUPPORT
 from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from tests.cost.builders import make_workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import make_flags_page
 
 NAMES = {name for flag in flag_table().flags for name in flag.names}
+
+
+def with_args(workload: Workload, *flags: str) -> Workload:
+    return replace(workload, megatron_args=flags)
 
 
 def test_every_flag_is_decided() -> None:
@@ -40,6 +54,17 @@ def test_flags_without_effect_are_named() -> None:
         ("--ddp-bucket-size", "the gradient sync has buckets of its own"),
     ]
     assert refused_by_presence(given) == ()
+
+
+def test_refused_options_are_those_that_ask_for_something() -> None:
+    def refused(layout: str, *flags: str) -> list[str]:
+        plan = plan_from_layout(parse_layout(layout), with_args(make_workload(), *flags))
+        return list(map(str, refused_options(plan)))
+
+    flags = ("--moe-grouped-gemm", "--lr", "1e-3", "--qk-clip", "--moe-layer-freq", "1")
+    assert refused("tp2:2,tp1:2 @4", *flags) == ["--moe-grouped-gemm", "--qk-clip"]
+    assert refused("tp2:2,tp1:2 @4", "--moe-layer-freq", "2") == ["--moe-layer-freq 2"]
+    assert refused("tp2:2,tp2:2 @4", *flags) == []
 
 
 def test_the_page_is_up_to_date() -> None:

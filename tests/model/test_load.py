@@ -171,7 +171,6 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
     ("flags", "feature"),
     [
         ("--context-parallel-size 2", "context parallelism"),
-        ("--expert-model-parallel-size 2", "expert parallelism"),
         ("--multi-latent-attention", "multi-latent attention"),
         ("--mtp-num-layers 1", "multi-token prediction"),
         ("--fp8-format hybrid", "fp8 training"),

@@ -108,6 +108,45 @@ def test_what_only_a_shell_knows_has_a_reason(assignment: str, reason: str) -> N
     assert (value.text, value.reason) == (None, reason)
 
 
+@pytest.mark.parametrize(
+    ("script", "value"),
+    [
+        ('Y=a\nif [ "$Y" = a ]; then\n X=1\nfi', "1"),
+        ("Y=a\nX=0\nif [[ $Y == b ]]; then\n X=1\nfi", "0"),
+        ("Y=a\nif [[ $Y == b ]]; then X=1; elif [[ $Y == a ]]; then X=2; else X=3; fi", "2"),
+        ("Y=c\nif [[ $Y == b ]]; then X=1; elif [[ $Y == a ]]; then X=2; else X=3; fi", "3"),
+        ('if [[ "${1:-MOCK}" == "MOCK" ]] || [[ -z "$T" ]]; then X=1; else X=2; fi', "1"),
+        ("N=4\nX=0\nif [ $N -gt 8 ] && [ -f y ]; then X=1; fi", "0"),
+        ("N=4\nif ! [ $N -gt 8 ]; then X=1; fi", "1"),
+        ('if [ ! -z "a" ]; then\n if [ -n "" ]; then X=1; else X=2; fi\nfi', "2"),
+        ("X=0\nif [ a = b ]; then\n for i in 1 2; do if [ a = a ]; then X=1; fi; done\nfi", "0"),
+        ("X=0\nwhile [[ $# -gt 0 ]]; do\n case $1 in\n  --x) X=$2; shift 2;;\n esac\ndone", "0"),
+        ("if true; then X=1; fi", "1"),
+    ],
+)
+def test_a_branch_that_the_text_decides_is_followed(script: str, value: str) -> None:
+    assert _texts(f"{script}\npython pretrain_gpt.py --x $X") == ["--x", value]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '[ -n "$UNSET" ]',
+        "[[ $Y == a* ]]",
+        "[[ $Y =~ a ]]",
+        "[ -f file ]",
+        "grep -q x y",
+        "[ a = a ] | tee log",
+        "[ x -gt 1 ]",
+        "(( 1 > 0 ))",
+        "[[ $Y == a && $Y == a ]]",
+    ],
+)
+def test_a_branch_that_only_a_shell_knows_is_not(condition: str) -> None:
+    text = f"Y=a\nif {condition}; then X=1; fi\npython pretrain_gpt.py --x $X"
+    assert read_megatron_words(SCRIPT, text)[1].text is None
+
+
 def test_flags_added_under_a_condition_keep_their_text() -> None:
     text = "A=(--a)\nif $X; then A+=(--fp16 --b $N); fi\npython pretrain_gpt.py ${A[@]}"
     words = read_megatron_words(SCRIPT, text)

@@ -76,7 +76,7 @@ def test_array_elements_span_lines() -> None:
 
 
 def test_commands_after_and_and_or_are_conditional() -> None:
-    assert [c.conditional for c in _commands("a && b || c; d\ne")] == [
+    assert [c.is_conditional for c in _commands("a && b || c; d\ne")] == [
         False,
         True,
         True,

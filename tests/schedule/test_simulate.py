@@ -59,7 +59,7 @@ def test_slow_hop_in_the_middle(latency_s: float, stock_s: float, rule_s: float)
 
 
 @settings(max_examples=200)
-@given(st.data(), st.integers(1, 7), st.integers(1, 12))
+@given(st.data(), st.integers(1, 7), st.integers(1, 12) | st.sampled_from([40, 150]))
 def test_the_planners_recurrence_is_the_simulation(
     data: st.DataObject, num_stages: int, num_micro_batches: int
 ) -> None:

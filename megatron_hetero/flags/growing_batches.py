@@ -1,0 +1,27 @@
+"""Batches of `--step-batch-size-schedule` that a plan cannot divide among its replicas."""
+
+from __future__ import annotations
+
+from megatron_hetero.flags.stock import is_stock
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.plan.plan import Plan
+
+
+def undivided_batches(plan: Plan) -> tuple[int, ...]:
+    """Batches of which some replica's part is no whole number of micro-batches: every replica runs
+    the part of a batch that it runs of the plan's (`runtime.batches`).
+
+    Empty without a schedule, where stock Megatron runs the plan, and where the text is none that
+    Megatron reads (THRESHOLD:BATCH with blanks between), which Megatron refuses by itself.
+    """
+    if plan.workload is None or is_stock(plan):
+        return ()
+    options = last_of_each(flag_table().split(plan.workload.megatron_args))
+    texts = [o.values[0] for o in options if o.name == "--step-batch-size-schedule" and o.values]
+    counts = [replica.num_micro_batches for replica in plan.replicas]
+    whole = plan.workload.training.global_batch_size
+    batches = [batch for text in texts for _, _, batch in (w.partition(":") for w in text.split())]
+    if not all(batch.isdecimal() for batch in batches):
+        return ()
+    found = sorted({int(batch) for batch in batches})
+    return tuple(batch for batch in found if any(count * batch % whole for count in counts))
