@@ -104,6 +104,7 @@ def test_no_plan_is_below_the_bound(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("referee", CHECKS)
 @settings(max_examples=1000, deadline=None)
 @given(data=st.data())
