@@ -1,10 +1,9 @@
 """A lower bound on the step time of every plan of the space, by the same cost model.
 
-A step of T seconds is impossible if the GPUs can be given prices such that every replica costs at
-least as much as the micro-batches that it can do in T, while all GPUs together cost less than the
-micro-batches there are (the dual of choosing replicas in fractions; docs/bound.md has the proof).
-`bound_launches` looks for such prices where a pipeline may launch ahead, `bound_replicas` where its
-stages wait for each other; what is larger, that or the bound by work alone, counts.
+Where a pipeline may launch ahead, `bound_launches` packs replicas, of the least time of any chain
+of stages, into the GPUs there are.  Where its stages wait for each other (other systems' prices),
+`bound_replicas` looks for prices of GPUs at which a step is impossible.  What is larger, that or
+the bound by work alone, counts; docs/bound.md has the proofs.
 """
 
 from __future__ import annotations
@@ -19,10 +18,6 @@ from megatron_hetero.cost.bound_replicas import fill_bound_s
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.model import CostModel
 
-BOUND_RELAXES = (
-    "whole replicas, which GPUs share a node, stage boundaries, part of the gradient exchange, "
-    "update"
-)
 FILL_BOUND_RELAXES = (
     "whole replicas, which GPUs share a node, part of the gradient exchange, update"
 )
@@ -31,6 +26,8 @@ WORK_BOUND_RELAXES = (
     "update"
 )
 
+_LONGEST = 16.0
+"""The bound is looked for up to this many times the bound by work."""
 _MAX_GPUS = 128
 """Larger clusters are bounded by their work alone."""
 _MAX_LAYER_OPTIONS = 4000
@@ -70,7 +67,8 @@ def step_time_bound(costs: CostModel, enough_s: float = inf) -> Bound:
         return Bound(work_s, WORK_BOUND_RELAXES)
     rules = costs.fill_rules()
     if rules is None:
-        return Bound(launch_bound_s(sizes, works_s, classes, work_s), BOUND_RELAXES)
+        most_s = min(enough_s, _LONGEST * work_s)
+        return Bound(*launch_bound_s(sizes, works_s, classes, work_s, most_s))
     return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
 
 

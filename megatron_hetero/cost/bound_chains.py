@@ -1,227 +1,169 @@
-"""The cheapest chain of stages that does so many micro-batches in a step: half of the bound.
+"""The least time of any chain of stages by what it takes of the cluster, for pipelines that may
+launch ahead as far as they like: the second part of their lower bound.
 
-A stage with n layers of t seconds a micro-batch, behind stages of together S seconds, ends a step
-of m micro-batches at S + m t at the earliest, whatever the launch counts: its first forward waits
-for the first micro-batch, and its last backward for all its own work.  The exchange of its
-gradients follows, but may hide behind the backward passes of stages before it.  Hops between
-stages are left out.  The dynamic programme runs over the layers held so far and over S, rounded
-down to a grid, so that it never finds less than there is.
+A stage of t seconds a micro-batch, behind stages and boundaries of together S seconds, ends its
+work for m micro-batches S + m t after the step's begin at the earliest, whatever the launch counts:
+its first forward pass waits for the first micro-batch to come through the stages before, and that
+one's backward pass returns through them.  So does what passes a boundary.  From the last stage on,
+the longest of these is
+
+    E_i = max(m t_i, t_i + max(m send, trip + E_{i+1}))
+
+and a shorter E behind is never worse: a table over the layers held from the end and what the chain
+has taken of the cluster needs no more than the least E.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from megatron_hetero.cost.sync import LeastSync
+from megatron_hetero.cost.bound_stages import MAX_IN_FLIGHT, Floats, Ints, StageWays
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-_GRID = 64
-"""Steps of the seconds that lie before a stage."""
+_MAX_NUMBERS = 50_000
+"""Of one operation: ranges beyond it are taken one part after the other."""
 
 
 @dataclass(frozen=True)
-class StageOption:
-    """A group of `width` GPUs of a class as one stage; seconds are of one micro-batch, `sync`'s of
-    a step."""
+class _Stages:
+    """Stages of one place, [layers, kind, stages from it to the last - 1, range, ...]: what they
+    take by themselves in a step, and for one micro-batch."""
 
-    gpu_class: int
-    width: int
-    embedding_s: float
-    layer_s: float
-    head_s: float
-    max_layers: tuple[tuple[int, int, int, int], ...]
-    """Layers that fit, [micro-batches in flight - 1][2 * is_first + is_last]."""
-    sync: LeastSync
-    base_s: float = 0.0
-    """What it takes beside its layers and the model's ends."""
-
-    def sync_s(self, num_layers: int, first: bool, last: bool) -> float:
-        """The least exchange of the stage's gradients."""
-        ends_s = self.sync.embedding_s * first + self.sync.head_s * last
-        return num_layers * self.sync.layer_s + ends_s
-
-    def fits(self, num_layers: int, first: bool, last: bool, in_flight: int) -> bool:
-        """Whether memory allows so many layers."""
-        row = self.max_layers[min(in_flight, len(self.max_layers)) - 1]
-        return num_layers <= row[2 * first + last]
+    own_s: Floats
+    time_s: Floats
+    most_layers: int
 
 
-@dataclass(frozen=True)
-class CheapestChain:
-    """What the GPUs of the cheapest chain cost at least, and which they are in such a chain."""
+class ChainTimes:
+    """Least times of chains of `num_layers` layers.
 
-    price: float
-    gpus: Mapping[int, int]
+    A kind of stage takes `steps[kind]` along the axes of a table of `shape`: its GPUs of each
+    class, or what they are priced at.
+    """
 
-
-class ChainPricer:
-    """Cheapest chains of `num_layers` layers."""
-
-    def __init__(self, options: Sequence[StageOption], num_layers: int) -> None:
-        self.options = options
+    def __init__(
+        self, ways: StageWays, num_layers: int, shape: tuple[int, ...], steps: Ints
+    ) -> None:
+        self.ways = ways
         self.num_layers = num_layers
+        self.shape = shape
         self.work = 0
-        """States times moves looked at so far."""
-        most = max(1, *(max(option.max_layers[0]) for option in options))
-        self._num_later = [-(-(num_layers - end) // most) for end in range(num_layers + 1)]
+        """Numbers looked at so far."""
+        self._before: list[tuple[slice, ...]] = []
+        self._after: list[tuple[slice, ...]] = []
+        self._at: list[tuple[int, ...] | None] = []
+        for row in steps:
+            pairs = list(zip(shape, map(int, row), strict=True))
+            self._before.append(tuple(slice(0, max(0, n - step)) for n, step in pairs))
+            self._after.append(tuple(slice(step, None) for _, step in pairs))
+            fits = all(step < n for n, step in pairs)
+            self._at.append(tuple(step for _, step in pairs) if fits else None)
+        rates = ways.rate_s
+        same = [
+            np.array_equal(rates[:, :, i], rates[:, :, -1])
+            and np.array_equal(ways.time_s[:, :, i], ways.time_s[:, :, -1])
+            for i in range(MAX_IN_FLIGHT)
+        ]
+        self.depth = max(2, 1 + same.index(True))
+        """Stages from one to the last are told apart up to this many."""
 
-    def cheapest(
-        self, step_s: float, num_micro_batches: int, prices: Sequence[float]
-    ) -> CheapestChain | None:
-        """The chain of least price that can do `num_micro_batches` in `step_s`; None if none can.
+    def least_s(self, ranges: Sequence[tuple[int, int]], cut_s: float) -> Floats:
+        """The least step of a chain that takes no more than so much and does the most sequences of
+        each range, with the memory that the least of them take, [range, *shape].
 
-        Args:
-            prices: of one GPU of each class.
+        Infinite where not even the least are done in `cut_s`.  A chain's step grows by less than
+        its sequences: what does k of n takes k / n of the step at least.
         """
-        job = _Job(self, step_s, num_micro_batches, prices)
-        firsts, inners = job.moves(first=True), job.moves(first=False)
-        least = np.full((self.num_layers, _GRID), np.inf)
-        least[0, 0] = 0.0
-        end: tuple[float, int, int, int] | None = None
-        for held in range(self.num_layers):
-            if held:
-                least[held] = self._least(least, firsts, inners, held, num_micro_batches)
-            for index, option in enumerate(self.options):
-                last_tick = job.closing_tick(option, held)
-                if last_tick is None:
-                    continue
-                tick = int(np.argmin(least[held, : last_tick + 1]))
-                price = float(least[held, tick]) + option.width * prices[option.gpu_class]
-                if end is None or price < end[0]:
-                    end = price, held, tick, index
-        if end is None or not np.isfinite(end[0]):
-            return None
-        return CheapestChain(end[0], self._gpus(least, (firsts, inners), end, num_micro_batches))
-
-    def _least(
-        self, least: Floats, firsts: _Moves, inners: _Moves, held: int, num_micro_batches: int
-    ) -> Floats:
-        """Prices of the states with so many layers, [tick]."""
-        self.work += (len(firsts.option) + len(inners.option)) * _GRID
-        in_flight = min(num_micro_batches, 1 + self._num_later[held])
-        prices = np.full((2, _GRID), np.inf)
-        for row, moves in enumerate((firsts, inners)):
-            chosen = moves.chosen(held, in_flight, row == 0)
-            if len(chosen):
-                prices[row] = moves.prices(least, held, chosen).min(axis=0)
-        return prices.min(axis=0)
-
-    def _gpus(
-        self,
-        least: Floats,
-        tables: tuple[_Moves, _Moves],
-        end: tuple[float, int, int, int],
-        num_micro_batches: int,
-    ) -> dict[int, int]:
-        """GPUs of the path that ends with `end`, walked back."""
-        _, held, tick, index = end
-        gpus: dict[int, int] = {}
-        while True:
-            option = self.options[index]
-            gpus[option.gpu_class] = gpus.get(option.gpu_class, 0) + option.width
-            if not held:
-                return gpus
-            in_flight = min(num_micro_batches, 1 + self._num_later[held])
-            ways: list[tuple[float, int, int, int]] = []
-            for is_first, moves in zip((True, False), tables, strict=True):
-                chosen = moves.chosen(held, in_flight, is_first)
-                if len(chosen):
-                    prices = moves.prices(least, held, chosen)[:, tick]
-                    way = chosen[int(np.argmin(prices))]
-                    ways.append(
-                        (
-                            float(prices.min()),
-                            held - int(moves.layers[way]),
-                            tick - int(moves.ticks[way]),
-                            int(moves.option[way]),
-                        )
-                    )
-            _, held, tick, index = min(ways)
-
-
-@dataclass(frozen=True)
-class _Moves:
-    """All stages that are not last; arrays have shape [move], `source` and `price` [move, tick]."""
-
-    option: Ints
-    layers: Ints
-    ticks: Ints
-    max_layers: Ints
-    """Layers that fit, [micro-batches in flight - 1, move]."""
-    source: Ints
-    price: Floats
-    """Infinite where the stage cannot begin."""
-
-    def chosen(self, held: int, in_flight: int, is_first: bool) -> Ints:
-        """Moves that lead to so many layers and fit."""
-        most = self.max_layers[min(in_flight, len(self.max_layers)) - 1]
-        before = self.layers == held if is_first else self.layers < held
-        return np.flatnonzero(before & (self.layers <= most))
-
-    def prices(self, least: Floats, held: int, chosen: Ints) -> Floats:
-        """Price of each chosen move's end, [move, tick]."""
-        before = (held - self.layers[chosen])[:, None]
-        return least[before, self.source[chosen]] + self.price[chosen]
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One question to a `ChainPricer`."""
-
-    pricer: ChainPricer
-    step_s: float
-    num_micro_batches: int
-    prices: Sequence[float]
-
-    def moves(self, *, first: bool) -> _Moves:
-        """All first, or all inner stages."""
-        tick_s, allowed_s = self.step_s / _GRID, self.step_s * (1 + 1e-9)
-        rows: list[tuple[int, int, int, int, float]] = []
-        for index, option in enumerate(self.pricer.options):
-            price = option.width * self.prices[option.gpu_class]
-            for layers in range(1, self.pricer.num_layers):
-                time_s = option.base_s + option.embedding_s * first + layers * option.layer_s
-                spare_s = allowed_s - self.num_micro_batches * time_s
-                late = spare_s < option.sync_s(layers, first, False)
-                if (
-                    spare_s < 0
-                    or late
-                    or not option.fits(layers, first, False, min(2, self.num_micro_batches))
-                ):
-                    break
-                last_tick = min(int(spare_s / tick_s), _GRID - 1)
-                rows.append((index, layers, int(time_s / tick_s), last_tick, price))
-        options = np.array([row[0] for row in rows], np.int64)
-        layers_of = np.array([row[1] for row in rows], np.int64)
-        ticks = np.array([row[2] for row in rows], np.int64)
-        last = np.array([row[3] for row in rows], np.int64)
-        price_of = np.array([row[4] for row in rows])
-        source = np.arange(_GRID)[None, :] - ticks[:, None]
-        can_begin = (source >= 0) & (source <= last[:, None])
-        table = np.array([option.max_layers for option in self.pricer.options], np.int64)
-        return _Moves(
-            options,
-            layers_of,
-            ticks,
-            table[options, :, 2 * first].T,
-            np.where(can_begin, source, 0),
-            np.where(can_begin, price_of[:, None], np.inf),
+        size = self.ways.width.size * self.depth * int(np.prod(self.shape))
+        some = max(1, _MAX_NUMBERS // max(1, size))
+        least: Floats = np.concatenate(
+            [
+                self._least_s(np.array(ranges[i : i + some]).T, cut_s)
+                for i in range(0, len(ranges), some)
+            ]
         )
+        for axis in range(1, least.ndim):
+            np.minimum.accumulate(least, axis=axis, out=least)
+        return least
 
-    def closing_tick(self, option: StageOption, held: int) -> int | None:
-        """The last tick at which a stage with all layers from `held` on may begin."""
-        layers = self.pricer.num_layers - held
-        if not option.fits(layers, held == 0, True, 1):
-            return None
-        time_s = option.base_s + layers * option.layer_s + option.head_s
-        time_s += 0.0 if held else option.embedding_s
-        spare_s = self.step_s * (1 + 1e-9) - self.num_micro_batches * time_s
-        if spare_s < option.sync_s(layers, not held, True):
-            return None
-        return min(int(spare_s / self.step_s * _GRID), _GRID - 1) if spare_s >= 0 else None
+    def _least_s(self, ranges: Ints, cut_s: float) -> Floats:
+        """`least_s` of chains that take just so much; `ranges` is [end, range]."""
+        total, num = self.num_layers, len(self.ways.width)
+        lone, last, first, inner = (self._stages(place, ranges, cut_s) for place in (3, 1, 2, 0))
+        shape = (num, self.depth, ranges.shape[1], *self.shape)
+        # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
+        behind = np.full((total, num, self.depth - 1, *shape[2:]), np.inf)
+        for held in range(1, total):
+            found = np.full(shape, np.inf)
+            self._begin(found[:, 0], last, held)
+            if held > 1:
+                self._take(found[:, 1:], self._best(inner, behind, held))
+            behind[held] = self._crossed(found, ranges[1])
+        least = np.full((num, *shape[2:]), np.inf)
+        self._begin(least, lone, total)
+        if total > 1:
+            found = np.full((num, self.depth - 1, *shape[2:]), np.inf)
+            self._take(found, self._best(first, behind, total))
+            least = np.minimum(least, found.min(axis=1))
+        smallest: Floats = least.min(axis=0)
+        return smallest
+
+    def _begin(self, goal: Floats, stages: _Stages, layers: int) -> None:
+        """Chains of one last stage, [kind, range, *shape]."""
+        for kind, at in enumerate(self._at):
+            if at is not None:
+                goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
+
+    def _best(self, stages: _Stages, behind: Floats, held: int) -> Floats:
+        """A stage before the best rest, so that they hold so many layers, [kind, stages from it to
+        the last - 2, range, *shape]."""
+        best = np.full(behind.shape[1:], np.inf)
+        room = np.empty_like(best)
+        for layers in range(1, min(held - 1, stages.most_layers) + 1):
+            np.add(behind[held - layers], stages.time_s[layers, :, 1:], out=room)
+            np.maximum(room, stages.own_s[layers, :, 1:], out=room)
+            np.minimum(best, room, out=best)
+            self.work += best.size
+        return best
+
+    def _stages(self, place: int, ranges: Ints, cut_s: float) -> _Stages:
+        ways, (least, most) = self.ways, ranges
+        num_micro_batches = np.maximum(least // ways.most_size, 1)
+        in_flight = np.minimum(np.arange(1, self.depth + 1)[:, None], num_micro_batches[None, :])
+        rows = np.minimum(in_flight, MAX_IN_FLIGHT) - 1
+        rate_s = ways.rate_s[:, place][:, rows]
+        update_s = ways.update_s[:, place][:, None, None]
+        sync_s = ways.sync_s[:, place][:, None, None]
+        late = least[:, None] * rate_s + update_s + sync_s > cut_s
+        own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s).transpose(3, 0, 1, 2)
+        time_s = ways.time_s[:, place][:, rows].transpose(3, 0, 1, 2)
+        shape = (*own_s.shape, *(1,) * len(self.shape))
+        fitting = np.isfinite(own_s).any(axis=(1, 2, 3))
+        most_layers = int(np.flatnonzero(fitting).max(initial=0))
+        return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
+
+    def _take(self, goal: Floats, ways_s: Floats) -> None:
+        """Each kind takes its GPUs beside what the stages behind it have taken."""
+        for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
+            own = goal[kind][:, :, *after]
+            np.minimum(own, ways_s[kind][:, :, *before], out=own)
+
+    def _crossed(self, found: Floats, counts: Ints) -> Floats:
+        """From chains by their first kind to chains by the kind in front of them, boundary and all,
+        [kind in front, stages from that one to the last - 2, range, *shape]."""
+        ways, crossed = self.ways, np.full(found.shape, np.inf)
+        ones = (1,) * (1 + len(self.shape))
+        self.work += found.size * len(ways.width)
+        busy_s = counts[:, None, None] * ways.send_rate_s  # [range, kind, kind behind]
+        for behind in range(len(ways.width)):
+            if not np.isfinite(found[behind]).any():
+                continue
+            trip_s = ways.trip_s[:, behind].reshape(-1, 1, *ones)
+            floor_s = busy_s[:, :, behind].T.reshape(-1, 1, len(counts), *ones[1:])
+            crossed = np.minimum(crossed, np.maximum(trip_s + found[behind], floor_s))
+        # More stages than are told apart count as the most that are.
+        merged = crossed[:, :-1].copy()
+        merged[:, -1] = np.minimum(merged[:, -1], crossed[:, -1])
+        return merged

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -29,15 +30,21 @@ class GpuClass:
         return self.nodes[0]
 
 
-def gpu_classes(costs: CostModel) -> list[GpuClass]:
-    """All GPUs that may be used, by class."""
+def gpu_classes(costs: CostModel, apart: Literal["", "site", "node"] = "") -> list[GpuClass]:
+    """All GPUs that may be used, by class.
+
+    Args:
+        apart: GPUs of two sites, or two nodes, are of two classes.
+    """
     found: dict[tuple[object, ...], GpuClass] = {}
     for node in sorted(costs.cluster.nodes, key=lambda node: node.name):
         num_gpus = len(usable_gpus(costs.cluster, node))
         widths = tuple(w for w in costs.widths(node) if w <= num_gpus)
         if not widths:
             continue
-        key = (node.gpu_type.name, node.gpu_type.memory_bytes, node.num_gpus, node.link, widths)
+        where = {"": None, "site": node.site, "node": node.name}[apart]
+        gpu = node.gpu_type
+        key = (gpu.name, gpu.memory_bytes, node.num_gpus, node.link, widths, where)
         if key in found:
             found[key].num_gpus += num_gpus
             found[key].nodes.append(node)

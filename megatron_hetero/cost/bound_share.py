@@ -52,3 +52,15 @@ def shares_of(num_micro_batches: int, fewest: int, most: int, alike: bool) -> Sh
     return Share(
         np.array(counts), np.array(values, float), float(num_micro_batches), fewest, most, False
     )
+
+
+def replica_ranges(most: int, wanted: int | None) -> list[tuple[int, int]]:
+    """Numbers of replicas that are bounded together: 1, 2, 3 to 4, 5 to 8, ...; or the one that is
+    wanted."""
+    if wanted is not None:
+        return [(wanted, wanted)]
+    ranges, fewest, end = [], 1, 1
+    while fewest <= most:
+        ranges.append((fewest, min(end, most)))
+        fewest, end = end + 1, 2 * end
+    return ranges

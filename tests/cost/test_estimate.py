@@ -33,7 +33,7 @@ def test_a_step_is_pipeline_sync_and_update() -> None:
         assert sum(device.parts_bytes.values()) == device.peak_bytes
     assert not estimates.measured
     assert estimates.bound_s is not None and 0 < estimates.bound_s < estimates.step_time_s
-    assert "stage boundaries" in estimates.bound_relaxes
+    assert "launch counts" in estimates.bound_relaxes
 
 
 def test_a_single_device_takes_micro_batches_times_all_pieces() -> None:

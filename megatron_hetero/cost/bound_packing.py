@@ -1,0 +1,75 @@
+"""The shortest step in which whole replicas do all the work: replicas packed into the GPUs that
+there are, for clusters of few GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from megatron_hetero.cost.bound_stages import Floats, Ints
+
+_NEAR = 1.001
+
+
+@dataclass(frozen=True)
+class ReplicaTimes:
+    """Replicas that do `ranges[i]` sequences (least and most), always a multiple of `each`; one
+    that does the most takes `least_s[i]` at least on so many GPUs of each class, and one that does
+    fewer takes no less for each of them."""
+
+    ranges: Ints
+    each: int
+    least_s: Floats
+
+    def most(self, step_s: float) -> Floats:
+        """The most sequences that may be done in a step, by GPUs of each class."""
+        least, most = (ends.reshape(-1, *(1,) * (self.least_s.ndim - 1)) for ends in self.ranges.T)
+        done = np.floor(most // self.each * (step_s / self.least_s) * (1 + 1e-9)) * self.each
+        value: Floats = np.where(done >= least, np.minimum(done, most), 0.0).max(axis=0)
+        return value
+
+
+def least_packed_s(
+    sizes: Sequence[ReplicaTimes], num_sequences: int, most: int, low_s: float, high_s: float
+) -> float:
+    """A step from `low_s` to `high_s` that no packing of `most` replicas (rounded up to a power of
+    two) beats."""
+    if not _is_possible(sizes, num_sequences, most, high_s):
+        return high_s
+    while high_s > low_s * _NEAR:
+        middle_s = (low_s + high_s) / 2
+        if _is_possible(sizes, num_sequences, most, middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return low_s
+
+
+def _is_possible(
+    sizes: Sequence[ReplicaTimes], num_sequences: int, most: int, step_s: float
+) -> bool:
+    value = np.maximum.reduce([size.most(step_s) for size in sizes])
+    number = 1
+    while number < most and value.flat[-1] < num_sequences:
+        value = _paired(value)
+        number *= 2
+    return bool(value.flat[-1] >= num_sequences)
+
+
+def _paired(value: Floats) -> Floats:
+    """Best sum of two values whose GPUs add up; `value` grows along every axis."""
+    best = value.copy()
+    for at in product(*(range(n) for n in value.shape)):
+        worth = value[at]
+        # One GPU fewer would do as well: another place has it.
+        if any(
+            i and value[(*at[:axis], i - 1, *at[axis + 1 :])] == worth for axis, i in enumerate(at)
+        ):
+            continue
+        source = tuple(slice(0, n - i) for i, n in zip(at, value.shape, strict=True))
+        target = tuple(slice(i, None) for i in at)
+        best[target] = np.maximum(best[target], value[source] + worth)
+    return best
