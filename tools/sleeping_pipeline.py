@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron_hetero.plan.stage_ranges import StageRanks
 from megatron_hetero.runtime import backend, weight_gradients
 from megatron_hetero.runtime.boundary import Boundary
 from megatron_hetero.runtime.executor import Executor
 from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.stage_ranges import StageRanks
 from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.programme import Schedule
 from megatron_hetero.schedule.simulator_parts import ChunkTimes

@@ -27,8 +27,7 @@ def layer_activation_bytes(
     the statistics of two norms.
     """
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
-    own_tokens = tokens // (share.width if training.sequence_parallel else 1)
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     if recompute == "full":
         return own_tokens * model.hidden_size * element
     # Input and output of both norms, and a mask byte after each of the two dropouts.
@@ -62,8 +61,7 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
     Of the router: its choice, and the scores for the losses of balance and of size, on or not.
     """
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
-    own_tokens = tokens // (share.width if training.sequence_parallel else 1)
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     # The router's choice and its weights, and in fp32 all scores, once for each of two losses.
     chosen, scores = 8 + 4, 2 * 4
     router = own_tokens * (model.moe_router_topk * chosen + model.num_experts * scores + 4)
@@ -78,7 +76,7 @@ def _kept_by_attention(
 ) -> int:
     """Queries, keys, values, context, and the scores or what stands for them."""
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
     num_heads = query // model.kv_channels
     grouped = key_value < query
@@ -91,20 +89,39 @@ def _kept_by_attention(
         elif rotary:
             # Rotated queries and keys are new; the values hold on to the product they are part of.
             elements += query + key_value
-    kept = tokens * element * elements
+    normalised = query + key_value if model.qk_layernorm else 0
+    gathers = not flash and share.context_parallel > 1 and recompute == "none"
+    if gathers:
+        # Own keys and values are copied; the product that they are part of stays where the queries
+        # are a part of it, or the norms have them as their input.
+        keeps_product = model.qk_layernorm or not (grouped or rotary)
+        elements = 2 * query + (2 * key_value if keeps_product else 0)
+        normalised = query if model.qk_layernorm else 0
+    kept = tokens * element * (elements + normalised)
+    if gathers:
+        kept += _gathered_bytes(model, training, share, query if grouped else key_value)
     if rotary and not flash:
         # Cosines and sines, for the queries and for the keys; the same for all sequences.
-        kept += 4 * model.seq_length * model.kv_channels * element
+        kept += 4 * (model.seq_length // share.context_parallel) * model.kv_channels * element
     if model.qk_layernorm:
-        kept += tokens * element * (query + key_value)
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
     if recompute == "selective":
         return kept
     if flash:
         return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
-    scores = training.micro_batch_size * num_heads * model.seq_length**2
+    scores = tokens * num_heads * model.seq_length
     # The softmax; with dropout what it leaves, and its mask.
     return kept + scores * (2 * element + 1 if training.attention_dropout else element)
+
+
+def _gathered_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, elements: int
+) -> int:
+    """Keys and values (`elements` each) of whole sequences, which `runtime.context_attention` puts
+    in their order; that order, and the mask of the own rows, which every layer has for itself."""
+    tokens = training.micro_batch_size * model.seq_length
+    mask = model.seq_length // share.context_parallel * model.seq_length
+    return 2 * tokens * elements * ELEMENT_BYTES[training.precision] + 8 * model.seq_length + mask
 
 
 def _norm_statistics(model: ModelSpec) -> int:
@@ -112,19 +129,19 @@ def _norm_statistics(model: ModelSpec) -> int:
     return _STATISTIC_BYTES * (2 if model.normalization == "LayerNorm" else 1)
 
 
-def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, width: int) -> int:
+def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
     """What the embedding keeps: token and position numbers, the tokens that are another member's,
     and a mask byte after its dropout."""
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = share.num_tokens(model, training)
     numbers = 2 if model.position_embedding == "learned_absolute" else 1
-    kept = tokens * (8 * numbers + (1 if width > 1 else 0))
+    kept = tokens * (8 * numbers + (1 if share.width > 1 else 0))
     if training.hidden_dropout:
-        kept += tokens * model.hidden_size // (width if training.sequence_parallel else 1)
+        kept += share.own_tokens(model, training) * model.hidden_size
     return kept
 
 
 def head_activation_bytes(
-    model: ModelSpec, training: TrainingSpec, width: int, vocab_rows: int
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int
 ) -> int:
     """What the last norm, the output layer and the vocabulary-parallel cross entropy keep.
 
@@ -132,13 +149,27 @@ def head_activation_bytes(
     already (`megatron.core.tensor_parallel.cross_entropy`).
     """
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
-    own_tokens = tokens // (width if training.sequence_parallel else 1)
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     kept = own_tokens * (2 * model.hidden_size * element + _norm_statistics(model))
     # For each token its label, where it lies, and its weight in the loss.
-    return kept + tokens * (vocab_rows // width) * 4 + tokens * (8 + 1 + 4)
+    return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
 
 
-def mask_bytes(model: ModelSpec, flash: bool) -> int:
-    """The causal mask that unfused attention keeps for a micro-batch, a byte for each pair."""
-    return 0 if flash else model.seq_length**2
+def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
+    """The causal mask that comes with a micro-batch on a first and a last stage, of which unfused
+    attention keeps a byte for each pair.
+
+    With context parallelism it is an input of what is recomputed, and nothing else."""
+    if flash or (share.context_parallel > 1 and training.recompute == "none"):
+        return 0
+    return model.seq_length // share.context_parallel * model.seq_length
+
+
+def own_mask_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> int:
+    """The same where no batch comes: every layer makes one, and keeps it if it is not recomputed
+    (with context parallelism all layers do, see `_gathered_bytes`)."""
+    if flash or share.context_parallel > 1 or training.recompute != "none":
+        return 0
+    return model.seq_length**2

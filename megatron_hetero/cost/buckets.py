@@ -64,7 +64,10 @@ def stage_buckets(
     done: list[tuple[int, StageBucket]] = []
     open_: dict[tuple[StageId, ...], tuple[int, StageBucket]] = {}
     for place, piece in enumerate(_slices(placement, model, vocab_rows)):
-        sets = _num_rank_sets([placement.replicas[r].stages[s] for r, s in piece.holders])
+        stages = [placement.replicas[r].stages[s] for r, s in piece.holders]
+        if sum(stage.context_parallel for stage in stages) == 1:
+            continue
+        sets = _num_rank_sets(stages)
         size = open_[piece.holders][1].num_params if piece.holders in open_ else 0
         if size and size + piece.num_params > max_elements * sets:
             done.append(open_.pop(piece.holders))
@@ -76,32 +79,29 @@ def stage_buckets(
 
 
 def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_Slice]:
-    """Tensors that several stages hold, as a backward pass finishes them."""
+    """All tensors with the stages that hold them, as a backward pass finishes them."""
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
     words = vocab_rows * model.hidden_size
     positions = embedding_params(model, 1, 0)
-    several = len(replicas) > 1
-    if several and not model.tied_embeddings:
+    if not model.tied_embeddings:
         yield _Slice(last_stages, words, model.num_layers)
-    if several:
-        tensors = layer_tensors(model)
-        stage_of = [len(replica.stages) - 1 for replica in replicas]
-        for layer in reversed(range(model.num_layers)):
-            for r, replica in enumerate(replicas):
-                if replica.first_layers[stage_of[r]] > layer:
-                    stage_of[r] -= 1
-            holders = tuple(enumerate(stage_of))
-            for size in tensors:
-                yield _Slice(holders, size, layer)
-        if positions:
-            yield _Slice(first_stages, positions, EMBEDDING)
+    tensors = layer_tensors(model)
+    stage_of = [len(replica.stages) - 1 for replica in replicas]
+    for layer in reversed(range(model.num_layers)):
+        for r, replica in enumerate(replicas):
+            if replica.first_layers[stage_of[r]] > layer:
+                stage_of[r] -= 1
+        holders = tuple(enumerate(stage_of))
+        for size in tensors:
+            yield _Slice(holders, size, layer)
+    if positions:
+        yield _Slice(first_stages, positions, EMBEDDING)
     holders = first_stages
     if model.tied_embeddings:
         holders = tuple(sorted(set(first_stages + last_stages)))
-    if len(holders) > 1:
-        yield _Slice(holders, words, EMBEDDING)
+    yield _Slice(holders, words, EMBEDDING)
 
 
 def layer_tensors(model: ModelSpec) -> tuple[int, ...]:

@@ -162,26 +162,45 @@ def _part_times(
     work = work_of(workload.model, training, share, flash)
     products_s = speed.products_s(work.gemm_flops)
     elementwise_s = speed.memory_s(work.memory_bytes)
-    attention_s = speed.products_s(work.attention_flops)
-    # Flash attention's backward rebuilds the scores: 2.5 forwards instead of 2.
-    attention_backward_s = (2.5 if flash else 2.0) * attention_s
-    dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
-    attention_s += speed.memory_s(speed.scores.forward * work.score_bytes + dropout_bytes)
-    attention_backward_s += speed.memory_s(
-        speed.scores.backward * work.score_bytes + work.score_dropout_bytes
-    )
-    forward_s = products_s + elementwise_s + attention_s
+    core = _core_times(work, speed, flash)
+    forward_s = products_s + elementwise_s + core.forward_s
     backward_s = (
         2 * products_s
         + _BACKWARD_MEMORY_RATIO * elementwise_s
-        + attention_backward_s
+        + core.backward_s
         + _gradient_accumulation_s(work.num_params, speed)
     )
     if training.recompute == "full":
         backward_s += forward_s
     elif training.recompute == "selective":
-        backward_s += attention_s
+        backward_s += core.forward_s
     return PassTimes(forward_s, backward_s)
+
+
+def _core_times(work: _Work, speed: _Speed, flash: bool) -> PassTimes:
+    """Scores and context: what lies between the two products of attention."""
+    products_s = speed.products_s(work.attention_flops)
+    dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
+    forward = speed.scores.forward * work.score_bytes + dropout_bytes
+    backward = speed.scores.backward * work.score_bytes + work.score_dropout_bytes
+    return PassTimes(
+        products_s + speed.memory_s(forward),
+        # Flash attention's backward rebuilds the scores: 2.5 forwards instead of 2.
+        (2.5 if flash else 2.0) * products_s + speed.memory_s(backward),
+    )
+
+
+def core_attention_times(
+    workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
+) -> PassTimes:
+    """Scores and context of one decoder layer, on the slowest member; nothing recomputed."""
+    model, training = workload.model, workload.training
+    found = []
+    for gpu, share in members:
+        flash = uses_flash_attention(training, gpu)
+        work = _attention_work(model, training, share, flash)
+        found.append(_core_times(work, _speed(training, gpu, None), flash))
+    return slowest(found)
 
 
 def embedding_times(
@@ -190,6 +209,7 @@ def embedding_times(
     width: int,
     vocab_rows: int,
     calibration: Calibration | None = None,
+    context_parallel: int = 1,
 ) -> PassTimes:
     """The embedding: a gather forward, a scatter into a dense gradient backward.
 
@@ -197,7 +217,7 @@ def embedding_times(
     """
     model, training = workload.model, workload.training
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = training.micro_batch_size * model.seq_length // context_parallel
     speed = _speed(training, gpu, calibration)
     forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
     rows = vocab_rows * model.hidden_size // width
@@ -210,11 +230,12 @@ def head_times(
     width: int,
     vocab_rows: int,
     calibration: Calibration | None = None,
+    context_parallel: int = 1,
 ) -> PassTimes:
     """Final norm, output layer and vocabulary-parallel cross entropy."""
     model, training = workload.model, workload.training
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = training.micro_batch_size * model.seq_length // context_parallel
     logits = tokens * vocab_rows / width
     speed = _speed(training, gpu, calibration)
     products_s = speed.products_s((2.0 * logits * model.hidden_size,))
@@ -241,10 +262,10 @@ def _attention_work(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> _Work:
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
     weights = (model.hidden_size * (query + 2 * key_value), query * model.hidden_size)
-    scores = training.micro_batch_size * (query // model.kv_channels) * model.seq_length**2
+    scores = tokens * (query // model.kv_channels) * model.seq_length
     return _Work(
         tuple(2.0 * tokens * weight for weight in weights),
         _norm_bytes(model, training, share),
@@ -261,7 +282,7 @@ def _attention_work(
 
 
 def _mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> _Work:
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = share.num_tokens(model, training)
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
     weights = (model.hidden_size * first, columns * model.hidden_size)
@@ -284,8 +305,7 @@ def _experts_work(
     (read, written, and both again on the way back) and weighted after the activation.
     """
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
-    own_tokens = tokens / (share.width if training.sequence_parallel else 1)
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     routed = tokens * model.moe_router_topk
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
@@ -302,8 +322,7 @@ def _experts_work(
 def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
     """A norm (read, write) and a bias-dropout-add (two reads, a write, a mask byte)."""
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
-    own_tokens = tokens / (share.width if training.sequence_parallel else 1)
+    own_tokens = share.own_tokens(model, training)
     return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)
 
 

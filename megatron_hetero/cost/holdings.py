@@ -2,8 +2,9 @@
 
 A tensor is the interval from 0 to 1, in the order in which it is divided; a device keeps parts of
 it.  Norms and biases that all members of a group keep whole are counted with the part they belong
-to.  With the distributed optimizer the replicas keep equal parts of the states of each slice that
-none of their groups cuts further (`plan.shards.slices`).
+to.  With the distributed optimizer the replicas, and the context-parallel ranks of a stage, keep
+equal parts of the states of each slice that none of their groups cuts further
+(`plan.shards.slices`).
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ Holdings = dict[str, Kept]
 
 @dataclass(frozen=True)
 class StagePart:
-    """A stage as far as it matters here; `layers` are indices, `last` is the model's last layer."""
+    """One tensor-parallel group of a stage as far as it matters here; `layers` are indices."""
 
     devices: tuple[str, ...]
     layers: tuple[int, ...]
     shares: tuple[int, ...] | None
+    context_rank: int = 0
 
 
 def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
-    """[replica][stage] of a plan with devices."""
+    """[replica][group of a stage] of a plan with devices."""
     return [
         [
-            StagePart(
+            part
+            for stage in replica.stages
+            for part in _groups(
                 stage.devices,
                 tuple(
                     layer
@@ -52,26 +56,35 @@ def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
                     for layer in range(chunk.first_layer, chunk.first_layer + chunk.num_layers)
                 ),
                 stage.shape.shares,
+                stage.shape.tensor_parallel,
             )
-            for stage in replica.stages
         ]
         for replica in plan.replicas
     ]
 
 
 def parts_of_placement(placement: Placement) -> list[list[StagePart]]:
-    """[replica][stage] of a placement."""
+    """[replica][group of a stage] of a placement."""
     return [
         [
-            StagePart(
+            part
+            for first, stage in zip(replica.first_layers, replica.stages, strict=True)
+            for part in _groups(
                 tuple(device.name for device in stage.devices),
                 tuple(range(first, first + stage.num_layers)),
                 stage.shares,
+                stage.width,
             )
-            for first, stage in zip(replica.first_layers, replica.stages, strict=True)
         ]
         for replica in placement.replicas
     ]
+
+
+def _groups(
+    devices: tuple[str, ...], layers: tuple[int, ...], shares: tuple[int, ...] | None, width: int
+) -> Iterator[StagePart]:
+    for rank, start in enumerate(range(0, len(devices), width)):
+        yield StagePart(devices[start : start + width], layers, shares, rank)
 
 
 class StateSizes:
@@ -101,26 +114,30 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
     """What every device keeps."""
     divides = workload.training.use_distributed_optimizer
     weights = [
-        (r, device, name, layer, interval)
+        ((r, stage.context_rank), device, name, layer, interval)
         for r, stages in enumerate(replicas)
         for stage in stages
         for index, device in enumerate(stage.devices)
         for name, layer, interval in _intervals(workload, stage, index)
     ]
     cuts: dict[tuple[str, int], set[float]] = {}
+    copies: dict[tuple[str, int], set[tuple[int, int]]] = {}
     if divides:
-        for _, _, name, layer, interval in weights:
+        for copy, _, name, layer, interval in weights:
             cuts.setdefault((name, layer), set()).update(interval)
+            copies.setdefault((name, layer), set()).add(copy)
+    turn = {key: {copy: i for i, copy in enumerate(sorted(of))} for key, of in copies.items()}
     found: Holdings = {}
-    for r, device, name, layer, interval in weights:
+    for copy, device, name, layer, interval in weights:
         kept = found.setdefault(device, {})
         kept[name, layer, "weights"] = (interval,)
         kept[name, layer, "optimizer"] = (interval,)
         if divides:
             start, stop = interval
             edges = sorted(edge for edge in cuts[name, layer] if start <= edge <= stop)
+            turns = turn[name, layer]
             kept[name, layer, "optimizer"] = tuple(
-                _part(slice_, r, len(replicas)) for slice_ in pairwise(edges)
+                _part(slice_, turns[copy], len(turns)) for slice_ in pairwise(edges)
             )
     return found
 

@@ -16,6 +16,7 @@ from megatron_hetero.cost.activations import (
     head_activation_bytes,
     layer_activation_bytes,
     mask_bytes,
+    own_mask_bytes,
 )
 from megatron_hetero.cost.compute import ELEMENT_BYTES, uses_flash_attention
 from megatron_hetero.cost.parameters import layer_params, stage_params, word_params
@@ -55,13 +56,16 @@ def state_bytes(training: TrainingSpec) -> StateBytes:
 class StateHolders:
     """Among how many devices the distributed optimizer divides its states of a parameter: as many
     as hold it in all replicas, of those of a tied embedding as many as hold that (a device that
-    keeps more than others counts them as fewer).
+    keeps more than others counts them as fewer).  `embedding` and `head`, where they are not tied,
+    have those that hold these; None is as many as of the layers.
 
     Without `--use-distributed-optimizer` each device keeps all states of its parameters.
     """
 
     layers: float = 1
     tied_embedding: float = 1
+    embedding: float | None = None
+    head: float | None = None
 
 
 EVERY_DEVICE = StateHolders()
@@ -117,37 +121,45 @@ def stage_memory(
     element = ELEMENT_BYTES[training.precision]
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)
-    tokens = training.micro_batch_size * model.seq_length
-    boundary = tokens * model.hidden_size * element
-    boundary //= width if training.sequence_parallel else 1
+    tokens = share.num_tokens(model, training)
+    boundary = share.own_tokens(model, training) * model.hidden_size * element
     num_hops = (not first) + (not last)
     num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
+    first_params = stage_params(model, share, 0, first, False, vocab_rows)
     base_params = stage_params(model, share, 0, first, last, vocab_rows)
-    tied_params = word_params(model, width, vocab_rows) * (
-        model.tied_embeddings and (first or last)
-    )
+    last_params = base_params - first_params
+    tied_params = 0
+    if model.tied_embeddings and (first or last):
+        tied_params = word_params(model, width, vocab_rows)
+        first_params -= tied_params if first else 0
+        last_params -= 0 if first else tied_params
+    embedding_holders = holders.embedding or holders.layers
+    head_holders = holders.head or holders.layers
     layer = layer_params(model, share)
     kept_once = 0
     if first or last:
-        kept_once += mask_bytes(model, flash)
+        kept_once += mask_bytes(model, training, share, flash)
     if first:
-        kept_once += embedding_activation_bytes(model, training, width)
+        kept_once += embedding_activation_bytes(model, training, share)
     logits_bytes = 0
     if last:
-        kept_once += head_activation_bytes(model, training, width, vocab_rows)
+        kept_once += head_activation_bytes(model, training, share, vocab_rows)
         # Logits in the job's own precision, beside what the loss keeps of them in fp32.
         logits_bytes = tokens * (vocab_rows // width) * (element if element < 4 else 0)
     base = {
         "weights": base_params * states.weight,
         "gradients": base_params * states.gradient,
         "optimizer": _ceil(tied_params * states.optimizer, holders.tied_embedding)
-        + _ceil((base_params - tied_params) * states.optimizer, holders.layers),
+        + _ceil(first_params * states.optimizer, embedding_holders)
+        + _ceil(last_params * states.optimizer, head_holders),
         "activations": num_in_flight * kept_once,
         "buffers": (num_hops + num_sends_kept) * boundary
         + max(_working_bytes(model, training, share, flash), logits_bytes),
         "reserve": reserve_bytes,
     }
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)
+    if not (first or last):
+        kept += own_mask_bytes(model, training, share, flash)
     per_layer = {
         "weights": layer * states.weight,
         "gradients": layer * states.gradient,
@@ -193,12 +205,12 @@ def _working_bytes(
     """Working set of one layer's backward: gradients of its widest activations, and all it
     recomputes."""
     element = ELEMENT_BYTES[training.precision]
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = share.num_tokens(model, training)
     widest = share.mlp_columns * (3 if model.gated_mlp else 2)
     working = tokens * element * (widest + 2 * model.hidden_size)
     if not flash:
         num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
-        scores = training.micro_batch_size * num_heads * model.seq_length**2
+        scores = tokens * num_heads * model.seq_length
         working = max(working, 2 * scores * element)
     if training.recompute != "none":
         working += layer_activation_bytes(model, training, share, flash, "none")

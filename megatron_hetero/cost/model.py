@@ -53,7 +53,7 @@ class CostModel(UnitPrices):
         parts = replica.stages[index].state_parts
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
-            holders = StateHolders(1 / parts[0], 1 / parts[1])
+            holders = StateHolders(*(1 / part for part in parts))
         return self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
@@ -64,12 +64,12 @@ class CostModel(UnitPrices):
         stage = replica.stages[index]
         first, last = index == 0, index == len(replica.stages) - 1
         costs = self.variant(recompute=stage.recompute)
-        pieces = costs.group_pieces(stage.devices, stage.shares, rows)
+        pieces = costs.stage_pieces(stage, rows)
         times = pieces.stage(stage.num_layers, first, last)
         communication = pieces.communication.times(stage.num_layers)
         if stage.recompute_num_layers is not None:
             num_kept = stage.num_layers - stage.recompute_num_layers
-            plain = self.variant(recompute="none").group_pieces(stage.devices, stage.shares, rows)
+            plain = self.variant(recompute="none").stage_pieces(stage, rows)
             times = pieces.stage(stage.recompute_num_layers, first, last)
             times = times + plain.layer.times(num_kept)
             communication = pieces.communication.times(stage.recompute_num_layers)
@@ -117,7 +117,7 @@ class CostModel(UnitPrices):
         model, made = self.workload.model, dict[tuple[str, TensorShare], StageMemory]()
         some = stage.recompute_num_layers
         found = []
-        shares = member_shares(model, stage.width, stage.shares)
+        shares = member_shares(model, stage.width, stage.shares, stage.context_parallel)
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]
             key = (node.gpu_type.name, share)
@@ -143,10 +143,9 @@ class CostModel(UnitPrices):
         stages = tuple(
             self.stage(replica, index, vocab_rows) for index in range(len(replica.stages))
         )
-        devices = [stage.devices for stage in replica.stages]
         costs = self.variant(micro_batch_size=replica.micro_batch_size)
-        forward = tuple(costs.hop(a, b) for a, b in pairwise(devices))
-        backward = tuple(costs.hop(b, a) for a, b in pairwise(devices))
+        forward = tuple(costs.stage_hop(a, b) for a, b in pairwise(replica.stages))
+        backward = tuple(costs.stage_hop(b, a) for a, b in pairwise(replica.stages))
         pipeline_s = pipeline_time_s(
             [s.times for s in stages],
             forward,

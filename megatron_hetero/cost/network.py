@@ -6,11 +6,12 @@ all GPUs of the node that use it at the same moment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.plan.stage_ranges import StageRanks, pieces
 
 
 @dataclass(frozen=True)
@@ -46,35 +47,70 @@ def boundary_time(
     receivers: Sequence[Device],
     num_bytes: float,
     sequence_parallel: bool,
+    context_parallel: tuple[int, int] = (1, 1),
 ) -> BoundaryTime:
-    """Carry an activation of `num_bytes` from one TP group to the next, each byte once.
+    """Carry an activation of `num_bytes` from one stage to the next, each byte once.
 
     Each of the senders holds, and each of the receivers takes, an equal piece; pieces travel in
     parallel inside a node and share the card between nodes.  Without sequence parallelism the
-    receivers then gather the whole tensor among themselves (part of `latency_s`: it delays the
-    receiver, not the link).  A message is as late as it is at a high quantile (`Link.jitter_s`): a
-    pipeline waits for the late ones, and its launch counts have to hide them.
+    receivers of a TP group then gather its tensor among themselves (part of `latency_s`: it delays
+    the receiver, not the link).  A message is as late as it is at a high quantile
+    (`Link.jitter_s`): a pipeline waits for the late ones, and its launch counts have to hide them.
+
+    Args:
+        context_parallel: TP groups of the senders and of the receivers, among which they divide
+            the sequence as `plan.stage_ranges` says.
     """
-    pieces = [
-        (sender, receiver, overlap * num_bytes)
-        for i, sender in enumerate(senders)
-        for j, receiver in enumerate(receivers)
-        if (overlap := _overlap(i, len(senders), j, len(receivers))) > 0
+    messages = [
+        (senders[i], receivers[j], part * num_bytes)
+        for i, j, part in _messages(len(senders), len(receivers), *context_parallel)
     ]
     carried: dict[tuple[str, str], float] = {}
-    for sender, receiver, size in pieces:
+    for sender, receiver, size in messages:
         for path in _paths(sender, receiver):
             carried[path] = carried.get(path, 0.0) + size
     busy_s = latency_s = 0.0
-    for sender, receiver, _ in pieces:
+    for sender, receiver, _ in messages:
         link = cluster.link(sender, receiver)
         busiest_bytes = max(carried[path] for path in _paths(sender, receiver))
         busy_s = max(busy_s, busiest_bytes / link.bytes_per_s)
         latency_s = max(latency_s, link.latency_s + link.jitter_s)
     gather_s = 0.0
-    if len(receivers) > 1 and not sequence_parallel:
-        gather_s = ring_all_gather_s(num_bytes, len(receivers), slowest_link(cluster, receivers))
+    width = len(receivers) // context_parallel[1]
+    if width > 1 and not sequence_parallel:
+        gather_s = max(
+            ring_all_gather_s(num_bytes / context_parallel[1], width, slowest_link(cluster, group))
+            for group in groups_of(receivers, width)
+        )
     return BoundaryTime(busy_s, latency_s + gather_s)
+
+
+def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device]]:
+    """The TP groups of a stage, one for each context-parallel rank."""
+    for first in range(0, len(devices), width):
+        yield devices[first : first + width]
+
+
+def _messages(
+    num_senders: int, num_receivers: int, from_context: int, to_context: int
+) -> Iterator[tuple[int, int, float]]:
+    """(sender, receiver, part of the tensor) of each pair that has something to exchange."""
+    if from_context == to_context == 1:
+        for i in range(num_senders):
+            for j in range(num_receivers):
+                if (part := _overlap(i, num_senders, j, num_receivers)) > 0:
+                    yield i, j, part
+        return
+    # So many elements that no range of either stage is cut short.
+    whole = 4 * num_senders * num_receivers
+    here = StageRanks(tuple(range(num_senders)), from_context)
+    there = StageRanks(tuple(range(num_receivers)), to_context)
+    for i in range(num_senders):
+        parts: dict[int, int] = {}
+        for piece in pieces(whole, here, i, there):
+            parts[piece.peer] = parts.get(piece.peer, 0) + piece.stop - piece.start
+        for j, size in parts.items():
+            yield i, j, size / whole
 
 
 def _overlap(i: int, num_senders: int, j: int, num_receivers: int) -> float:
@@ -95,7 +131,11 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
     """Least bandwidth and most latency between any two of a group."""
     if len({device.node for device in devices}) == 1:
         return cluster.node_by_name[devices[0].node].link
-    links = [cluster.link(a, b) for a, b in permutations(devices, 2)]
+    return worst_link([cluster.link(a, b) for a, b in permutations(devices, 2)])
+
+
+def worst_link(links: Sequence[Link]) -> Link:
+    """The least bandwidth and the most latency of some links."""
     return Link(min(k.bytes_per_s for k in links), max(k.latency_s for k in links))
 
 
@@ -130,3 +170,22 @@ def tensor_parallel_times(
             2 * reduce_s, 2 * reduce_s + 2 * gather_s, gather_s, gather_s + loss_s, reduce_s
         )
     return TensorParallelTimes(2 * reduce_s, 2 * reduce_s, reduce_s, loss_s, reduce_s)
+
+
+def context_parallel_times(
+    num_bytes: float, num_ranks: int, link: Link | None, is_ring: bool
+) -> tuple[float, float]:
+    """Seconds, forward and backward, in which each rank of a stage meets all keys and values.
+
+    A ring (Transformer Engine's `--cp-comm-type p2p`; Liu et al. 2023) hands the blocks on from
+    rank to rank, backward once more and their gradients with them.  Where they are gathered
+    (`runtime.context_attention`) they are kept, and backward only reduces their gradients.
+
+    Args:
+        num_bytes: keys and values of a layer for the whole sequence, as one rank of the TP group
+            has them.
+    """
+    if num_ranks == 1 or link is None:
+        return 0.0, 0.0
+    once_s = ring_all_gather_s(num_bytes, num_ranks, link)
+    return once_s, (2 * once_s if is_ring else once_s)

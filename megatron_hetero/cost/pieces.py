@@ -1,4 +1,4 @@
-"""Times of the model's pieces on one tensor-parallel group, modelled or measured."""
+"""Times of the model's pieces on the GPUs of one stage, modelled or measured."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.compute import (
     ELEMENT_BYTES,
     PassTimes,
+    core_attention_times,
     embedding_times,
     group_layer_times,
     head_times,
     slowest,
+    uses_flash_attention,
 )
-from megatron_hetero.cost.network import tensor_parallel_times
+from megatron_hetero.cost.network import context_parallel_times, tensor_parallel_times
+from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.profile import Piece, Profile
 from megatron_hetero.cost.share import TensorShare, even_share_or_none
 from megatron_hetero.model.spec import Workload
 
 Member = tuple[GpuType, TensorShare]
-"""A GPU of a group and what it holds."""
+"""A GPU of a stage, what it holds and which part of a sequence it computes."""
 
 
 @dataclass(frozen=True)
 class PieceTimes:
-    """Embedding, one decoder layer and head at one width, TP communication included.
+    """Embedding, one decoder layer and head at one width, communication in the stage included.
 
-    `communication` is the part of `layer` that is communication (zero when it was measured whole).
+    `communication` is the part of `layer` that is communication (what was measured as part of the
+    layer does not count).
     """
 
     embedding: PassTimes
@@ -56,47 +60,77 @@ def price_pieces(
     members: Sequence[Member],
     link: Link,
     vocab_rows: int,
+    context_link: Link | None = None,
 ) -> PieceTimes:
-    """Times of the model's pieces on a group of GPUs.
+    """Times of the model's pieces on the GPUs of a stage.
 
     Args:
         members: type and share of each GPU, in rank order.
-        link: the slowest among them.
+        link: the slowest of a tensor-parallel group.
+        context_link: the slowest among GPUs that hold the same, and other parts of sequences.
     """
-    training = workload.training
-    width = members[0][1].width
+    model, training = workload.model, workload.training
+    width, context = members[0][1].width, members[0][1].context_parallel
     comm = tensor_parallel_times(
-        activation_bytes(workload),
+        activation_bytes(workload) / context,
         width,
         link if width > 1 else None,
         training.sequence_parallel,
-        training.micro_batch_size * workload.model.seq_length,
+        members[0][1].num_tokens(model, training),
     )
     layer_comm = PassTimes(comm.layer_forward_s, comm.layer_backward_s)
     if training.recompute == "full":
         layer_comm = PassTimes(comm.layer_forward_s, comm.layer_backward_s + comm.layer_forward_s)
     # Each member prices a vocabulary of which an even share is what it holds.
-    rows_of = [share.rows_as_if_even(workload.model, vocab_rows) for _, share in members]
-    priced = list(zip(members, rows_of, strict=True))
+    rows_of = [share.rows_as_if_even(model, vocab_rows) for _, share in members]
+    priced = [
+        (workload, gpu, width, rows, None, context)
+        for (gpu, _), rows in zip(members, rows_of, strict=True)
+    ]
     analytic: dict[Piece, PassTimes] = {
-        "embedding": slowest(
-            [embedding_times(workload, gpu, width, rows) for (gpu, _), rows in priced]
-        )
+        "embedding": slowest([embedding_times(*asked) for asked in priced])
         + PassTimes(comm.embedding_s, 0.0),
         "decoder_layer": group_layer_times(workload, members) + layer_comm,
-        "head": slowest([head_times(workload, gpu, width, rows) for (gpu, _), rows in priced])
+        "head": slowest([head_times(*asked) for asked in priced])
         + PassTimes(comm.head_forward_s, comm.head_backward_s),
     }
     found = {piece: _measured(workload, profile, piece, members) for piece in analytic}
     times = {piece: found[piece] or analytic[piece] for piece in analytic}
-    is_even = len({share for _, share in members}) == 1
+    is_as_measured = context == 1 and len({share for _, share in members}) == 1
+    exchange = _context_exchange(workload, members, context_link)
     return PieceTimes(
         times["embedding"],
-        times["decoder_layer"],
+        times["decoder_layer"] + exchange,
         times["head"],
-        PassTimes(0.0, 0.0) if found["decoder_layer"] else layer_comm,
-        is_even and all(value is not None for value in found.values()),
+        exchange if found["decoder_layer"] else layer_comm + exchange,
+        is_as_measured and all(value is not None for value in found.values()),
     )
+
+
+def _context_exchange(
+    workload: Workload, members: Sequence[Member], link: Link | None
+) -> PassTimes:
+    """What a layer waits for keys and values of other parts of the sequence.
+
+    In a ring they travel while attention works on those that are there: all rounds but the first
+    hide that long.  Recomputed attention asks for them again.
+    """
+    model, training = workload.model, workload.training
+    context = members[0][1].context_parallel
+    if context == 1:
+        return PassTimes(0.0, 0.0)
+    is_ring = all(uses_flash_attention(training, gpu) for gpu, _ in members)
+    key_value = max(attention_sizes(model, share)[1] for _, share in members)
+    tokens = training.micro_batch_size * model.seq_length
+    num_bytes = 2 * tokens * key_value * ELEMENT_BYTES[training.precision]
+    forward_s, backward_s = context_parallel_times(num_bytes, context, link, is_ring)
+    if is_ring:
+        core, hidden = core_attention_times(workload, members), (context - 1) / context
+        forward_s = max(0.0, forward_s - hidden * core.forward_s)
+        backward_s = max(0.0, backward_s - hidden * core.backward_s)
+    if training.recompute != "none":
+        backward_s += forward_s
+    return PassTimes(forward_s, backward_s)
 
 
 def _measured(
@@ -104,8 +138,8 @@ def _measured(
 ) -> PassTimes | None:
     """A piece from the profile, where it has it for every GPU of the group.
 
-    A layer was measured in equal shares; a member with a share of its own takes as much longer
-    or shorter as the analytic model says.
+    A layer was measured in equal shares; a member with a share of its own, or with a part of the
+    sequence, takes as much longer or shorter as the analytic model says.
     """
     found = []
     for gpu, share in members:
@@ -122,5 +156,8 @@ def _measured(
                 measured.forward_s * own.forward_s / usual.forward_s,
                 measured.backward_s * own.backward_s / usual.backward_s,
             )
+        elif share.context_parallel > 1:
+            part = 1 / share.context_parallel
+            measured = PassTimes(part * measured.forward_s, part * measured.backward_s)
         found.append(measured)
     return slowest(found)

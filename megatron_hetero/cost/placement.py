@@ -14,9 +14,11 @@ from megatron_hetero.plan.plan import Plan
 
 Recompute = Literal["none", "selective", "full"]
 
-StageSettings = tuple[
-    tuple[int, ...] | None, Recompute | None, int | None, tuple[float, float] | None
-]
+StateParts = tuple[float, float, float, float]
+"""Parts of the optimizer's states that a device keeps: of its layers, of a tied embedding, of the
+embedding and of the head where they are not tied."""
+
+StageSettings = tuple[tuple[int, ...] | None, Recompute | None, int | None, StateParts | None]
 """Shares, recompute, its number of layers, parts of optimizer states: as of `PlacedStage`."""
 
 NO_SETTINGS: StageSettings = (None, None, None, None)
@@ -25,13 +27,14 @@ NO_SETTINGS: StageSettings = (None, None, None, None)
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """`num_layers` layers on the devices of one tensor-parallel group, in rank order.
+    """`num_layers` layers on the devices of one tensor-parallel group, in rank order; of
+    `context_parallel` such groups, one after the other, each with a part of every sequence.
 
     `shares`: parts of the model's heads and MLP columns by device; None is equal parts.
     `recompute`: None is the job's own; with "full", `recompute_num_layers` of the stage's layers
     (None: all).  `optimizer_share` is as in a plan; `state_parts` follow from all of them
-    (`with_optimizer_shares`): the parts of the distributed optimizer's states of its layers, and of
-    a tied embedding, that its devices keep; None is as much as every other holder.
+    (`with_optimizer_shares`): the parts of the distributed optimizer's states that its devices
+    keep; None is as much as every other holder.
     """
 
     devices: tuple[Device, ...]
@@ -39,13 +42,24 @@ class PlacedStage:
     shares: tuple[int, ...] | None = None
     recompute: Recompute | None = None
     recompute_num_layers: int | None = None
-    state_parts: tuple[float, float] | None = None
+    state_parts: StateParts | None = None
     optimizer_share: int | None = None
+    context_parallel: int = 1
 
     @property
     def width(self) -> int:
         """Tensor-parallel width."""
-        return len(self.devices)
+        return len(self.devices) // self.context_parallel
+
+    @property
+    def groups(self) -> tuple[PlacedStage, ...]:
+        """Its tensor-parallel groups, each of which holds all of its weights."""
+        if self.context_parallel == 1:
+            return (self,)
+        return tuple(
+            replace(self, devices=self.devices[i : i + self.width], context_parallel=1)
+            for i in range(0, len(self.devices), self.width)
+        )
 
     @property
     def own_settings(self) -> StageSettings:
@@ -90,12 +104,17 @@ class Placement:
     @cached_property
     def widths(self) -> tuple[int, ...]:
         """Distinct tensor-parallel widths, ascending."""
-        return tuple(sorted({len(s.devices) for r in self.replicas for s in r.stages}))
+        return tuple(sorted({s.width for r in self.replicas for s in r.stages}))
 
     @cached_property
     def has_shares(self) -> bool:
         """Whether some group divides the model by shares of its own."""
         return any(s.shares for r in self.replicas for s in r.stages)
+
+    @cached_property
+    def has_context_parallel(self) -> bool:
+        """Whether some stage divides its sequences among several groups."""
+        return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
     def devices(self) -> Iterator[Device]:
         """Every device used, in layout order."""
@@ -132,12 +151,6 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     f"{where}: the cost model does not price precision of one stage yet "
                     f"(found {stage.precision})"
                 )
-            if stage.shape.context_parallel > 1:
-                raise UnsupportedError(
-                    f"{where}: the cost model does not price context parallelism yet "
-                    f"(found cp{stage.shape.context_parallel}). The plan can be run and verified; "
-                    "times and memory are not predicted."
-                )
             stages.append(
                 PlacedStage(
                     tuple(known[name] for name in stage.devices),
@@ -145,6 +158,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     stage.shape.shares,
                     stage.recompute,
                     stage.recompute_num_layers,
+                    context_parallel=stage.shape.context_parallel,
                 )
             )
         placed = PlacedReplica(
@@ -156,7 +170,9 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         replicas.append(placed)
     placement = Placement(tuple(replicas))
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
-    return with_optimizer_shares(placement, shares) if any(map(any, shares)) else placement
+    if any(map(any, shares)) or placement.has_context_parallel:
+        return with_optimizer_shares(placement, shares)
+    return placement
 
 
 def with_optimizer_shares(
@@ -164,13 +180,21 @@ def with_optimizer_shares(
 ) -> Placement:
     """Stages that keep more or less of the optimizer's states than the other holders.
 
+    Each tensor-parallel group of a stage is a holder of its own.
+
     Args:
         shares: relative to each other, [replica][stage]; None is 1.
     """
     replicas = placement.replicas
     weights = [[share or 1 for share in of_replica] for of_replica in shares]
+    of_groups = [
+        [own * stage.context_parallel for own, stage in zip(of_replica, r.stages, strict=True)]
+        for of_replica, r in zip(weights, replicas, strict=True)
+    ]
     ends = [{0, len(of_replica) - 1} for of_replica in weights]
-    tied = sum(weights[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
+    tied = sum(of_groups[r][s] for r, of_replica in enumerate(ends) for s in of_replica)
+    embedding = sum(of_replica[0] for of_replica in of_groups)
+    head = sum(of_replica[-1] for of_replica in of_groups)
     spans = [
         [
             range(first, first + stage.num_layers)
@@ -182,15 +206,14 @@ def with_optimizer_shares(
     for r, of_replica in enumerate(spans):
         for s, layers in enumerate(of_replica):
             for layer in layers:
-                of_layer[layer] += weights[r][s]
+                of_layer[layer] += of_groups[r][s]
     made = []
     for r, replica in enumerate(replicas):
         stages = []
         for s, stage in enumerate(replica.stages):
             own = weights[r][s]
             part = sum(own / of_layer[layer] for layer in spans[r][s]) / stage.num_layers
-            stages.append(
-                replace(stage, state_parts=(part, own / tied), optimizer_share=shares[r][s])
-            )
+            parts = (part, own / tied, own / embedding, own / head)
+            stages.append(replace(stage, state_parts=parts, optimizer_share=shares[r][s]))
         made.append(replace(replica, stages=tuple(stages)))
     return Placement(tuple(made))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
 
 
@@ -19,7 +19,8 @@ from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
 class TensorShare:
     """One member of a group of `width`: its query groups and MLP columns of every layer.
 
-    `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.
+    `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.  With
+    `context_parallel` c it computes one c-th of every sequence.
     """
 
     width: int
@@ -27,6 +28,16 @@ class TensorShare:
     mlp_columns: int
     shares: tuple[int, ...] | None = None
     index: int = 0
+    context_parallel: int = 1
+
+    def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
+        """Tokens of a micro-batch that its group computes."""
+        return training.micro_batch_size * model.seq_length // self.context_parallel
+
+    def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
+        """Those of them that it has where sequence parallelism divides them."""
+        tokens = self.num_tokens(model, training)
+        return tokens // (self.width if training.sequence_parallel else 1)
 
     def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
         """The padded vocabulary of which an even share were this member's rows."""
@@ -40,9 +51,12 @@ class TensorShare:
 
 @lru_cache(maxsize=4096)
 def member_shares(
-    model: ModelSpec, width: int, shares: tuple[int, ...] | None = None
+    model: ModelSpec,
+    width: int,
+    shares: tuple[int, ...] | None = None,
+    context_parallel: int = 1,
 ) -> tuple[TensorShare, ...]:
-    """The shares of all members, in rank order.
+    """The shares of all members, in rank order: of each context-parallel rank's group in turn.
 
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
@@ -51,21 +65,25 @@ def member_shares(
     columns = model.mlp_columns
     if shares is not None and len(set(shares)) == 1 and groups % width == columns % width == 0:
         shares = None
-    return tuple(
-        TensorShare(
-            width,
-            group_stop - group_start,
-            column_stop - column_start,
-            shares,
-            index if shares is not None else 0,
-        )
-        for index, ((group_start, group_stop), (column_start, column_stop)) in enumerate(
-            zip(
-                pairwise(shard_edges(groups, width, shares)),
-                pairwise(shard_edges(columns, width, shares)),
-                strict=True,
+    return (
+        tuple(
+            TensorShare(
+                width,
+                group_stop - group_start,
+                column_stop - column_start,
+                shares,
+                index if shares is not None else 0,
+                context_parallel,
+            )
+            for index, ((group_start, group_stop), (column_start, column_stop)) in enumerate(
+                zip(
+                    pairwise(shard_edges(groups, width, shares)),
+                    pairwise(shard_edges(columns, width, shares)),
+                    strict=True,
+                )
             )
         )
+        * context_parallel
     )
 
 

@@ -32,24 +32,27 @@ class SyncGroup:
 
 def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
     """Parameters by their set of holders, in the order in which a backward pass finishes them:
-    output layer, deep layers first, embedding.  What has one holder needs no exchange."""
+    output layer, deep layers first, embedding.  What one tensor-parallel group holds alone needs no
+    exchange."""
+    for group in _groups(placement, model, vocab_rows):
+        if sum(placement.replicas[r].stages[s].context_parallel for r, s in group.holders) > 1:
+            yield group
+
+
+def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
     words = vocab_rows * model.hidden_size
     positions = embedding_params(model, 1, 0)
-    several = len(replicas) > 1
-    if several and not model.tied_embeddings:
+    if not model.tied_embeddings:
         yield SyncGroup(last_stages, words)
-    if several:
-        yield from _layer_groups(placement, model)
+    yield from _layer_groups(placement, model)
     if model.tied_embeddings:
-        both = tuple(sorted(set(first_stages + last_stages)))
-        if len(both) > 1:
-            yield SyncGroup(both, words)
-        if several and positions:
+        yield SyncGroup(tuple(sorted(set(first_stages + last_stages))), words)
+        if positions:
             yield SyncGroup(first_stages, positions)
-    elif several:
+    else:
         yield SyncGroup(first_stages, words + positions)
 
 
@@ -64,6 +67,11 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
             while replica.first_layers[stage_of[r]] > first:
                 stage_of[r] -= 1
         yield SyncGroup(tuple(enumerate(stage_of)), (end - first) * per_layer)
+
+
+def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedStage]:
+    """The tensor-parallel groups of some stages: each holds all that its stage holds."""
+    return [group for r, s in holders for group in placement.replicas[r].stages[s].groups]
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ class GradientExchange:
         found = []
         per_layer = layer_params(self._model, even_share(self._model, 1))
         for group in sync_groups(placement, self._model, vocab_rows):
-            stages = [placement.replicas[r].stages[s] for r, s in group.holders]
+            stages = groups_of(placement, group.holders)
             exchange = self._exchange(stages)
             gradients = group.num_params * self._gradient_bytes
             weights = group.num_params * (self._weight_bytes or 0)

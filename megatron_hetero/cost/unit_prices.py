@@ -11,10 +11,10 @@ from typing import Self
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.bound_rules import FillRules
 from megatron_hetero.cost.memory import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
-from megatron_hetero.cost.network import BoundaryTime, boundary_time, slowest_link
+from megatron_hetero.cost.network import BoundaryTime, boundary_time, slowest_link, worst_link
 from megatron_hetero.cost.pieces import PieceTimes, activation_bytes, price_pieces
 from megatron_hetero.cost.pipeline import steady_period_s
-from megatron_hetero.cost.placement import Placement, Recompute
+from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.widths import usable_widths
@@ -131,6 +131,29 @@ class UnitPrices:
             )
         return self._pieces[key]
 
+    def stage_pieces(self, stage: PlacedStage, vocab_rows: int) -> PieceTimes:
+        """Times of the model's pieces on the GPUs of a stage."""
+        if stage.context_parallel == 1:
+            return self.group_pieces(stage.devices, stage.shares, vocab_rows)
+        devices, width = stage.devices, stage.width
+        nodes = tuple(device.node for device in devices)
+        key = (nodes, stage.shares, vocab_rows, stage.context_parallel)
+        if key not in self._pieces:
+            members = zip(
+                [self.cluster.gpu_type(device) for device in devices],
+                member_shares(self.workload.model, width, stage.shares, stage.context_parallel),
+                strict=True,
+            )
+            self._pieces[key] = price_pieces(
+                self.workload,
+                self.profile,
+                tuple(members),
+                worst_link([slowest_link(self.cluster, g.devices) for g in stage.groups]),
+                vocab_rows,
+                worst_link([slowest_link(self.cluster, devices[i::width]) for i in range(width)]),
+            )
+        return self._pieces[key]
+
     def memory(
         self,
         node: Node,
@@ -181,6 +204,28 @@ class UnitPrices:
                 receivers,
                 self.activation_bytes,
                 self.workload.training.sequence_parallel,
+            )
+        return self._hops[key]
+
+    def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
+        """One crossing from a stage to another."""
+        context = senders.context_parallel, receivers.context_parallel
+        if context == (1, 1):
+            return self.hop(senders.devices, receivers.devices)
+        key = (
+            *(d.node for d in senders.devices),
+            "to",
+            *(d.node for d in receivers.devices),
+            context,
+        )
+        if key not in self._hops:
+            self._hops[key] = boundary_time(
+                self.cluster,
+                senders.devices,
+                receivers.devices,
+                self.activation_bytes,
+                self.workload.training.sequence_parallel,
+                context,
             )
         return self._hops[key]
 

@@ -204,7 +204,10 @@ def layout_text(placement: Placement) -> str:
         Layout(
             tuple(
                 ReplicaShape(
-                    tuple(StageShape(s.width, s.num_layers, s.shares) for s in r.stages),
+                    tuple(
+                        StageShape(s.width, s.num_layers, s.shares, s.context_parallel)
+                        for s in r.stages
+                    ),
                     r.num_micro_batches,
                     r.micro_batch_size,
                 )

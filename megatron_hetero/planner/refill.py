@@ -196,7 +196,7 @@ def places(
             index == last,
             in_flight[index],
             num_sends_kept,
-            None if parts is None else StateHolders(1 / parts[0], 1 / parts[1]),
+            None if parts is None else StateHolders(*(1 / part for part in parts)),
         )
 
 

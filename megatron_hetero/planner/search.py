@@ -162,7 +162,7 @@ def bare_plan(
         Replica(
             tuple(
                 Stage(
-                    StageShape(stage.width, stage.num_layers, stage.shares),
+                    StageShape(stage.width, stage.num_layers, stage.shares, stage.context_parallel),
                     first,
                     tuple(device.name for device in stage.devices),
                     recompute=stage.recompute,

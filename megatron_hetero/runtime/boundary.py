@@ -1,7 +1,7 @@
 """Stage boundaries between unlike tensor-parallel widths: every byte crosses once.
 
 Every rank of the sending stage stands for a part of an activation, and so does every rank of the
-receiving one (`runtime.stage_ranges`).  Where two parts overlap, the overlap goes straight from its
+receiving one (`plan.stage_ranges`).  Where two parts overlap, the overlap goes straight from its
 holder to its user, all pieces of a hop in one batched call.  A receiving stage without sequence
 parallelism then gathers the parts inside its own tensor-parallel group, over its own fast links.
 Gradients go back the same way with the roles exchanged.
@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.stage_ranges import StageRanks, flat_range, pieces
 from megatron_hetero.runtime.groups import RankGroups
-from megatron_hetero.runtime.stage_ranges import StageRanks, flat_range, pieces
 
 
 class Boundary:

@@ -138,10 +138,11 @@ class _Maker:
         last = len(replica.stages) - 1
         on_stage = chain(replica)
         costs = self.costs.variant(micro_batch_size=placed.micro_batch_size)
-        groups = [placed.stages[s].devices for s in on_stage]
+        stages = [placed.stages[s] for s in on_stage]
 
         def hops(backward: bool) -> tuple[BoundaryTime, ...]:
-            return tuple(costs.hop(*((b, a) if backward else (a, b))) for a, b in pairwise(groups))
+            pairs = [(b, a) if backward else (a, b) for a, b in pairwise(stages)]
+            return tuple(costs.stage_hop(*pair) for pair in pairs)
 
         return Pipeline(
             on_stage,

@@ -27,7 +27,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import embedding_params, stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import held_fraction, pass_latency_s, ring
+from megatron_hetero.cost.sync import groups_of, held_fraction, pass_latency_s, ring
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.simulator_network import paths
 from megatron_hetero.schedule.simulator_parts import Collective, Final
@@ -158,7 +158,8 @@ class GradientExchange:
         return found
 
     def _stages(self, bucket: StageBucket) -> list[PlacedStage]:
-        return [self._placement.replicas[r].stages[s] for r, s in bucket.holders]
+        """The tensor-parallel groups of its holders."""
+        return groups_of(self._placement, bucket.holders)
 
     def _ring(
         self,
@@ -197,15 +198,19 @@ class GradientExchange:
         cluster, model = self._costs.cluster, self._costs.workload.model
         num_bytes = bucket.num_params * self._states.gradient
         stages = self._stages(bucket)
-        whole = sum(self._owner_weights[holder] for holder in bucket.holders)
+        weights = [
+            self._owner_weights[r, s]
+            for r, s in bucket.holders
+            for _ in self._placement.replicas[r].stages[s].groups
+        ]
         seconds: dict[str, float] = {}
         carried: dict[str, float] = {}
         latency_s = 0.0
         for sender in stages:
-            for holder, receiver in zip(bucket.holders, stages, strict=True):
+            for weight, receiver in zip(weights, stages, strict=True):
                 if sender is receiver:
                     continue
-                part = num_bytes * self._owner_weights[holder] / whole
+                part = num_bytes * weight / sum(weights)
                 link = cluster.link(sender.devices[0], receiver.devices[0])
                 latency_s = max(latency_s, link.latency_s)
                 is_inside = sender.devices[0].node == receiver.devices[0].node

@@ -53,5 +53,5 @@ def crossing(
             return Crossing(taken, num_bytes / link.bytes_per_s, late_s, num_bytes)
         num_bytes *= senders.width
         return Crossing(taken, num_bytes / link.bytes_per_s, late_s, num_bytes)
-    time = costs.hop(senders.devices, receivers.devices)
+    time = costs.stage_hop(senders, receivers)
     return Crossing(taken, time.serialisation_s, time.latency_s, num_bytes)

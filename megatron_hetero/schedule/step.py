@@ -290,7 +290,7 @@ def _last_backward(
     placed = replica.stages[0]
     own = costs.variant(
         micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
-    ).group_pieces(placed.devices, placed.shares, rows)
+    ).stage_pieces(placed, rows)
     chunks = []
     for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
         end = chunk.first_layer + chunk.num_layers

@@ -106,7 +106,7 @@ def place_plan(plan: Plan, cluster: Cluster) -> Plan:
         replace(
             r,
             stages=tuple(
-                replace(s, devices=tuple(next(names) for _ in range(s.shape.tensor_parallel)))
+                replace(s, devices=tuple(next(names) for _ in range(s.shape.num_devices)))
                 for s in r.stages
             ),
         )

@@ -213,6 +213,21 @@ def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> 
         return None
     if values["resume"] == "same plan":
         return first
+    plan = _another_plan(rng, values, first)
+    # What experts are refused with is drawn anew beside the generator: all other cases stay.
+    aside = random.Random(repr(values))
+    while values["MLP"] == "experts" and not _trains_experts(plan):
+        plan = _another_plan(aside, values, first)
+    return plan
+
+
+def _trains_experts(plan: Plan) -> bool:
+    """Without what `EXCLUSIONS` names of a plan that resumes experts."""
+    sizes = {replica.micro_batch_size for replica in plan.replicas}
+    return not plan.layout.has_context_parallel and sizes == {None}
+
+
+def _another_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> Plan:
     while True:
         other = {name: rng.choice(FACTORS[name]) for name in FACTORS}
         # What one set of Megatron flags says for both.

@@ -6,9 +6,11 @@ import math
 
 import numpy
 import pytest
+import torch
 
 from megatron_hetero.runtime.shards import ParameterShard
 from megatron_hetero.runtime.verify.compare import Distances, compare, tolerances
+from megatron_hetero.runtime.verify.jobs import round_anew
 from megatron_hetero.runtime.verify.record import RankRecord
 from tests.runtime.workloads import workload
 
@@ -60,3 +62,15 @@ def test_more_than_that_counts(differences: list[float]) -> None:
 def test_a_weight_that_is_no_number_is_never_within_a_bound(optimizer: str) -> None:
     found = distance([float("nan")], optimizer)
     assert not found.within(tolerances(workload().model, optimizer))
+
+
+def test_another_rounding_moves_every_weight_by_one_unit() -> None:
+    modules = [torch.nn.Linear(40, 30) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    before = [p.detach().clone() for p in modules[0].parameters()]
+    for module in modules:
+        round_anew(module)
+    for old, new, again in zip(before, *(m.parameters() for m in modules), strict=True):
+        old_bits, new_bits = (t.detach().view(torch.int32) for t in (old, new))
+        assert set((new_bits - old_bits).flatten().tolist()) == {-1, 1}
+        assert torch.equal(new, again)  # a floor is the same in every run

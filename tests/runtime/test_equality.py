@@ -107,7 +107,7 @@ def test_launch_counts_change_the_order_and_nothing_else(
 
 
 def test_the_floor_of_rounding_is_measured(tmp_path: Path) -> None:
-    """One process differs from itself in another order of summation, so zero cannot be asked."""
+    """One process differs from itself in another rounding, so zero cannot be asked."""
     options = Options(optimizers=("sgd",), floor=True)
     outcome = verify(
         plan("tp2:3,tp1:1 @4 | tp1:4 @2"), workload(per_token_loss=True), options, tmp_path

@@ -37,6 +37,22 @@ def test_a_generated_plan_trains_as_one_process(number: int, tmp_path: Path) -> 
     assert proof.ok, str(proof)
 
 
+@pytest.mark.slow
+def test_the_small_rest_of_a_large_sum_is_held_to_the_rounding_of_the_sum(tmp_path: Path) -> None:
+    """A query norm's bias whose gradient is 4e-5 where those of other layers are 4e-4."""
+    case = next(islice(cases(1), 24, None))
+    proof = prove(case, tmp_path)
+    assert proof.ok and proof.is_against_floor, str(proof)
+
+
+def test_what_resumes_experts_trains_them() -> None:
+    """A second plan is drawn freely, but for what is refused with the model of the first."""
+    for case in generated():
+        if case.second is not None and case.values["MLP"] == "experts":
+            assert not case.second.layout.has_context_parallel
+            assert {r.micro_batch_size for r in case.second.replicas} == {None}
+
+
 def test_the_cases_contain_every_pair_that_is_possible() -> None:
     covered = {pair for case in generated() for pair in SPACE.pairs_of(case.values)}
     assert SPACE.allowed_pairs() - covered == set()

@@ -75,7 +75,7 @@ def gather(
             messages.append(
                 MessageSpan(place.replica, place.stage, to, Operation(kind, -1), *times_s)
             )
-        if place.tensor_rank > 0:
+        if place.tensor_rank > 0 or place.context_rank > 0:
             continue
         spans = [
             OpSpan(kind, micro_batch, chunk, start_s / scale, end_s / scale)

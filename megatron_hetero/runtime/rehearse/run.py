@@ -156,8 +156,10 @@ class _RehearsalJob:
         messages = sum(
             replica.num_micro_batches
             * 2
+            # Context-parallel ranks have two parts of a sequence each.
             * sum(
-                a.shape.tensor_parallel + b.shape.tensor_parallel
+                a.shape.num_devices * min(2, a.shape.context_parallel)
+                + b.shape.num_devices * min(2, b.shape.context_parallel)
                 for a, b in pairwise(replica.stages)
             )
             for replica in plan.replicas

@@ -200,7 +200,10 @@ class Transport:
     def _is_free(self, ranks: Sequence[int]) -> bool:
         if self._is_left_alone or self.clock.scale == 0 or len(ranks) == 1:
             return True
-        return self.is_computing and self._tensor_ranks.issuperset(ranks)
+        # Inside a stage the time of a pass has all of them, but for the gradients that its
+        # context-parallel ranks exchange.
+        is_inside = self._exchanged is None and self._tensor_ranks.issuperset(ranks)
+        return self.is_computing and is_inside
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:

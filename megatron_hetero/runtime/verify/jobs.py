@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
@@ -141,8 +143,8 @@ class VerifyJobs:
         return self._one_process_job("reference", optimizer, Recorder)
 
     def floor_job(self, optimizer: str) -> Job:
-        """The same, with the micro-batches of each step in reverse order."""
-        return self._one_process_job("floor", optimizer, lambda: ReversedRecorder(self.shrunk))
+        """The same in another rounding (`FloorRecorder`)."""
+        return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> Job:
         """The same in fp32; it leaves out the steps that half precision has skipped."""
@@ -235,12 +237,29 @@ def _plan_flag(plan: Plan, path: Path) -> str:
     return f"--hetero-plan={path}"
 
 
-class ReversedRecorder(Recorder):
-    """Records a run that takes each step's micro-batches last to first."""
+class FloorRecorder(Recorder):
+    """Records a run that differs from the one process in rounding alone.
+
+    It takes each step's micro-batches last to first, which is another order between them; and
+    starts from weights that are one unit in the last place off, up or down at random, which moves
+    the sums inside of a micro-batch as another order of theirs does (Parker's Monte Carlo
+    arithmetic, 1997).
+    """
 
     def __init__(self, shrunk: Shrunk) -> None:
         super().__init__()
         self._count = sum(r.num_micro_batches for r in shrunk.plan.replicas)
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Move the weights before the first forward pass: they are loaded after this hook."""
+        (chunk,) = model
+
+        def before_the_first(*_: Any) -> None:
+            handle.remove()
+            round_anew(chunk)
+
+        handle = chunk.register_forward_pre_hook(before_the_first)
+        return super().post_wrap_hook(model)
 
     def recorded(self, provider: Callable[..., Any]) -> EveryRankProvider:
         from megatron.training import get_args
@@ -252,6 +271,16 @@ class ReversedRecorder(Recorder):
             return (_ReversedDataset(train, get_args().micro_batch_size, self._count), *others)
 
         return EveryRankProvider(provide)
+
+
+def round_anew(module: torch.nn.Module) -> None:
+    """Move every weight to the next number of its type, up or down at random (one seed)."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            up = torch.rand(parameter.shape, generator=generator) < 0.5
+            ends = torch.where(up, torch.inf, -torch.inf).to(parameter)
+            parameter.copy_(torch.nextafter(parameter, ends))
 
 
 class _ReversedDataset:

@@ -1,0 +1,151 @@
+"""What a stage costs whose sequences several tensor-parallel groups divide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cost.compute import core_attention_times, gemm_efficiency, group_layer_times
+from megatron_hetero.cost.estimate import estimate_plan
+from megatron_hetero.cost.holdings import StateSizes, held_bytes, holdings, parts_of_plan
+from megatron_hetero.cost.memory import state_bytes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network import boundary_time, ring_all_gather_s
+from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.share import even_share, member_shares
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.stage_ranges import StageRanks, pieces
+from megatron_hetero.schedule.step import simulate_plan
+from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster, make_workload, place
+
+CLUSTER = make_cluster(("a", FAST, 8), ("b", SLOW, 8))
+
+
+def long_sequences(**changes: object) -> Workload:
+    return make_workload(seq_length=16384, max_position_embeddings=16384, **changes)
+
+
+def test_context_parallel_ranks_divide_all_work_evenly() -> None:
+    workload = long_sequences(hidden_size=4096)
+    whole = even_share(workload.model, 1)
+    part = member_shares(workload.model, 1, None, 4)[0]
+    core, of_all = (core_attention_times(workload, [(FAST, share)]) for share in (part, whole))
+    layer, of_all_layer = (group_layer_times(workload, [(FAST, s)]) for s in (part, whole))
+    # Every matrix product has an overhead of its own, however small it is.
+    overhead_s = gemm_efficiency(FAST, "bf16").overhead_s
+    for one, all_, num_products in ((core, of_all, 2), (layer, of_all_layer, 6)):
+        more_s = num_products * overhead_s * (1 - 1 / 4)
+        assert one.forward_s - more_s == pytest.approx(all_.forward_s / 4)
+
+
+def test_a_ring_hides_behind_attention_and_gathering_does_not() -> None:
+    """Keys and values of 16,384 tokens cross a node's links in less than attention takes; over a
+    slow link they do not; where they are gathered the layer waits for all of them."""
+    stage = place("tp1cp4:4 @4", long_sequences(), CLUSTER)
+    slow = make_cluster(*((f"n{i}", FAST, 1) for i in range(4)), between=Link(1e8, 1e-5))
+
+    def communication(flash: bool, cluster: object = CLUSTER) -> tuple[float, float]:
+        workload = long_sequences(flash_attention=flash)
+        costs = CostModel(cluster, workload)  # type: ignore[arg-type]
+        plan = stage if cluster is CLUSTER else place("tp1cp4:4 @4", workload, slow)
+        placed = placement_of(plan, cluster).replicas[0].stages[0]  # type: ignore[arg-type]
+        times = costs.stage_pieces(placed, 1024).communication
+        return times.forward_s, times.backward_s
+
+    num_bytes = 2 * 16384 * 512 * 2
+    assert communication(True) == (0.0, 0.0)
+    once_s = ring_all_gather_s(num_bytes, 4, INSIDE)
+    assert communication(False) == pytest.approx((once_s, once_s))
+    slow_s = ring_all_gather_s(num_bytes, 4, Link(1e8, 1e-5))
+    forward_s, backward_s = communication(True, slow)
+    assert 0.8 * slow_s < forward_s < slow_s and 1.8 * slow_s < backward_s < 2 * slow_s
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
+def test_a_boundary_carries_what_the_runtime_sends(
+    from_width: int, to_width: int, from_context: int, to_context: int
+) -> None:
+    """Seconds of the busiest card and port, from the runtime's own table of pieces."""
+    num_senders, num_receivers = from_width * from_context, to_width * to_context
+    cluster = make_cluster(("a", FAST, 12), ("b", SLOW, 12))
+    senders = cluster.devices[:num_senders]
+    whole = 2 * 3 * 4 * num_senders * num_receivers
+    there = StageRanks(tuple(range(100, 100 + num_receivers)), to_context)
+    here = StageRanks(tuple(range(num_senders)), from_context)
+    sent = {
+        i: sum(p.stop - p.start for p in pieces(whole, here, i, there)) for i in range(num_senders)
+    }
+    assert sum(sent.values()) == whole
+    for receivers, busy_s in (
+        (cluster.devices[12 : 12 + num_receivers], whole / BETWEEN.bytes_per_s),
+        (
+            cluster.devices[12 - num_receivers : 12],
+            whole / min(num_senders, num_receivers) / INSIDE.bytes_per_s,
+        ),
+    ):
+        if receivers[0] in senders:
+            continue
+        time = boundary_time(cluster, senders, receivers, whole, True, (from_context, to_context))
+        assert time.serialisation_s == pytest.approx(busy_s)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_groups_of_a_stage_exchange_gradients_as_replicas_do(divided: bool) -> None:
+    """Two groups of one stage, and two replicas of one group each, hold the same weights."""
+    workload = make_workload(use_distributed_optimizer=divided)
+    plans = [place(layout, workload, CLUSTER) for layout in ("tp2cp2:4 @4", "tp2:4 @2 | tp2:4 @2")]
+    syncs = [estimate_plan(plan, CLUSTER).gradient_sync_s for plan in plans]
+    assert syncs[0] == pytest.approx(syncs[1]) and syncs[0] > 0
+    simulated = [simulate_plan(plan, CLUSTER) for plan in plans]
+    assert simulated[0].gradient_sync_s == pytest.approx(simulated[1].gradient_sync_s)
+
+
+def test_states_are_divided_among_all_groups_that_hold_a_layer() -> None:
+    workload = make_workload(use_distributed_optimizer=True, tied_embeddings=False)
+    plan = place("tp1cp2:2,tp2:2 @2 | tp1:4 @2", workload, CLUSTER)
+    model, states = workload.model, state_bytes(workload.training)
+    devices = estimate_plan(plan, CLUSTER).devices
+    optimizer = [devices[f"a:{i}"].parts_bytes["optimizer"] for i in range(5)]
+    whole = stage_params(model, even_share(model, 1), 4, True, True, 1024) * states.optimizer
+    # What a group of two holds in equal copies (norms, biases) is counted on both.
+    assert whole <= sum(optimizer) <= 1.01 * whole
+    layer = layer_params(model, even_share(model, 1)) * states.optimizer
+    first = stage_params(model, even_share(model, 1), 0, True, False, 1024) * states.optimizer
+    assert optimizer[0] == optimizer[1] == pytest.approx((2 * layer + first) / 3, abs=3)
+    sizes = StateSizes(workload)
+    kept = holdings(workload, parts_of_plan(plan))
+    each = [held_bytes(sizes, kept[f"a:{i}"]) for i in range(5)]
+    only = {
+        device: {t: v for t, v in tensors.items() if t[2] == "optimizer"}
+        for device, tensors in kept.items()
+    }
+    assert sum(held_bytes(sizes, tensors) for tensors in only.values()) == pytest.approx(
+        sum(sizes.bytes_of(t) for t in {t for tensors in only.values() for t in tensors})
+    )
+    assert each[0] == each[1]
+
+
+def test_simulation_and_formula_agree() -> None:
+    workload = long_sequences(num_layers=8, global_batch_size=8)
+    for layout in ("tp2cp2:5,tp1:3 @8", "tp1cp4:5,tp2cp2:3 @8", "tp2cp4:8 @8"):
+        plan = place(layout, workload, CLUSTER)
+        assert simulate_plan(plan, CLUSTER).step_time_s == pytest.approx(
+            estimate_plan(plan, CLUSTER).step_time_s, rel=0.01
+        )
+
+
+def test_longer_sequences_of_more_ranks_take_the_memory_of_one() -> None:
+    """Four times the tokens on four groups: the same activations, but for what attention keeps of
+    whole sequences."""
+    short = make_workload(seq_length=4096, max_position_embeddings=16384)
+    long = replace(short, model=replace(short.model, seq_length=16384))
+    parts = [
+        estimate_plan(place(layout, workload, CLUSTER), CLUSTER).devices["a:0"].parts_bytes
+        for layout, workload in (("tp1:4 @4", short), ("tp1cp4:4 @4", long))
+    ]
+    assert parts[0]["activations"] == parts[1]["activations"]
