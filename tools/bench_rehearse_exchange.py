@@ -29,7 +29,7 @@ MODEL = "examples/rtx3080-rtx4090/gpt-1.3b.sh"
 CASES = {
     "unlike depth": (
         "benchmarks/rehearsal/three-types.yaml",
-        "tp1:24 @4 | tp2:14,tp1:10 @4",
+        "tp2:24 @4 | tp1:10,tp2:14 @4",
     ),
     "unlike cuts": (
         "benchmarks/rehearsal/three-sites.yaml",
@@ -46,7 +46,7 @@ FLAGS = {
 
 
 def placed(cluster_file: str, layout: str, flags: tuple[str, ...]) -> tuple[Plan, object]:
-    """A layout on the GPUs of a cluster in the order of its file."""
+    """A layout on the GPUs of a cluster in the order of its file, perhaps not on all of them."""
     cluster = load_cluster(ROOT / cluster_file)
     shape = parse_layout(layout)
     batch = sum(replica.num_micro_batches for replica in shape.replicas)
@@ -64,7 +64,11 @@ def placed(cluster_file: str, layout: str, flags: tuple[str, ...]) -> tuple[Plan
         for replica in plan.replicas
     )
     hosts = canonical_hosts(replicas, cluster)
-    return replace(plan, replicas=replicas, hosts=hosts), cluster
+    made = replace(plan, replicas=replicas, hosts=hosts)
+    for stage in (stage for replica in replicas for stage in replica.stages):
+        if len({name.partition(":")[0] for name in stage.devices}) > 1:
+            raise SystemExit(f"{layout}: {', '.join(stage.devices)} are on several nodes")
+    return made, cluster
 
 
 def main() -> int:

@@ -102,6 +102,8 @@ def _step(simulation: StepSimulation) -> Iterator[tuple[str, str]]:
     yield "idle", f"{simulation.bubble:.1%} of all GPUs' time"
     if simulation.sends == "waited":
         yield "sends", "stock Megatron runs this plan; it waits until a sent tensor has arrived"
+    if simulation.sends == "overlapped":
+        yield "sends", "stock Megatron runs this plan, interleaved; it waits for some of its sends"
     if not simulation.measured:
         yield "basis", NOT_MEASURED
 

@@ -52,12 +52,13 @@ def interleaved(
     for stage, num_chunks in enumerate(counts):
         forwards = _turns(num_micro_batches, range(num_chunks), size)
         backwards = _turns(num_micro_batches, range(num_chunks - 1, -1, -1), size)
-        num_ahead = _num_ahead(num_stages, stage, num_chunks, size)
+        num_ahead = num_launched_ahead(num_stages, stage, num_chunks, size)
         orders.append(_one_in_turn(forwards, backwards, min(num_ahead, len(forwards))))
     return build_schedule(orders, num_micro_batches, chain)
 
 
-def _num_ahead(num_stages: int, stage: int, num_chunks: int, size: int) -> int:
+def num_launched_ahead(num_stages: int, stage: int, num_chunks: int, size: int) -> int:
+    """Forwards of the warm-up (Megatron's `get_pp_rank_microbatches`); there may be fewer."""
     return 2 * (num_stages - stage - 1) + (num_chunks - 1) * size
 
 
@@ -72,7 +73,7 @@ def _unlike(
         (no_hop,) * (len(chain) - 1),
         (no_hop,) * (len(chain) - 1),
     )
-    limits = [_num_ahead(len(counts), s, count, size) + 1 for s, count in enumerate(counts)]
+    limits = [num_launched_ahead(len(counts), s, count, size) + 1 for s, count in enumerate(counts)]
     while True:
         try:
             return list_schedule(pipeline, limits, Policy(group_size=size)).schedule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from megatron_hetero.schedule.programme import (
 from megatron_hetero.schedule.simulator_parts import Crossing, Pipeline
 
 _GRADIENTS = ("backward", "backward_weight")
+_FORWARD = ("forward", "send_forward", "recv_forward")
 
 
 class CompiledSend(NamedTuple):
@@ -30,7 +32,11 @@ class CompiledSend(NamedTuple):
 
 @dataclass(slots=True)
 class CompiledInstruction:
-    """An instruction, compiled: what it computes, what it sends, what it waits for."""
+    """An instruction, compiled: what it computes, what it sends, what it waits for.
+
+    `receives` are asked for, unless that was done before, and waited for; `asks` are only asked
+    for.  `awaits` are sends, its own or earlier ones, whose receivers must have them.
+    """
 
     source: Instruction
     compute: tuple[OperationKind, int, int, float] | None = None
@@ -38,52 +44,94 @@ class CompiledInstruction:
     """The computation completes the gradients of its chunk."""
     sends: tuple[CompiledSend, ...] = ()
     receives: tuple[int, ...] = ()
+    asks: tuple[int, ...] = ()
+    awaits: tuple[int, ...] = ()
+
+
+class Messages:
+    """The messages of one stage of a pipeline, by the passes that make and take them."""
+
+    def __init__(self, pipeline: Pipeline, stage: int) -> None:
+        self._pipeline = pipeline
+        schedule = pipeline.schedule
+        self._chain, self._num_micro_batches = schedule.chain, schedule.num_micro_batches
+        self._places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
+
+    def input_of(self, work: Operation) -> int | None:
+        """Key of what a pass (or the message after or before it) takes; None at the ends."""
+        is_forward = work.kind in _FORWARD
+        boundary = self._places[work.chunk] - is_forward
+        if not 0 <= boundary < len(self._chain) - 1:
+            return None
+        return self._key(boundary, is_forward, work.micro_batch)
+
+    def output_of(self, work: Operation) -> CompiledSend | None:
+        """What a pass makes; None at the ends."""
+        is_forward = work.kind in _FORWARD
+        boundary = self._places[work.chunk] - (not is_forward)
+        if not 0 <= boundary < len(self._chain) - 1:
+            return None
+        crossings = self._pipeline.forward if is_forward else self._pipeline.backward
+        kind: OperationKind = "send_forward" if is_forward else "send_backward"
+        return CompiledSend(
+            self._key(boundary, is_forward, work.micro_batch),
+            work if work.kind == kind else Operation(kind, work.micro_batch, work.chunk),
+            self._chain[boundary + 1 if is_forward else boundary],
+            crossings[boundary],
+        )
+
+    def _key(self, boundary: int, is_forward: bool, micro_batch: int) -> int:
+        return (2 * boundary + is_forward) * self._num_micro_batches + micro_batch
+
+
+def computation(pipeline: Pipeline, stage: int, work: Operation) -> CompiledInstruction:
+    """One pass."""
+    seconds = pipeline.times[stage][work.chunk].seconds(work.kind)
+    return CompiledInstruction((work,), compute=(work.kind, work.micro_batch, work.chunk, seconds))
+
+
+def mark_final(compiled: Sequence[CompiledInstruction]) -> None:
+    """The last backward pass of each chunk completes its gradients."""
+    last: dict[int, CompiledInstruction] = {}
+    for instruction in compiled:
+        if instruction.compute is not None and instruction.compute[0] in _GRADIENTS:
+            last[instruction.compute[2]] = instruction
+    for final in last.values():
+        final.is_final = True
 
 
 def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstruction]:
     """The programme of a stage up to its gradient exchange, in the engine's terms."""
-    schedule = pipeline.schedule
-    num_micro_batches = schedule.num_micro_batches
-    places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
-    chain = schedule.chain
+    messages = Messages(pipeline, stage)
     compiled: list[CompiledInstruction] = []
-    last: dict[int, CompiledInstruction] = {}
-    for instruction in schedule.programmes[stage]:
+    for instruction in pipeline.schedule.programmes[stage]:
         kind = instruction[0].kind
         if kind in ("gradient_sync", "step"):
             break
         if kind in COMPUTE and len(instruction) == 1:
-            work = instruction[0]
-            seconds = pipeline.times[stage][work.chunk].seconds(kind)
-            compiled.append(
-                CompiledInstruction(
-                    instruction, compute=(kind, work.micro_batch, work.chunk, seconds)
-                )
-            )
-            if kind in _GRADIENTS:
-                last[work.chunk] = compiled[-1]
+            compiled.append(computation(pipeline, stage, instruction[0]))
             continue
         sends, receives = [], []
         for operation in instruction:
-            is_forward = operation.kind.endswith("forward")
-            is_send = operation.kind in SENDS
-            if not is_send and operation.kind not in RECEIVES:
-                raise CheckFailedError(
-                    f"stage {stage} posts {operation.kind} together with messages; a computation "
-                    "is an instruction of its own"
-                )
-            place = places[operation.chunk]
-            boundary = place if is_send == is_forward else place - 1
-            key = (2 * boundary + is_forward) * num_micro_batches + operation.micro_batch
-            if is_send:
-                crossing = (pipeline.forward if is_forward else pipeline.backward)[boundary]
-                receiver = chain[boundary + 1 if is_forward else boundary]
-                sends.append(CompiledSend(key, operation, receiver, crossing))
-            else:
+            send = key = None
+            if operation.kind in SENDS:
+                send = messages.output_of(operation)
+            elif operation.kind in RECEIVES:
+                key = messages.input_of(operation)
+            if send is not None:
+                sends.append(send)
+            elif key is not None:
                 receives.append(key)
+            else:
+                raise CheckFailedError(
+                    f"stage {stage} posts {operation} together with messages, or over no boundary; "
+                    "a computation is an instruction of its own"
+                )
+        awaits = tuple(send.key for send in sends) if pipeline.sends == "waited" else ()
         compiled.append(
-            CompiledInstruction(instruction, sends=tuple(sends), receives=tuple(receives))
+            CompiledInstruction(
+                instruction, sends=tuple(sends), receives=tuple(receives), awaits=awaits
+            )
         )
-    for final in last.values():
-        final.is_final = True
+    mark_final(compiled)
     return compiled

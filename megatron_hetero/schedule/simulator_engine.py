@@ -19,6 +19,7 @@ from megatron_hetero.schedule.programme import (
 )
 from megatron_hetero.schedule.simulator_compile import CompiledInstruction, compile_programme
 from megatron_hetero.schedule.simulator_exchange import Exchange, Paths
+from megatron_hetero.schedule.simulator_overlapped import compile_overlapped
 from megatron_hetero.schedule.simulator_parts import (
     Collective,
     MessageSpan,
@@ -59,13 +60,11 @@ class _Stage:
         "now_s",
         "operations",
         "posted",
-        "sends_wait",
         "sent_until_s",
     )
 
-    def __init__(self, identity: StageId, sends_wait: bool) -> None:
+    def __init__(self, identity: StageId) -> None:
         self.id = identity
-        self.sends_wait = sends_wait
         self.instructions: list[CompiledInstruction] = []
         self.operations: list[OpSpan] = []
         self.now_s = 0.0
@@ -93,9 +92,11 @@ class _Engine:
         self.num_queued = 0
         self.ready: list[_Stage] = []
         for index, pipeline in enumerate(pipelines):
+            is_overlapped = pipeline.sends == "overlapped"
             for stage in range(pipeline.schedule.num_stages):
-                made = _Stage((index, stage), pipeline.sends == "waited")
-                made.instructions = list(reversed(compile_programme(pipeline, stage)))
+                made = _Stage((index, stage))
+                compiled = compile_overlapped if is_overlapped else compile_programme
+                made.instructions = list(reversed(compiled(pipeline, stage)))
                 self.stages[made.id] = made
                 self.run_.operations[made.id] = made.operations
 
@@ -159,27 +160,31 @@ class _Engine:
         """When all messages of an instruction are done; None while one is not on its way."""
         end_s = now_s = stage.now_s
         missing = False
+        for message in instruction.asks:
+            self._ask((pipeline, message), now_s)
         for message in instruction.receives:
             key = (pipeline, message)
             if key not in self.asked_s:
-                self.asked_s[key] = now_s
-                self._wake(self.asking.pop(key, None))
+                self._ask(key, now_s)
             arrival_s = self.arrival_s.get(key)
             if arrival_s is None:
                 self.waiting[key] = stage
                 missing = True
             elif arrival_s > end_s:
                 end_s = arrival_s
-        if stage.sends_wait:
-            for send in instruction.sends:
-                key = (pipeline, send.key)
-                asked_s = self.asked_s.get(key)
-                if asked_s is None:
-                    self.asking[key] = stage
-                    missing = True
-                else:
-                    end_s = max(end_s, self.arrival_s[key], asked_s)
+        for send in instruction.awaits:
+            key = (pipeline, send)
+            asked_s = self.asked_s.get(key)
+            if asked_s is None:
+                self.asking[key] = stage
+                missing = True
+            else:
+                end_s = max(end_s, self.arrival_s[key], asked_s)
         return None if missing else end_s
+
+    def _ask(self, key: tuple[int, int], now_s: float) -> None:
+        self.asked_s[key] = now_s
+        self._wake(self.asking.pop(key, None))
 
     def _post(self, stage: _Stage, now_s: float) -> None:
         stage.posted = True

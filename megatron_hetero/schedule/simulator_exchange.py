@@ -36,6 +36,13 @@ class Paths:
                 last_s = end_s
         return start_s, last_s
 
+    def take_each(self, hops: Sequence[tuple[str, float]], now_s: float) -> tuple[float, float]:
+        """Take paths, each for its seconds as soon as it is free; (first start, last end)."""
+        spans = [self.take([hop], now_s) for hop in hops]
+        if not spans:
+            return now_s, now_s
+        return min(start_s for start_s, _ in spans), max(end_s for _, end_s in spans)
+
 
 @dataclass(slots=True)
 class _Holder:
@@ -82,7 +89,7 @@ class Exchange:
     def run(self, number: int, now_s: float) -> tuple[Collective, float, float]:
         """All holders are there; (collective, begin, end)."""
         collective = self._collectives[number]
-        start_s, end_s = self._paths.take(collective.hops, now_s)
+        start_s, end_s = self._paths.take_each(collective.hops, now_s)
         end_s += collective.latency_s
         self._end_s[number] = end_s
         return collective, start_s, end_s

@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple
 
 from megatron_hetero.schedule.programme import Operation, OperationKind, Schedule
 
-SendMode = Literal["buffered", "waited"]
+SendMode = Literal["buffered", "waited", "overlapped"]
 """What a sender does after a send: goes on, as our runtime does, or waits until the message has
-arrived and its receiver has asked for it, as stock Megatron does."""
+arrived and its receiver has asked for it, as stock Megatron's 1F1B does.  Stock Megatron's
+interleaved stages overlap some of their messages (`simulator_overlapped`)."""
 
 StageId = tuple[int, int]
 """(pipeline, stage)."""

@@ -250,10 +250,11 @@ def _workload(plan: Plan) -> Workload:
 
 
 def _sends(plan: Plan, is_stock: bool) -> SendMode:
-    """Stock Megatron waits for its sends, but for those of interleaved stages, most of which it
-    overlaps (`overlap_p2p_comm`)."""
+    """Stock Megatron waits for its sends; interleaved it overlaps some."""
+    if not is_stock:
+        return "buffered"
     is_interleaved = any(s.chunks for replica in plan.replicas for s in replica.stages)
-    return "waited" if is_stock and not is_interleaved else "buffered"
+    return "overlapped" if is_interleaved else "waited"
 
 
 def _pipeline(

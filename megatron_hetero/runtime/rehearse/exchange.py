@@ -7,7 +7,8 @@ the backward pass, stretched, has come so far; what its bucket carries has the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,14 +62,14 @@ class GradientHooks:
         """Put all hooks in their places, in this process."""
         from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
-        from megatron_hetero.runtime import gradients
+        from megatron_hetero.runtime import gradient_buckets, gradients
         from megatron_hetero.runtime.gradient_reduction import DividedReduction, Reduction
 
         self._transport.gradient_bytes = self._gradient_bytes
         for reduction in (Reduction, DividedReduction):
             reduction._start = self._starting(reduction._start)
         DividedReduction.gather = self._gathering(DividedReduction.gather)
-        gradients.plan_buckets = self._planning(gradients.plan_buckets)
+        gradient_buckets._pieces = self._measuring(gradient_buckets._pieces)
         for group in (_ParamAndGradBucketGroup, gradients.ChunkGradients):
             group.register_grad_ready = self._readying(group.register_grad_ready)
         stock = _ParamAndGradBucketGroup
@@ -77,11 +78,13 @@ class GradientHooks:
 
     # Our runtime.
 
-    def _planning(self, plan_buckets: Callable[..., Any]) -> Callable[..., Any]:
-        """A bucket is full when the real one is."""
+    def _measuring(self, pieces: Callable[..., Any]) -> Callable[..., Any]:
+        """Slices are as large as those for which they stand, so that buckets are the real ones."""
 
-        def held(tables: Any, stages: Any, max_elements: int) -> Any:
-            return plan_buckets(tables, stages, self._small.elements_of(max_elements))
+        def held(*args: Any) -> Iterator[Any]:
+            for piece in pieces(*args):
+                size = self._small.real_elements(piece.slice.name, piece.size)
+                yield replace(piece, size=size)
 
         return held
 

@@ -86,8 +86,11 @@ class Network:
         taken = tuple(self._numbers[name] for name in paths(self._cluster, [here], [there]))
         return Hop(taken, link.bytes_per_s / factor, link.latency_s * factor)
 
-    def ring(self, ranks: Sequence[int], hop_bytes: float, num_rounds: int) -> Ring:
-        """A collective in which every rank hands `hop_bytes` in all to the next of a ring."""
+    def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
+        """A collective in which every rank hands `hop_bytes` in all to the next of a ring.
+
+        In each pass a piece of the buffer is handed on from rank to rank, over every hop but one.
+        """
         order = sorted(ranks, key=lambda rank: ring_key(self._cluster, self._devices[rank]))
         hops = [
             self.hop(sender, receiver)
@@ -95,18 +98,18 @@ class Network:
         ]
         return Ring(
             tuple((hop.paths, hop.seconds(hop_bytes)) for hop in hops),
-            num_rounds * max(hop.latency_s for hop in hops),
+            num_passes * (sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)),
         )
 
     def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
         """A reduce-scatter and an all-gather, each (n - 1) / n of a buffer over every hop."""
         size = len(ranks)
-        return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2 * (size - 1))
+        return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2)
 
     def one_pass(self, ranks: Sequence[int], num_bytes: float) -> Ring:
         """A reduce-scatter or an all-gather by itself."""
         size = len(ranks)
-        return self.ring(ranks, (size - 1) / size * num_bytes, size - 1)
+        return self.ring(ranks, (size - 1) / size * num_bytes, 1)
 
     def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
         """Every rank sends every other one the part that it owns, directly."""

@@ -141,9 +141,7 @@ class Transport:
         if self._is_free(ranks):
             return real(async_op)
         num_bytes = output.numel() * output.element_size() * self.activation_ratio
-        size = len(ranks)
-        ring = self.network.ring(ranks, (size - 1) / size * num_bytes, size - 1)
-        return self.hold(group, ring, real, async_op)
+        return self.hold(group, self.network.one_pass(ranks, num_bytes), real, async_op)
 
     def _held_all_to_all(
         self,

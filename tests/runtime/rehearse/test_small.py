@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_hetero.cost.buckets import layer_tensors
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import layer_params
@@ -28,13 +29,17 @@ def test_layers_with_the_same_holders_are_one_layer() -> None:
     assert model.num_layers == 3
     gradient = state_bytes(plan.workload.training).gradient
     real = gradient * layer_params(plan.workload.model, even_share(plan.workload.model, 1))
-    matrix = small.gradient_bytes("decoder.layers.0.mlp.linear_fc1.weight") / 16
     vector = small.gradient_bytes("decoder.layers.0.input_layernorm.weight") / 16
     hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    matrices = 4 * hidden**2 + 2 * hidden * ffn
-    vectors = layer_params(model, even_share(model, 1)) - matrices
-    assert matrices * matrix + vectors * vector == pytest.approx(real)
-    assert small.gradient_bytes("decoder.layers.2.mlp.linear_fc1.weight") == 12 * matrix
+    sizes = {"self_attention.linear_qkv": 3 * hidden**2, "self_attention.linear_proj": hidden**2,
+             "mlp.linear_fc1": hidden * ffn, "mlp.linear_fc2": hidden * ffn}  # fmt: skip
+    vectors = layer_params(model, even_share(model, 1)) - sum(sizes.values())
+    carried = vectors * vector
+    for name, size in sizes.items():
+        carried += size * small.gradient_bytes(f"decoder.layers.0.{name}.weight") / 16
+        last = small.gradient_bytes(f"decoder.layers.2.{name}.weight")
+        assert last == 12 * small.gradient_bytes(f"decoder.layers.0.{name}.weight") / 16
+    assert carried == pytest.approx(real)
     assert len({g.holders for g in sync_groups(placement_of(plan, three_nodes()),
                 plan.workload.model, 1024)}) == 4  # fmt: skip
 
@@ -48,3 +53,25 @@ def test_a_crossing_has_the_real_bytes() -> None:
     sent = model.seq_length * model.hidden_size * element_bytes
     costs = CostModel(three_nodes(), plan.workload)
     assert sent * small.activation_ratio == pytest.approx(costs.activation_bytes)
+
+
+@pytest.mark.parametrize("flags", [{"use_distributed_optimizer": True},
+                                   {"overlap_grad_reduce": True}], ids=str)  # fmt: skip
+def test_buckets_are_the_real_ones_where_their_number_counts(flags: dict[str, bool]) -> None:
+    """By their sizes in the real model; without these flags all begin at once."""
+    sizes = {"hidden_size": 2048, "num_layers": 8, "tied_embeddings": False}
+    plan = placed("tp1:8 @4 | tp1:5,tp1:3 @4", ["a:0"], ["b:0", "c:0"], **sizes, **flags)
+    assert plan.workload is not None
+    model = plan.workload.model
+    small = small_model(plan, plan.workload)
+    assert small.layer_runs == (1,) * 8
+    shapes = small.shrunk.model
+    hidden, ffn = shapes.hidden_size, shapes.ffn_hidden_size
+    small_sizes = {"mlp.linear_fc2": hidden * ffn, "mlp.linear_fc1": hidden * ffn,
+                   "self_attention.linear_qkv": 3 * hidden**2}  # fmt: skip
+    real_sizes = layer_tensors(model)
+    for (name, size), real in zip(small_sizes.items(), real_sizes, strict=False):
+        assert small.real_elements(f"decoder.layers.3.{name}.weight", size) == real
+    plain = placed("tp1:8 @4 | tp1:5,tp1:3 @4", ["a:0"], ["b:0", "c:0"], **sizes)
+    assert plain.workload is not None
+    assert small_model(plain, plain.workload).layer_runs == (5, 3)
