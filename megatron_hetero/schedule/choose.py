@@ -12,6 +12,7 @@ from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.check_schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
@@ -64,6 +65,24 @@ def candidates(
     )
 
 
+def why_not_split(workload: Workload) -> str:
+    """Why the job cannot run backward passes in two parts (`runtime.support`); empty where it can,
+    or where it brings no flags that say."""
+    args = workload.megatron_args
+    places = [i for i, flag in enumerate(args[:-1]) if flag == "--transformer-impl"]
+    if args and not (places and args[places[-1] + 1] == "local"):
+        return (
+            "it splits backward passes, for which only --transformer-impl local has layers that "
+            "can put off weight gradients"
+        )
+    if workload.training.overlap_grad_reduce:
+        return (
+            "it splits backward passes, and --overlap-grad-reduce takes a gradient for complete "
+            "when its backward pass is"
+        )
+    return ""
+
+
 def _without_orders(plan: Plan) -> Plan:
     """The plan in one piece a stage, with 1F1B."""
     replicas = []
@@ -83,12 +102,15 @@ class _Maker:
         if plan.workload is None:
             raise UsageError("the plan carries no model, so its passes cannot be timed")
         self.plan, self.workload = plan, plan.workload
+        self.whole_only = why_not_split(self.workload)
         self.placement = placement_of(plan, cluster)
         self.costs = CostModel(cluster, plan.workload, profile).sharded_as(self.placement)
         self.rows = self.costs.vocab_rows(self.placement.widths)
 
     def candidate(self, name: ScheduleName, plan: Plan) -> Candidate:
         """The plan with orders of one kind on all replicas of several stages."""
+        if name == "zero-bubble" and self.whole_only:
+            return Candidate(name, None, held=self.whole_only)
         times_s, peaks = [], []
         made = plan
         for r, replica in enumerate(plan.replicas):
@@ -130,7 +152,10 @@ class _Maker:
         if name == "interleaved":
             return Listed(interleaved(pipeline.chain, m), 0.0)
         limits = self._limits(self.placement.replicas[r])
-        return (zero_bubble if name == "zero-bubble" else synthesise)(pipeline, limits)
+        if name == "zero-bubble":
+            return zero_bubble(pipeline, limits)
+        counts = self.placement.replicas[r].num_in_flight
+        return synthesise(pipeline, limits, counts, split=not self.whole_only)
 
     def _pipeline(self, r: int, replica: Replica) -> Pipeline:
         placed = self.placement.replicas[r]

@@ -1,9 +1,9 @@
 """A schedule computed for one pipeline: its unequal stages, its slow hops, its memory.
 
-Candidates are 1F1B with the launch counts of the rule, 1F1B with counts found by coordinate search,
-and greedy lists with whole and with split backward passes, whose limits are searched likewise.  All
-are timed by one event model (`schedule.simulate` has the same), so what comes out is never slower
-there than 1F1B with the rule's counts.
+Candidates are 1F1B with the launch counts of the rule or with known ones, 1F1B with counts found by
+coordinate search, and greedy lists with whole and with split backward passes, whose limits are
+searched likewise.  All are timed by one event model (`schedule.simulate` has the same), so what
+comes out is never slower there than 1F1B with the counts that it begins with.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ Time = Callable[[Counts], float]
 
 
 def synthesise(
-    pipeline: Pipeline, limits: Sequence[int] | None = None, *, split: bool = True
+    pipeline: Pipeline,
+    limits: Sequence[int] | None = None,
+    counts: Sequence[int] | None = None,
+    *,
+    split: bool = True,
 ) -> Listed:
     """The quickest schedule found.
 
     Args:
         limits: micro-batches whose activations each stage can hold (passes, of all its chunks),
             shape [stage]; by default all of them.
+        counts: launch counts of 1F1B that are known to be good, shape [stage].
         split: whether backward passes may be split.
     Raises:
         CheckFailedError: no schedule keeps to the limits.
@@ -44,7 +49,7 @@ def synthesise(
     found: list[Listed] = []
     starts = [caps]
     if len(pipeline.chain) == pipeline.num_stages:
-        launched = _one_f_one_b(pipeline, caps, budget)
+        launched = _one_f_one_b(pipeline, caps, counts, budget)
         found += launched
         starts = [_counts(launched[0], pipeline), _counts(launched[-1], pipeline), caps]
     policies = [replace(p, split=False, patience=0.0) for p in POLICIES if not p.patience]
@@ -71,8 +76,10 @@ class _Budget:
         return self.tries >= 0
 
 
-def _one_f_one_b(pipeline: Pipeline, caps: Counts, budget: _Budget) -> list[Listed]:
-    """1F1B with the rule's counts, and with the best counts near them."""
+def _one_f_one_b(
+    pipeline: Pipeline, caps: Counts, known: Sequence[int] | None, budget: _Budget
+) -> list[Listed]:
+    """1F1B with the rule's counts or the known ones, and with the best counts near them."""
     m = pipeline.num_micro_batches
     passes = [
         PassTimes(t.forward_s, t.backward_input_s + t.backward_weight_s) for (t,) in pipeline.times
@@ -93,10 +100,11 @@ def _one_f_one_b(pipeline: Pipeline, caps: Counts, budget: _Budget) -> list[List
         return tuple(fitting)
 
     rule = falling(launch_counts([p.total_s for p in passes], hops))
-    best = _climb(rule, time_s, falling, budget)
+    start = min([rule] if known is None else [rule, falling(known)], key=time_s)
+    best = _climb(start, time_s, falling, budget)
     return [
         Listed(one_f_one_b(pipeline.num_stages, m, counts), time_s(counts))
-        for counts in (rule, best)
+        for counts in (start, best)
     ]
 
 

@@ -56,6 +56,20 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "zero-bubble" in out
 
 
+def test_backward_passes_are_split_only_where_the_job_can(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def kinds(*flags: str) -> dict[str, dict[str, object]]:
+        assert main(["schedule", *PLAN, "--json", "--", *flags]) == 0
+        return {k["kind"]: k for k in json.loads(capsys.readouterr().out)["schedules"]}
+
+    assert "--transformer-impl local" in str(kinds()["zero-bubble"]["unavailable"])
+    local = "--transformer-impl=local", "--attention-backend=flash"
+    overlap = kinds(*local, "--overlap-grad-reduce")["zero-bubble"]
+    assert "--overlap-grad-reduce" in str(overlap["unavailable"])
+    assert "pipeline_times_s" in kinds(*local)["zero-bubble"]
+
+
 @pytest.mark.parametrize("words", [["--kind=zero-bubble"], ["--chunks=1"]])
 def test_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", *PLAN, *words]) == 2
