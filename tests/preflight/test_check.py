@@ -92,9 +92,7 @@ def across_sites() -> tuple[Plan, Cluster]:
     return replace(plan, inputs={}), replace(cluster, node_links=links)
 
 
-UNLIKE = with_width(
-    (("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 | tp1:8 @4"
-)
+UNLIKE = with_width((("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 | tp1:8 @4")
 
 FAULTS: tuple[
     tuple[str, Callable[[], tuple[Plan, Cluster]], tuple[str, ...]], ...
