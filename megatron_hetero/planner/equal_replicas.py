@@ -14,6 +14,7 @@ from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.sandwiches import sandwiches
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
 
@@ -23,6 +24,8 @@ _PART_OF_MANY = 4
 _MAX_KINDS = 32
 """One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
 
+_NUM_PRICED = 12
+"""Sandwiches to price."""
 _NUM_COUNTS = 2
 """Numbers of replicas to price for a shape: the most, and the most with a micro-batch more each."""
 
@@ -51,6 +54,7 @@ class EqualReplicas:
             if shape not in seen:
                 seen.add(shape)
                 search.climb(shape, max_work // len(starts))
+        search.try_sandwiches(max_work // self.num_starts)
 
 
 class _Search:
@@ -84,6 +88,19 @@ class _Search:
             shape, best = better
         if best is not None:
             self._shift_layers(best, limit)
+
+    def try_sandwiches(self, max_work: int) -> None:
+        """Climb from shapes with one kind of GPUs inside and another at one or both ends, where one
+        is better than all that is known: from other shapes they are many moves away."""
+        shapes = [s for s in sandwiches(self.problem, self.kinds) if s not in self._found]
+        ranked = [(self._promise_s(shape), shape) for shape in shapes]
+        order = sorted((promise_s, shape) for promise_s, shape in ranked if promise_s is not None)
+        for _, shape in order[:_NUM_PRICED]:
+            known = self.board.best
+            found = self.price(shape, known)
+            self._found[shape] = found
+            if found and (known is None or found.key < known.key):
+                self.climb(shape, max_work)
 
     def price(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
         """The best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
