@@ -54,7 +54,8 @@ class EqualReplicas:
             if shape not in seen:
                 seen.add(shape)
                 search.climb(shape, max_work // len(starts))
-        search.try_sandwiches(max_work // self.num_starts)
+        if max_work:
+            search.try_sandwiches(max_work // self.num_starts)
 
 
 class _Search:

@@ -28,8 +28,7 @@ def test_it_never_makes_the_board_worse(
     problem = make_problem(cluster, workload)
     before = search(problem, strategies=[Symmetric()]).best
     board = search(problem, strategies=[Symmetric(), EqualReplicas(max_work=200 * limited)])
-    if before is None:
-        assert board.best is None
+    if before is None:  # it may find one by itself
         return
     assert board.best is not None
     assert board.best.key <= before.key
