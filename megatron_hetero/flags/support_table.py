@@ -116,11 +116,10 @@ SUPPORT: tuple[Support, ...] = (
         "values other than Megatron's default",
     ),
     Support(
-        "refused",
-        "--log-straggler",
-        "the log's [stages] lines compare each GPU with its own type; Megatron's detector takes "
-        "all ranks to have equal work",
-        by_presence=True,
+        "passed on",
+        "--log-straggler --straggler-* --disable-straggler-on-startup",
+        "Megatron's detector with each rank's own part of the work; its sensors need a GPU, on "
+        "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on all interfaces",
     ),
     Support(
         "refused",
@@ -258,7 +257,7 @@ SUPPORT: tuple[Support, ...] = (
         "--use-torch-optimizer-for-* "
         "--no-pin-cpu-* --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
         "--main-params-dtype --tp-comm-* --no-tp-comm-* --wgrad-deferral-limit "
-        "--logits-* --fim-* --inprocess-* --straggler-* --disable-straggler-on-startup "
+        "--logits-* --fim-* --inprocess-* "
         "--non-persistent-* --calc-ft-timeouts --ft-num-warmup-iters --ckpt-convert-*",
         "details of a feature that is refused",
     ),

@@ -100,9 +100,9 @@ class AsymmetricJob:
         self._overlaps_gathers = args.overlap_param_gather and not args.log_params_norm
         args.overlap_param_gather = False
         self._check_optimizer_shares()
-        workload = workload_of(args, megatron, self._job_size)
-        validate_plan(replace(plan, workload=workload, estimates=None))
-        machine.check_same_model(plan, workload)
+        self._workload = workload_of(args, megatron, self._job_size)
+        validate_plan(replace(plan, workload=self._workload, estimates=None))
+        machine.check_same_model(plan, self._workload)
         return args
 
     def _follow_batches(self, args: Any) -> None:
@@ -161,7 +161,7 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime import data, experts, model_hooks, random_states
+        from megatron_hetero.runtime import data, experts, model_hooks, random_states, straggler
         from megatron_hetero.runtime.boundary import PipelineCommunicator
         from megatron_hetero.runtime.groups import build_groups
         from megatron_hetero.runtime.megatron import (
@@ -197,6 +197,8 @@ class AsymmetricJob:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
         parallel_state.fill(groups)
+        if self._args.log_straggler:
+            straggler.configure(self._args, plan, self._workload, self._world.rank)
         watch = StageWatch() if StageRatio.applies(plan) else None
         forward_backward.apply(ReplicaSchedule(self._batches, groups, watch))
         stages = random_states.replica_stages(plan)

@@ -122,6 +122,7 @@ def _seed_cpu(seed: int) -> None:
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """(owner, attribute, value) of everything that is replaced while the backend is active."""
     import megatron.core.tensor_parallel.random as megatron_random
+    from megatron.core.utils import StragglerDetector
 
     cuda = torch.cuda
     yield cuda, "is_available", lambda: True
@@ -167,6 +168,8 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     # The tracker keeps one state for each name; both functions assume a CUDA generator.
     yield megatron_random, "_get_cuda_rng_state", _get_rng_state
     yield megatron_random, "_set_cuda_rng_state", _set_rng_state
+    # Without CUDA Megatron leaves it as it is made, which is off: there are no sensors to ask.
+    yield StragglerDetector, "_configured", True
     # Asks the accelerator whether a graph is being captured, at every optimizer step.
     yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _nothing
 

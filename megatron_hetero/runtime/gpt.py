@@ -23,6 +23,7 @@ from megatron.core.utils import (
 )
 from megatron.training import get_args, get_timers
 from megatron.training.models.gpt import default_layer_spec
+from megatron.training.training import stimer
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
 from megatron_hetero.runtime.context_attention import with_gathered_attention
@@ -41,11 +42,14 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
     """
     timers = get_timers()
     timers("batch-generator", log_level=2).start()
-    tokens, labels, loss_mask, attention_mask, position_ids = _batch(
-        data_iterator, get_attr_wrapped_model(model, "vp_stage")
-    )
+    # `--log-straggler`: times the batch and the forward pass where Megatron's own script does.
+    with stimer(bdata=True):
+        tokens, labels, loss_mask, attention_mask, position_ids = _batch(
+            data_iterator, get_attr_wrapped_model(model, "vp_stage")
+        )
     timers("batch-generator").stop()
-    output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
+    with stimer:
+        output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
     return output, partial(loss_func, loss_mask)
 
 

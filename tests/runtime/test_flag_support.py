@@ -59,7 +59,6 @@ def test_what_the_table_refuses_is_refused_by_a_rule() -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--log-straggler"],
         ["--use-nccl-ub"],
         ["--pipeline-model-parallel-comm-backend=ucc"],
     ],

@@ -67,3 +67,29 @@ def test_known_values_pass_through_every_group_over_nccl(folder: Path) -> None:
     data = json.loads(run(folder, *words, launcher=launcher))
     assert data["ok"]
     assert len(data["machines"]) == num_ranks
+
+
+TRAINING = [
+    "--train-iters=4", "--log-interval=2", "--eval-interval=1000", "--eval-iters=0", "--mock-data",
+    "--tokenizer-type=NullTokenizer", "--num-workers=0",
+]  # fmt: skip
+
+
+def train(folder: Path, layout: str, num_gpus: int, *flags: str) -> str:
+    """A short training on the first GPUs; its log.  Skipped where there are fewer."""
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip(f"needs {num_gpus} GPUs")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    launcher += ("--nproc-per-node", str(num_gpus), "-m", "megatron_hetero.pretrain_gpt")
+    command = [*launcher, *MODEL, *TRAINING, f"--hetero-layout={layout}", *flags]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("layout", "num_gpus"), [("tp1:8 @16", 1), ("tp1:6,tp1:2 @16", 2)])
+def test_the_straggler_detector_reports(layout: str, num_gpus: int, tmp_path: Path) -> None:
+    pytest.importorskip("pynvml", reason="torch asks the sensors through it")
+    log = train(tmp_path, layout, num_gpus, "--log-straggler", "--straggler-minmax-count=1")
+    for what in ("MnRtt/Rnk", "MxTmp/Rnk", "MxPwr/Rnk", "MnEtpt/Rnk"):
+        assert log.count(what) == 2, what
