@@ -98,7 +98,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--expert-model-parallel-size --fp8-format "
+        "--expert-model-parallel-size "
         "--fp4-format --fp32-residual-connection --mtp-num-layers --multi-latent-attention "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
         "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
@@ -231,10 +231,21 @@ SUPPORT: tuple[Support, ...] = (
         "details of a feature of experts that is refused",
     ),
     Support(
+        "refused",
+        "--fp8-recipe --fp8-param-gather --first-last-layers-bf16",
+        "with --fp8-format; of recipes tensorwise is followed",
+    ),
+    Support(
+        "passed on",
+        "--fp8-format --no-fp8-wgrad",
+        "fp8 products of Transformer Engine, with --fp8-recipe tensorwise, where every GPU and "
+        "shard of the plan allows it; untested, as everything on GPUs",
+    ),
+    Support(
         "elsewhere",
-        "--fp8-* --no-fp8-wgrad --fp4-* --first-last-layers-bf16 --num-layers-at-*-in-bf16 "
+        "--fp8-* --fp4-* --num-layers-at-*-in-bf16 "
         "--keep-fp8-transpose-cache --te-precision-config-file --reuse-grad-buf-*",
-        "fp8 and fp4; --fp8-format and --fp4-format are refused",
+        "details of fp4, which is refused, or of a way of fp8 that is",
     ),
     Support(
         "elsewhere",

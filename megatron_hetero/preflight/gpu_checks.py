@@ -13,7 +13,7 @@ from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
-_FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
+FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
 _FLASH_CAPABILITY = 8.0
 _FP4_CAPABILITY = 10.0
 _GROUPED_GEMM_CAPABILITY = 8.0
@@ -43,7 +43,7 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
 def fp8_is_supported(job: Job) -> Iterator[Finding]:
     if job.has("--fp8-format"):
         recipe = job.value("--fp8-recipe") or "delayed"
-        needed = _FP8_CAPABILITY.get(recipe)
+        needed = FP8_CAPABILITY.get(recipe)
         if needed is not None:
             yield from _needs(job, "fp8-unsupported", f"fp8 with recipe {recipe}", needed,
                               "remove --fp8-format, or plan again without these GPUs")  # fmt: skip

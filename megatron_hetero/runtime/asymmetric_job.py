@@ -13,7 +13,7 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.validate import validate_plan
-from megatron_hetero.runtime import machine, support
+from megatron_hetero.runtime import fp8, machine, support
 from megatron_hetero.runtime.arguments import (
     HeteroArguments,
     follow_stage,
@@ -103,6 +103,8 @@ class AsymmetricJob:
         self._workload = workload_of(args, megatron, self._job_size)
         validate_plan(replace(plan, workload=self._workload, estimates=None))
         machine.check_same_model(plan, self._workload)
+        if args.fp8 is not None:
+            fp8.check_plan(plan, self._workload)
         return args
 
     def _follow_batches(self, args: Any) -> None:

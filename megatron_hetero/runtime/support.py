@@ -14,7 +14,7 @@ from megatron_hetero.flags.support import refused_by_presence, without_effect
 from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime import backend, experts
+from megatron_hetero.runtime import backend, experts, fp8
 from megatron_hetero.runtime.batches import global_batch_size
 
 # (flag as the user knows it, whether the parsed arguments ask for it, what to do instead)
@@ -38,7 +38,6 @@ _REFUSED: tuple[_Rule, ...] = (
         lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
         "use --use-distributed-optimizer",
     ),
-    ("--fp8-format", lambda a: a.fp8 is not None, "leave it out"),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
     ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),
     ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
@@ -311,6 +310,8 @@ def check_arguments(args: Any, plan: Plan) -> None:
     if args.num_experts is not None:
         _refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
         experts.check_micro_batches(plan, args)
+    if args.fp8 is not None:
+        _refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
     if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
         raise UnsupportedError(

@@ -9,15 +9,16 @@ import pytest
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support import named_flags, support_of
 from megatron_hetero.flags.table import flag_table
-from megatron_hetero.runtime import experts, support
+from megatron_hetero.runtime import experts, fp8, support
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 
-RULES = (*support._REFUSED, *support._NOT_IN_THIS_ENTRY, *experts.REFUSED)
+RULES = (*support._REFUSED, *support._NOT_IN_THIS_ENTRY, *experts.REFUSED, *fp8.REFUSED)
 FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {
     "--async-save",
     "--eval-interval",
+    "--fp16",
     "--full-validation",
     "--load",
     "--moe-router-load-balancing-type",
@@ -29,6 +30,7 @@ IN_PART = {
     "--rerun-mode",
     "--step-batch-size-schedule",
     "--test-data-path",
+    "--transformer-impl",
     "--train-iters",
     "--valid-data-path",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,18 @@ def test_the_straggler_detector_reports(layout: str, num_gpus: int, tmp_path: Pa
     log = train(tmp_path, layout, num_gpus, "--log-straggler", "--straggler-minmax-count=1")
     for what in ("MnRtt/Rnk", "MxTmp/Rnk", "MxPwr/Rnk", "MnEtpt/Rnk"):
         assert log.count(what) == 2, what
+
+
+@pytest.mark.parametrize(("layout", "num_gpus"), [("tp1:6,tp1:2 @16", 2)])
+def test_fp8_products_train_an_asymmetric_plan(layout: str, num_gpus: int, tmp_path: Path) -> None:
+    pytest.importorskip("transformer_engine.pytorch")
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8 needs compute capability 8.9")
+    # The last one given counts.
+    flags = ("--transformer-impl=transformer_engine", "--fp8-recipe=tensorwise")
+    losses = [
+        [float(x) for x in re.findall(r"lm loss: (\S+)", train(tmp_path, layout, num_gpus, *more))]
+        for more in (flags, (*flags, "--fp8-format=hybrid"))
+    ]
+    assert len(losses[0]) == 2 and losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
