@@ -15,6 +15,7 @@ from rich.text import Text
 
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.report.terminal import facts
+from megatron_hetero.units import format_bytes
 
 QUANTITIES = {
     "loss": "loss",
@@ -92,6 +93,15 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
         yield "NO: ranks of a tensor-parallel group ended with unlike random states"
     if not found["same_loss_scales"]:
         yield "NO: some rank scaled a loss, or skipped a step, otherwise than the one process"
+    boundaries = found.get("boundaries")
+    if boundaries:
+        worst = max(boundaries, key=lambda b: b["bytes_over_least"])
+        least = sum(b["least_bytes"] for b in boundaries)
+        yield (
+            f"boundaries: {sum(b['messages'] for b in boundaries)} tensors of "
+            f"{format_bytes(least)} in all, handed over {worst['bytes_over_least']:.2f}x"
+            + ("" if worst["bytes_over_least"] <= 1 else f" at {_boundary(worst)}")
+        )
     sync = found.get("gradient_sync")
     if sync is not None and sync["most_collectives_per_step"]:
         yield (
@@ -103,6 +113,10 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
             f"left out of the weights: the key biases of {len(found['left_out_of_weights'])} "
             "layers, whose true gradient is zero"
         )
+
+
+def _boundary(found: Mapping[str, Any]) -> str:
+    return f"boundary {found['boundary']} of replica {found['replica']}"
 
 
 def _verdict(ok: bool) -> Text:

@@ -234,6 +234,8 @@ class AsymmetricJob:
                 random_states.RandomStates(stages, self._position, self._loads_states),
             ),
         ]
+        communicator = PipelineCommunicator(groups, config.model.transformer)
+        config.model.post_wrap_hooks.insert(0, communicator.hook)
         return pretrain(
             config,
             data.iterators_provider(
@@ -244,7 +246,7 @@ class AsymmetricJob:
             ),
             model_type,
             self._in_own_sizes(forward_step),
-            p2p_communicator=PipelineCommunicator(groups, config.model.transformer),
+            p2p_communicator=communicator,
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )

@@ -13,7 +13,7 @@ the stages then carries the same bytes, but through one pair of devices.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.stage_ranges import StageRanks, flat_range, pieces
 from megatron_hetero.runtime.groups import RankGroups
+from megatron_hetero.runtime.traffic import BoundaryTraffic
 
 
 class Boundary:
@@ -63,6 +65,7 @@ class Boundary:
             self._index = stage.ranks.index(dist.get_rank())
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
         self._num_forgotten = 0
+        self.traffic = BoundaryTraffic()
         self._posted: deque[_Announced | _UnderWay] = deque()
 
     def begin(self) -> None:
@@ -76,7 +79,10 @@ class Boundary:
             announce: tell the receivers its shape first; they have posted for it without one.
         """
         ops = self._shape_ops(tensor) if announce else []
-        ops += self.send_ops(tensor, self._config.sequence_parallel)
+        parts = self.send_ops(tensor, self._config.sequence_parallel)
+        whole = self._num_elements(tensor.numel(), self._config.sequence_parallel)
+        self.traffic.count([op.tensor for op in parts], whole * tensor.element_size())
+        ops += parts
         works = [work for group in _by_group(ops) for work in dist.batch_isend_irecv(group)]
         self._sent.append((works, [op.tensor for op in ops]))
 
@@ -256,6 +262,11 @@ class PipelineCommunicator:
                 hop.shapes,
             )
 
+    def hook(self, model: list[Any]) -> list[Any]:
+        """Megatron's `post_wrap_hook`: whoever has the model finds its boundaries."""
+        set_boundaries(get_model_config(model[0]), self.boundaries)
+        return model
+
     @property
     def is_pp_first_stage(self) -> bool:
         return self.pp_group.rank() == 0
@@ -271,3 +282,17 @@ class PipelineCommunicator:
     @property
     def current_stage(self) -> int:
         return self.pp_group.rank()
+
+
+_ATTRIBUTE = "hetero_boundaries"
+
+
+def set_boundaries(config: Any, boundaries: Mapping[int, Boundary]) -> None:
+    """Note a rank's boundaries on a model's configuration, where `boundaries_of` finds them."""
+    setattr(config, _ATTRIBUTE, boundaries)
+
+
+def boundaries_of(config: Any) -> Mapping[int, Boundary]:
+    """Those of this rank, by their place in the chain; none under stock Megatron."""
+    found: Mapping[int, Boundary] = getattr(config, _ATTRIBUTE, {})
+    return found

@@ -1,7 +1,8 @@
-"""Counts what one rank's gradient sync hands to the transport, against the least that it could."""
+"""Counts what one rank hands to the transport, gradients and activations, against the least."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,3 +39,20 @@ class Traffic:
         if bound == 0:
             return 1.0 if self.payload_bytes == 0 else float("inf")
         return self.payload_bytes / bound
+
+
+@dataclass
+class BoundaryTraffic:
+    """Of one rank at one boundary, in the direction in which it sends, totals over the run.
+
+    `tensor_bytes`: of the whole tensors, which all ranks of the stage send together.
+    """
+
+    num_messages: int = 0
+    handed_bytes: int = 0
+    tensor_bytes: int = 0
+
+    def count(self, pieces: Sequence[torch.Tensor], tensor_bytes: int) -> None:
+        self.num_messages += 1
+        self.handed_bytes += sum(piece.nbytes for piece in pieces)
+        self.tensor_bytes += tensor_bytes

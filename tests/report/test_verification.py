@@ -30,8 +30,14 @@ RUN: dict[str, Any] = {
     "losses": [{"one_process": 5.25, "plan": 5.2500001}, {"one_process": 5.0, "plan": 5.0}],
     "floor": None,
     "gradient_sync": {
-        "most_collectives_per_step": 5.0, "bytes_over_least": 1.0, "copied_share": 0.25,
+        "most_collectives_per_step": 5.0, "bytes": 2048, "least_bytes": 2048,
+        "bytes_over_least": 1.0, "copied_share": 0.25,
     },
+    "boundaries": [
+        {"replica": 0, "boundary": 0, "from_stage": stage, "messages": 4, "bytes": 4096,
+         "least_bytes": 4096, "bytes_over_least": 1.0}
+        for stage in (0, 1)
+    ],
 }  # fmt: skip
 DATA: dict[str, Any] = {
     **{key: RUN[key] for key in ("loss", "gradients", "gradient_norm", "weights", "tolerance")},
@@ -64,6 +70,7 @@ def changed(**of_the_run: Any) -> dict[str, Any]:
         "Training with SGD",
         "every step took the same samples",
         "gradient sync: up to 5 collectives a step, 1.00x the least bytes, 25% copied",
+        "boundaries: 8 tensors of 8 KiB in all, handed over 1.00x",
         "same bits on all ranks",
         "the key biases of 2 layers",
         "The plan trains as one process does.",

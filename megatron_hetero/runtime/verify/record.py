@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import numpy
 import torch
 from megatron.core.utils import get_model_config
 
+from megatron_hetero.runtime.boundary import Boundary, boundaries_of
 from megatron_hetero.runtime.gradient_memory import main_grad
 from megatron_hetero.runtime.gradients import GradientSync, gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.provider import EveryRankProvider
 from megatron_hetero.runtime.shards import ParameterShard, global_parameters, shard_of
-from megatron_hetero.runtime.traffic import Traffic
+from megatron_hetero.runtime.traffic import BoundaryTraffic, Traffic
 
 SKIPPED = "skipped"
 """Instead of the norm of a step whose gradients overflowed, so that no rank updated."""
@@ -47,6 +48,8 @@ class RankRecord:
     """What its gradient sync handed to the transport; None under stock Megatron."""
     random_state: str = ""
     """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
+    boundaries: dict[int, BoundaryTraffic] = field(default_factory=dict)
+    """What it sent to other stages, by boundary; nothing under stock Megatron."""
     loss_scales: dict[int, float] = field(default_factory=dict)
     """What each step's loss was multiplied with (fp16); gradients are recorded without it."""
 
@@ -73,6 +76,7 @@ class Recorder:
         self._loss_scales: dict[int, float] = {}
         self._samples: list[int] = []
         self._sync: GradientSync | None = None
+        self._boundaries: Mapping[int, Boundary] = {}
 
     def observe_log(self) -> None:
         """Start observing the loop's log; call it after Megatron is imported."""
@@ -89,6 +93,7 @@ class Recorder:
             name: shard_of(name, parameter, config) for name, parameter in self._parameters.items()
         }
         self._sync = gradient_sync(config)
+        self._boundaries = boundaries_of(config)
         inner = config.finalize_model_grads_func or finalize_model_grads
 
         def finalize(*args: Any, **kwargs: Any) -> None:
@@ -143,6 +148,7 @@ class Recorder:
             "samples": self._samples,
             "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
             "traffic": None if self._sync is None else asdict(self._sync.traffic),
+            "boundaries": {n: asdict(b.traffic) for n, b in self._boundaries.items()},
         }
         path.with_suffix(".json").write_text(json.dumps(meta))
 
@@ -177,4 +183,5 @@ def read_record(path: Path) -> RankRecord:
         loss_scales={int(step): value for step, value in meta["loss_scales"].items()},
         random_state=meta["random_state"],
         traffic=None if meta["traffic"] is None else Traffic(**meta["traffic"]),
+        boundaries={int(n): BoundaryTraffic(**b) for n, b in meta["boundaries"].items()},
     )

@@ -18,7 +18,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.traffic import Traffic
+from megatron_hetero.runtime.traffic import BoundaryTraffic, Traffic
 from megatron_hetero.runtime.verify.compare import (
     Distances,
     Tolerances,
@@ -30,6 +30,7 @@ from megatron_hetero.runtime.verify.compare import (
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord, read_record
 from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
+from megatron_hetero.runtime.verify.traffic import boundaries_to_data, sync_to_data
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
@@ -49,6 +50,8 @@ class Comparison:
     floor: Distances | None
     traffic: tuple[Traffic, ...] = ()
     """Of the plan's ranks."""
+    boundaries: tuple[Mapping[int, BoundaryTraffic], ...] = ()
+    """[rank] -> what it sent, by boundary."""
 
     @property
     def ok(self) -> bool:
@@ -183,6 +186,7 @@ def _comparison(
         tuple((reference.losses[step], losses[step]) for step in sorted(losses)),
         floor,
         tuple(record.traffic for record in ranks if record.traffic is not None),
+        tuple(record.boundaries for record in ranks),
     )
 
 
@@ -230,7 +234,8 @@ def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
 
     With several optimizers each number is the worst of them against its tolerance; `runs` has all.
     """
-    runs = {o: _comparison_to_data(c) for o, c in outcome.comparisons.items()}
+    plan = outcome.shrunk.plan
+    runs = {o: _comparison_to_data(plan, c) for o, c in outcome.comparisons.items()}
     worst = {
         key: max(runs.values(), key=lambda run: run[key] / run["tolerance"][key])
         for key in _NUMBERS
@@ -239,7 +244,7 @@ def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
         **{key: run[key] for key, run in worst.items()},
         "tolerance": {key: run["tolerance"][key] for key, run in worst.items()},
         "ok": outcome.ok,
-        "layout": format_layout(outcome.shrunk.plan.layout),
+        "layout": format_layout(plan.layout),
         "shrunk": list(outcome.shrunk.changes),
         "runs": runs,
     }
@@ -248,7 +253,7 @@ def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
 _NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
 
 
-def _comparison_to_data(comparison: Comparison) -> dict[str, Any]:
+def _comparison_to_data(plan: Plan, comparison: Comparison) -> dict[str, Any]:
     d = comparison.distances
     return {
         **_values(d),
@@ -263,18 +268,7 @@ def _comparison_to_data(comparison: Comparison) -> dict[str, Any]:
         "losses": [{"one_process": a, "plan": b} for a, b in comparison.losses],
         "floor": None if comparison.floor is None else _values(comparison.floor),
         "gradient_sync": sync_to_data(comparison.traffic),
-    }
-
-
-def sync_to_data(ranks: Sequence[Traffic]) -> dict[str, float] | None:
-    """Bytes that the gradient sync handed over, against the least; None under stock Megatron."""
-    if not ranks:
-        return None
-    payload = sum(rank.payload_bytes for rank in ranks)
-    return {
-        "most_collectives_per_step": max(r.num_collectives / max(r.num_steps, 1) for r in ranks),
-        "bytes_over_least": max(rank.ratio for rank in ranks),
-        "copied_share": sum(r.packed_bytes for r in ranks) / payload if payload else 0.0,
+        "boundaries": boundaries_to_data(plan, comparison.boundaries),
     }
 
 
