@@ -327,22 +327,28 @@ def settings_text(plan: Plan) -> str:
 
 def _runners_up(problem: Problem, board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
     """The next best plans that differ from the best two (of all and of stock Megatron) and from
-    each other in more than layer counts."""
-    seen = [_structure(best.placement)]
+    each other in more than layer counts and which of several equal nodes they use."""
+    seen = [_structure(problem, best.placement)]
     if board.best_stock is not None:
-        seen.append(_structure(board.best_stock.placement))
+        seen.append(_structure(problem, board.best_stock.placement))
     found: list[Alternative] = []
     for candidate in board.ranking_of_all:
-        structure = _structure(candidate.placement)
+        structure = _structure(problem, candidate.placement)
         if candidate.keeps_limits and structure not in seen and len(found) < _NUM_RUNNERS_UP:
             seen.append(structure)
             found.append(_alternative(problem, candidate, best))
     return tuple(found)
 
 
-def _structure(placement: Placement) -> list[list[tuple[str, int]]]:
+def _structure(problem: Problem, placement: Placement) -> list[list[tuple[str, str, int]]]:
+    """Site, GPU and width of each stage."""
+    nodes = problem.cluster.node_by_name
     return sorted(
-        [(stage.devices[0].node, stage.width) for stage in replica.stages]
+        [
+            (nodes[d.node].site, nodes[d.node].gpu_type.name, stage.width)
+            for stage in replica.stages
+            for d in stage.devices[:1]
+        ]
         for replica in placement.replicas
     )
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from megatron_hetero.planner.explain import Alternative, Explanation
+from megatron_hetero.planner.explain import Alternative, Explanation, HiddenHop
 from megatron_hetero.report.terminal import GIB, count, devices_by_node, facts
 from megatron_hetero.units import format_bytes, format_duration
 
@@ -59,11 +59,22 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """For each replica with launch counts of its own: which hop they hide, and what they save."""
+    """For the replicas with launch counts of their own, like ones together: which hop they hide,
+    and what they save."""
+    alike: dict[tuple[object, ...], list[HiddenHop]] = {}
     for hop in explanation.hidden_hops:
+        shown = (format_duration(hop.round_trip_s), format_duration(hop.period_s))
+        saves = hop.pipeline_s <= hop.own_pipeline_s
+        key = (hop.launch_counts, hop.own_launch_counts, hop.boundary, *shown, saves)
+        alike.setdefault(key, []).append(hop)
+    for hops in alike.values():
+        hop = hops[0]
+        who = f"replica {hop.replica} runs"
+        if len(hops) > 1:
+            who = f"replicas {_numbers(tuple(h.replica for h in hops))} run"
         yield Text.assemble(
             ("Launched ahead", "bold"),
-            f"  replica {hop.replica} runs {_numbers(hop.launch_counts)} forwards before its first "
+            f"  {who} {_numbers(hop.launch_counts)} forwards before the first "
             f"backward (1F1B: {_numbers(hop.own_launch_counts)})",
         )
         if hop.round_trip_s:
@@ -75,11 +86,13 @@ def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
         else:
             there_and_back = "no hop takes time"
         verb = "save" if hop.pipeline_s <= hop.own_pipeline_s else "cost"
-        saved_s = abs(hop.own_pipeline_s - hop.pipeline_s)
+        saved_s = sorted(abs(h.own_pipeline_s - h.pipeline_s) for h in hops)
+        saved = " to ".join(dict.fromkeys(map(format_duration, (saved_s[0], saved_s[-1]))))
+        longest_s = max(h.own_pipeline_s for h in hops)
         yield Padding(
             Text(
-                f"{there_and_back}; the counts {verb} {format_duration(saved_s)} of the pipeline's "
-                f"{format_duration(hop.own_pipeline_s)}"
+                f"{there_and_back}; the counts {verb} {saved} of the pipeline's "
+                f"{format_duration(longest_s)}"
             ),
             (0, 0, 1, 2),
         )
@@ -167,11 +180,12 @@ def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
     why = Text.assemble((alternative.layout, "green"))
     if alternative.settings:
         why.append(f"\n{alternative.settings}")
+    slower = f"{alternative.slower_by:+.1%}"
+    if slower in ("-0.0%", "+0.0%"):
+        slower = "the same"
     if alternative.slower_by > 0:
         why.append(f"\n{alternative.because}")
     elif alternative.slower_by < -_ALIKE:
         # Its space has micro-batch sizes and chunks that the search for this plan has not.
         why.append("\nfaster than this: --strategy stock plans it")
-    table.add_row(
-        name, format_duration(alternative.step_time_s), f"{alternative.slower_by:+.1%}", why
-    )
+    table.add_row(name, format_duration(alternative.step_time_s), slower, why)

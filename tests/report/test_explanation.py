@@ -66,9 +66,16 @@ def test_launch_counts_say_what_they_hide() -> None:
     text = printed(
         explanation_report(replace(EXPLANATION, hidden_hops=(hop,)), NOT_STOCK), width=140
     )
-    assert "replica 0 runs 6, 5, 2, 1 forwards before its first backward (1F1B: 4, 3, 2, 1)" in text
+    assert "replica 0 runs 6, 5, 2, 1 forwards before the first backward (1F1B: 4, 3, 2, 1)" in text
     assert "stages 1 and 2 are 200 ms apart, there and back, against a period of 100 ms" in text
     assert "the counts save 1.5 s of the pipeline's 5 s" in text
+    twice = (hop, replace(hop, replica=1, pipeline_s=3.4))
+    text = printed(
+        explanation_report(replace(EXPLANATION, hidden_hops=twice), NOT_STOCK), width=140
+    )
+    assert text.count("Launched ahead") == 1
+    assert "replicas 0, 1 run 6, 5, 2, 1 forwards" in text
+    assert "the counts save 1.5 s to 1.6 s of the pipeline's 5 s" in text
     worse = replace(hop, own_pipeline_s=3.0)
     text = printed(
         explanation_report(replace(EXPLANATION, hidden_hops=(worse,)), NOT_STOCK), width=140
