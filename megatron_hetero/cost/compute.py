@@ -108,6 +108,12 @@ def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
     return gpu.peak_flops.get(precision)
 
 
+def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
+    """Whether a GPU computes in the job's precision, and in fp8 if the job does."""
+    needed = [training.precision, *(["fp8"] if training.fp8 else [])]
+    return all(peak_flops_per_s(gpu, precision) is not None for precision in needed)
+
+
 def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
     """Whether attention is fused: wanted by the job and possible on the GPU.
 

@@ -39,17 +39,22 @@ class StateBytes:
 
 
 def state_bytes(training: TrainingSpec) -> StateBytes:
-    """bf16 accumulates gradients in fp32 (2 + 4 + 12); fp16 in fp16, with an fp32 copy during the
-    step (2 + 2 + 16); fp32 has no second copy of the weights (4 + 4 + 8).  SGD keeps one moment
-    (Megatron's default momentum is 0.9)."""
+    """bf16 accumulates gradients in fp32 (2 + 4 + 12); fp16, and bf16 with --grad-reduce-in-bf16,
+    in their own, with an fp32 copy during the step (2 + 2 + 16); fp32 has no second copy of the
+    weights (4 + 4 + 8).  SGD keeps one moment (Megatron's default momentum is 0.9)."""
     moments = 8 if training.optimizer == "adam" else 4
     match training.precision:
-        case "bf16":
+        case "bf16" if not training.grad_reduce_in_bf16:
             return StateBytes(2, 4, 4 + moments)
-        case "fp16":
+        case "bf16" | "fp16":
             return StateBytes(2, 2, 4 + 4 + moments)
         case "fp32":
             return StateBytes(4, 4, moments)
+
+
+_FP8_COPIES_BYTES = 2
+"""Per parameter of a layer: Transformer Engine keeps its fp8 weights from one micro-batch to the
+next, and transposed as well (before Blackwell)."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def stage_memory(
         "gradients": layer * states.gradient,
         "optimizer": _ceil(layer * states.optimizer, holders.layers),
         "activations": num_in_flight * kept,
-        "buffers": 0,
+        "buffers": layer * _FP8_COPIES_BYTES if training.fp8 else 0,
         "reserve": 0,
     }
     return StageMemory(base, per_layer, gpu.memory_bytes)

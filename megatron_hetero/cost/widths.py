@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.cluster.spec import Cluster, Node
-from megatron_hetero.cost.compute import peak_flops_per_s
+from megatron_hetero.cost.compute import can_train
 from megatron_hetero.model.spec import Workload
 
 
@@ -11,7 +11,7 @@ def usable_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int
     """Tensor-parallel widths that node, model and limits allow, ascending; empty when the GPU
     cannot train in the job's precision."""
     model, training = workload.model, workload.training
-    if peak_flops_per_s(node.gpu_type, training.precision) is None:
+    if not can_train(training, node.gpu_type):
         return ()
     widest = min(node.num_gpus, cluster.limits.max_tensor_parallel or node.num_gpus)
     if node.name in cluster.limits.no_tensor_parallel_across:

@@ -9,7 +9,7 @@ with all flags.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -49,17 +49,23 @@ def refused_options(plan: Plan) -> tuple[Option, ...]:
     """
     if plan.workload is None or is_stock(plan):
         return ()
-    return tuple(
-        option
-        for option in last_of_each(flag_table().split(plan.workload.megatron_args))
-        if support_of(option.flag).status == "refused"
-        and (support_of(option.flag).by_presence or not _is_default(option))
-    )
+    table = flag_table()
+    given = {o.flag.names[0]: o for o in last_of_each(table.split(plan.workload.megatron_args))}
+    for entry in SUPPORT:
+        if entry.followed and entry.asked_by in given and entry.names not in given:
+            flag = table.by_name[entry.names]
+            given[entry.names] = Option(flag, entry.names, (str(flag.default),))
+    return tuple(option for option in given.values() if _is_refused(option, given))
 
 
-def _is_default(option: Option) -> bool:
-    default = option.flag.default
-    return bool(option.values) and option.values == (str(default),)
+def _is_refused(option: Option, given: Collection[str]) -> bool:
+    entry = support_of(option.flag)
+    if entry.status != "refused" or (entry.asked_by and entry.asked_by not in given):
+        return False
+    if entry.by_presence:
+        return True
+    followed = entry.followed or (str(option.flag.default),)
+    return not (option.values and set(option.values) <= set(followed))
 
 
 def without_effect(given: Sequence[Option]) -> Iterator[tuple[Option, str]]:

@@ -23,13 +23,16 @@ class Support:
     """`names` are flags and patterns (`*`), divided by spaces.
 
     `by_presence`: refused wherever it is given; other refusals look at values
-    (`runtime.support`).
+    (`runtime.support`).  `asked_by`: refused only beside that flag.  `followed`: values that are
+    not refused; of other flags Megatron's default is the only one.
     """
 
     status: Status
     names: str
     note: str = ""
     by_presence: bool = False
+    asked_by: str = ""
+    followed: tuple[str, ...] = ()
 
 
 SUPPORT: tuple[Support, ...] = (
@@ -216,6 +219,7 @@ SUPPORT: tuple[Support, ...] = (
         "--moe-grouped-gemm --moe-router-enable-expert-bias --moe-expert-capacity-factor "
         "--moe-use-upcycling",
         "with --num-experts",
+        asked_by="--num-experts",
     ),
     Support(
         "refused",
@@ -232,8 +236,16 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--fp8-recipe --fp8-param-gather --first-last-layers-bf16",
-        "with --fp8-format; of recipes tensorwise is followed",
+        "--fp8-recipe",
+        "with --fp8-format; tensorwise is followed, and has to be asked for",
+        asked_by="--fp8-format",
+        followed=("tensorwise",),
+    ),
+    Support(
+        "refused",
+        "--fp8-param-gather --first-last-layers-bf16",
+        "with --fp8-format",
+        asked_by="--fp8-format",
     ),
     Support(
         "passed on",

@@ -31,7 +31,6 @@ _UNSUPPORTED = {
     "--padded-vocab-size": "a vocabulary padded by hand",
     "--no-pad-vocab-size": "a vocabulary without padding",
     "--disable-pad-vocab-size": "a vocabulary without padding",
-    "--fp8-format": "fp8 training",
     "--fp4-format": "fp4 training",
     "--rampup-batch-size": "a batch size that changes",
     "--use-torch-fsdp2": "FSDP",
@@ -228,6 +227,8 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         fused_activation=_fused_activation(flags, model),
         overlap_grad_reduce=flags.switch("--overlap-grad-reduce"),
         overlap_param_gather=flags.switch("--overlap-param-gather"),
+        grad_reduce_in_bf16=flags.switch("--grad-reduce-in-bf16"),
+        fp8="--fp8-format" in flags,
     )
 
 

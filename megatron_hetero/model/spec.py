@@ -49,8 +49,9 @@ class TrainingSpec:
 
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
-    less than torch's own operations do.  Bytes of optimizer states follow from precision and
-    optimizer (`cost.memory`).
+    less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
+    activations as `precision` has them.  Bytes of optimizer states follow from precision,
+    `grad_reduce_in_bf16` and optimizer (`cost.memory`).
     """
 
     global_batch_size: int
@@ -67,6 +68,8 @@ class TrainingSpec:
     fused_activation: bool = True
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
+    grad_reduce_in_bf16: bool = False
+    fp8: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.compute import peak_flops_per_s
+from megatron_hetero.cost.compute import can_train
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.widths import usable_gpus
@@ -159,15 +159,16 @@ def make_problem(
     idle_reasons: dict[str, str] = {}
     for node in cluster.nodes:
         usable = usable_gpus(cluster, node)
-        can_train = peak_flops_per_s(node.gpu_type, training.precision) is not None
+        can_be_used = can_train(training, node.gpu_type)
         for index in range(node.num_gpus):
             if index not in usable:
                 idle_reasons[f"{node.name}:{index}"] = "kept idle by the cluster's limits"
-            elif not can_train:
+            elif not can_be_used:
+                fp8 = " with --fp8-format" if training.fp8 else ""
                 idle_reasons[f"{node.name}:{index}"] = (
-                    f"{node.gpu_type.name} cannot train in {training.precision}"
+                    f"{node.gpu_type.name} cannot train in {training.precision}{fp8}"
                 )
-        if usable and can_train:
+        if usable and can_be_used:
             gpus[node.name] = usable
             widths[node.name] = tuple(w for w in costs.widths(node) if w <= len(usable))
     nodes = tuple(node for node in cluster.nodes if node.name in gpus)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from megatron_hetero.cluster.spec import Cluster, Limits, Node
-from megatron_hetero.cost.compute import peak_flops_per_s
+from megatron_hetero.cost.compute import can_train, peak_flops_per_s
 from megatron_hetero.model.spec import TrainingSpec
 from megatron_hetero.planner.capacity import MoreGpus
 
@@ -131,8 +131,7 @@ def nodes_to_copy(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
     by_type: dict[str, Node] = {}
     for node in nodes:
         held = by_type.get(node.gpu_type.name)
-        can_train = peak_flops_per_s(node.gpu_type, training.precision) is not None
-        if can_train and (held is None or node.num_gpus > held.num_gpus):
+        if can_train(training, node.gpu_type) and (held is None or node.num_gpus > held.num_gpus):
             by_type[node.gpu_type.name] = node
     return sorted(by_type.values(), key=lambda n: (-n.gpu_type.memory_bytes, n.name))
 

@@ -27,6 +27,7 @@ def test_bytes_per_parameter() -> None:
     assert total(precision="fp32") == 16
     assert total(precision="fp16") == 20
     assert total(precision="bf16", optimizer="sgd") == 14
+    assert total(precision="bf16", grad_reduce_in_bf16=True) == 20
     assert total(precision="fp32", optimizer="sgd") == 12
 
 

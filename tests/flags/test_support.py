@@ -61,10 +61,25 @@ def test_refused_options_are_those_that_ask_for_something() -> None:
         plan = plan_from_layout(parse_layout(layout), with_args(make_workload(), *flags))
         return list(map(str, refused_options(plan)))
 
-    flags = ("--moe-grouped-gemm", "--lr", "1e-3", "--qk-clip", "--moe-layer-freq", "1")
+    flags = (
+        "--num-experts",
+        "4",
+        "--moe-grouped-gemm",
+        "--lr",
+        "1e-3",
+        "--qk-clip",
+        "--moe-layer-freq",
+        "1",
+    )
     assert refused("tp2:2,tp1:2 @4", *flags) == ["--moe-grouped-gemm", "--qk-clip"]
-    assert refused("tp2:2,tp1:2 @4", "--moe-layer-freq", "2") == ["--moe-layer-freq 2"]
+    assert refused("tp2:2,tp1:2 @4", "--num-experts", "4", "--moe-layer-freq", "2") == [
+        "--moe-layer-freq 2"
+    ]
     assert refused("tp2:2,tp2:2 @4", *flags) == []
+    fp8 = ("--fp8-format", "hybrid")
+    assert refused("tp2:2,tp1:2 @4", *fp8) == ["--fp8-recipe delayed"]
+    assert refused("tp2:2,tp1:2 @4", *fp8, "--fp8-recipe", "tensorwise") == []
+    assert refused("tp2:2,tp1:2 @4", "--fp8-param-gather") == []
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -173,7 +173,6 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
         ("--context-parallel-size 2", "context parallelism"),
         ("--multi-latent-attention", "multi-latent attention"),
         ("--mtp-num-layers 1", "multi-token prediction"),
-        ("--fp8-format hybrid", "fp8 training"),
         ("--rampup-batch-size 4 4 100", "a batch size that changes"),
         ("--position-embedding-type yarn", '"yarn"'),
         ("--optimizer muon", 'the optimizer "muon"'),

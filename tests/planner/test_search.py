@@ -146,6 +146,9 @@ def test_gpus_without_the_precision_stay_idle_and_say_so() -> None:
     plan = plan_cluster(make_cluster(("a", FAST, 1), ("o", OLD, 2)), make_workload())
     assert plan.idle_devices == ("o:0", "o:1")
     assert plan.idle_reasons["o:0"] == "OLD cannot train in bf16"
+    fp8 = replace(FAST, name="NEW", peak_flops={**FAST.peak_flops, "fp8": 6e14})
+    plan = plan_cluster(make_cluster(("n", fp8, 1), ("o", FAST, 1)), make_workload(fp8=True))
+    assert plan.idle_reasons == {"o:0": "FAST cannot train in bf16 with --fp8-format"}
 
 
 @pytest.mark.parametrize(
