@@ -67,7 +67,7 @@ def stage_buckets(
         stages = [placement.replicas[r].stages[s] for r, s in piece.holders]
         if sum(stage.context_parallel for stage in stages) == 1:
             continue
-        sets = _num_rank_sets(stages)
+        sets = num_rank_sets(stages)
         size = open_[piece.holders][1].num_params if piece.holders in open_ else 0
         if size and size + piece.num_params > max_elements * sets:
             done.append(open_.pop(piece.holders))
@@ -115,7 +115,7 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
     return (*matrices, layer_params(model, share) - sum(matrices))
 
 
-def _num_rank_sets(stages: list[PlacedStage]) -> int:
+def num_rank_sets(stages: list[PlacedStage]) -> int:
     """Pieces into which the shard edges of all these stages cut a matrix."""
     edges = set()
     for stage in stages:

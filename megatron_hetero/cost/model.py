@@ -8,7 +8,9 @@ from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+from megatron_hetero.cost.buckets import StageId
 from megatron_hetero.cost.compute import update_time_s
+from megatron_hetero.cost.least_sync import NO_SYNC, LeastSync, least_sync
 from megatron_hetero.cost.memory import (
     StageMemory,
     StateHolders,
@@ -17,19 +19,12 @@ from megatron_hetero.cost.memory import (
     updated_bytes,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.pipeline import pipeline_time_s
+from megatron_hetero.cost.pipeline import stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.share import TensorShare, member_shares
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, StageCost, path_seconds
-from megatron_hetero.cost.sync import (
-    NO_SYNC,
-    GradientExchange,
-    LeastSync,
-    StageEnd,
-    StageId,
-    least_sync,
-)
+from megatron_hetero.cost.sync import GradientExchange, StageEnd
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.model.spec import Workload
 
@@ -146,7 +141,7 @@ class CostModel(UnitPrices):
         costs = self.variant(micro_batch_size=replica.micro_batch_size)
         forward = tuple(costs.stage_hop(a, b) for a, b in pairwise(replica.stages))
         backward = tuple(costs.stage_hop(b, a) for a, b in pairwise(replica.stages))
-        pipeline_s = pipeline_time_s(
+        ends_s = stage_ends_s(
             [s.times for s in stages],
             forward,
             backward,
@@ -154,7 +149,7 @@ class CostModel(UnitPrices):
             # An order of its own (`plan.order`) may hold more on a later stage; 1F1B cannot.
             tuple(accumulate(replica.num_in_flight, min)),
         )
-        return ReplicaCost(stages, forward, backward, pipeline_s)
+        return ReplicaCost(stages, forward, backward, max(ends_s), ends_s)
 
     def placement(self, placement: Placement) -> PlacementCost:
         """The whole step."""
@@ -204,23 +199,22 @@ class CostModel(UnitPrices):
     def _stage_ends(
         self, replicas: tuple[ReplicaCost, ...], pipelines_s: float
     ) -> dict[StageId, StageEnd]:
-        """When stages may begin to exchange gradients.
+        """When stages may begin to exchange gradients: their programme is done, and what they sent
+        has arrived.
 
-        The last gradient still has to pass the stages before this one.  As in Megatron
-        (`--align-grad-reduce`) only the first stage begins within its last backward pass.  Where
-        the network sets the pace, all end with it.
+        As in Megatron (`--align-grad-reduce`) only the first stage begins within its last backward
+        pass.  Where the network sets the pace, all end with it.
         """
         overlap = self.workload.training.overlap_grad_reduce
         paced = pipelines_s > max(replica.pipeline_s for replica in replicas)
         ends = {}
         for r, replica in enumerate(replicas):
-            left_s = 0.0
             for s, stage in enumerate(replica.stages):
-                end_s = pipelines_s if paced else replica.pipeline_s - left_s
-                hidden_s = stage.times.backward_s * (1 - 1 / stage.num_layers)
-                ends[r, s] = StageEnd(end_s, hidden_s if overlap and s == 0 else 0.0)
-                if s < len(replica.backward_hops):
-                    left_s += stage.times.backward_s + replica.backward_hops[s].total_s
+                end_s = pipelines_s if paced else replica.ends_s[s]
+                if s and not paced:
+                    end_s += replica.backward_hops[s - 1].total_s
+                backward_s = stage.times.backward_s if overlap and s == 0 else 0.0
+                ends[r, s] = StageEnd(end_s, backward_s)
         return ends
 
     def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:

@@ -21,7 +21,18 @@ def pipeline_time_s(
     num_micro_batches: int,
     launch_counts: Sequence[int] | None = None,
 ) -> float:
-    """Makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds.
+    """Makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds; see `stage_ends_s`."""
+    return max(stage_ends_s(stages, forward_hops, backward_hops, num_micro_batches, launch_counts))
+
+
+def stage_ends_s(
+    stages: Sequence[PassTimes],
+    forward_hops: Sequence[BoundaryTime],
+    backward_hops: Sequence[BoundaryTime],
+    num_micro_batches: int,
+    launch_counts: Sequence[int] | None = None,
+) -> tuple[float, ...]:
+    """When each stage's last backward pass ends in 1F1B, shape [stage].
 
     Args:
         stages: forward and backward seconds of one micro-batch, shape [stage].
@@ -32,7 +43,7 @@ def pipeline_time_s(
     """
     num_stages = len(stages)
     if num_stages == 1:
-        return num_micro_batches * stages[0].total_s
+        return (num_micro_batches * stages[0].total_s,)
     last = num_stages - 1
     counts = launch_counts or [min(num_stages - i, num_micro_batches) for i in range(num_stages)]
     forward_s = [s.forward_s for s in stages]
@@ -76,7 +87,7 @@ def pipeline_time_s(
         if counts[0] - 1 <= k < num_micro_batches:
             k += steady.skip(k, num_micro_batches - 1 - k)
         k += 1
-    return max(free_at)
+    return tuple(free_at)
 
 
 class _Steady:

@@ -36,12 +36,14 @@ class StageCost:
 
 @dataclass(frozen=True)
 class ReplicaCost:
-    """The stages of one replica, its hops in both directions, and its pipeline's makespan."""
+    """The stages of one replica, its hops in both directions, its pipeline's makespan, and when
+    each of its stages ends (empty where prices of others do not say)."""
 
     stages: tuple[StageCost, ...]
     forward_hops: tuple[BoundaryTime, ...]
     backward_hops: tuple[BoundaryTime, ...]
     pipeline_s: float
+    ends_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,17 @@ from megatron_hetero.cost.buckets import (
     layer_tensors,
     stage_buckets,
 )
+from megatron_hetero.cost.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import embedding_params, stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import groups_of, held_fraction, pass_latency_s, ring
+from megatron_hetero.cost.sync import buffers_of, groups_of
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.simulator_network import paths
 from megatron_hetero.schedule.simulator_parts import Collective, Final
-
-_BUFFERS_AT_ONCE = 2
-"""Divided buckets that our runtime has under way at a time (`runtime.gradients`)."""
 
 
 @dataclass(frozen=True)
@@ -98,32 +97,37 @@ class GradientExchange:
         if not self._is_divided:
             return tuple(self._ring(b, "gradients", 2) for b in buckets), ()
         return (
-            tuple(self._to_owners(b, self._beside(b)) for b in buckets),
-            tuple(self._ring(b, "weights", 1, self._beside(b)) for b in buckets),
+            tuple(self._to_owners(b, self._buffers(b)) for b in buckets),
+            tuple(self._ring(b, "weights", 1, self._buffers(b)) for b in buckets),
         )
 
-    def _beside(self, bucket: StageBucket) -> int:
-        """How many earlier ones may be under way beside it: a rank of the narrowest holder is in
-        several buckets of ranks for each of these."""
-        narrowest = min(stage.width for stage in self._stages(bucket))
-        own = -(-bucket.num_rank_sets // narrowest)
-        return max(0, _BUFFERS_AT_ONCE // own - 1)
+    def _buffers(self, bucket: StageBucket) -> dict[StageId, int]:
+        """What it takes of a rank's buffers, on each holder."""
+        return buffers_of(self._placement, bucket.holders, bucket.num_rank_sets)
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """The same in stock Megatron."""
         model, replicas = self._costs.workload.model, self._placement.replicas
         buckets = list(self._stock_buckets(model)) if len(replicas) > 1 else []
         passes = 1 if self._is_divided else 2
-        beside = None if self._overlaps else 0
-        gradients = [self._ring(b, "gradients", passes, beside) for b in buckets]
+        # Without overlap Megatron waits for each before the next.
+        gradients = [
+            self._ring(b, "gradients", passes, {} if self._overlaps else _all_buffers(b))
+            for b in buckets
+        ]
         num_stages = len(replicas[0].stages)
         if model.tied_embeddings and num_stages > 1:
             words = self._vocab_rows * model.hidden_size
             for r in range(len(replicas)):
                 tied = StageBucket(((r, 0), (r, num_stages - 1)), words, EMBEDDING)
-                gradients.append(self._ring(tied, "gradients", 2, 0, is_final=True))
-        weights = [self._ring(b, "weights", 1, 0) for b in buckets] if self._is_divided else []
-        return tuple(gradients), tuple(weights)
+                gradients.append(
+                    self._ring(tied, "gradients", 2, _all_buffers(tied), is_final=True)
+                )
+        if not self._is_divided:
+            return tuple(gradients), ()
+        return tuple(gradients), tuple(
+            self._ring(b, "weights", 1, _all_buffers(b)) for b in buckets
+        )
 
     def _stock_buckets(self, model: ModelSpec) -> Iterator[StageBucket]:
         """A stage's buffer, whole; that of a first stage that overlaps in Megatron's buckets
@@ -166,7 +170,7 @@ class GradientExchange:
         bucket: StageBucket,
         what: str,
         num_passes: int,
-        beside: int | None = None,
+        buffers: Mapping[StageId, int] | None = None,
         is_final: bool = False,
     ) -> Collective:
         """A ring over the first ranks of the holders; the others work beside them, pair by pair.
@@ -189,11 +193,11 @@ class GradientExchange:
             tuple(hops),
             num_passes * pass_latency_s(ring_hops),
             tuple(carried),
-            beside,
+            buffers or {},
             {} if is_final or what == "weights" else self._final(bucket),
         )
 
-    def _to_owners(self, bucket: StageBucket, beside: int) -> Collective:
+    def _to_owners(self, bucket: StageBucket, buffers: Mapping[StageId, int]) -> Collective:
         """Every holder sends every other one the part that it owns, directly."""
         cluster, model = self._costs.cluster, self._costs.workload.model
         num_bytes = bucket.num_params * self._states.gradient
@@ -228,7 +232,7 @@ class GradientExchange:
             tuple(seconds.items()),
             latency_s,
             tuple(carried.values()),
-            beside,
+            buffers,
             self._final(bucket),
         )
 
@@ -251,6 +255,10 @@ def _first_stage_tensors(
     if positions:
         yield EMBEDDING, positions
     yield EMBEDDING, words
+
+
+def _all_buffers(bucket: StageBucket) -> dict[StageId, int]:
+    return dict.fromkeys(bucket.holders, BUFFERS_AT_ONCE)
 
 
 def _words(holders: Sequence[StageId]) -> str:

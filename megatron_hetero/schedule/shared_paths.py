@@ -56,11 +56,12 @@ def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> Place
     run = run_step([_pipeline(costs, placement.replicas[r], cost.replicas[r]) for r in sharing])
     replicas = list(cost.replicas)
     for number, r in enumerate(sharing):
-        end_s = max(
-            run.operations[number, s][-1].end_s for s in range(len(placement.replicas[r].stages))
-        )
         # Rounding apart, nothing is faster for having to wait.
-        replicas[r] = replace(replicas[r], pipeline_s=max(end_s, replicas[r].pipeline_s))
+        ends_s = tuple(
+            max(alone_s, run.operations[number, s][-1].end_s)
+            for s, alone_s in enumerate(replicas[r].ends_s)
+        )
+        replicas[r] = replace(replicas[r], pipeline_s=max(ends_s), ends_s=ends_s)
     return costs.combine(placement, tuple(replicas), costs.vocab_rows(placement.widths))
 
 

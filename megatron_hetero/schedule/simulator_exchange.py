@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_hetero.cost.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.schedule.simulator_parts import Collective, StageId
 
 
@@ -129,12 +130,18 @@ class Exchange:
         else:
             last_s = holder.final_s.get(final.chunk)
             at_s = None if last_s is None else last_s - final.early_s
-        if at_s is None or collective.beside is None:
+        wanted = collective.buffers.get(stage, 0)
+        if at_s is None or not wanted:
             return at_s
-        while holder.num_settled < holder.num_come - collective.beside:
+        while self._num_taken(stage, holder) > BUFFERS_AT_ONCE - wanted:
             end_s = self._end_s.get(holder.numbers[holder.num_settled])
             if end_s is None:
                 return None
             holder.settled_s = max(holder.settled_s, end_s)
             holder.num_settled += 1
         return max(at_s, holder.settled_s)
+
+    def _num_taken(self, stage: StageId, holder: _Holder) -> int:
+        """Buffers of what it has come to and not seen done."""
+        under_way = holder.numbers[holder.num_settled : holder.num_come]
+        return sum(self._collectives[number].buffers.get(stage, 0) for number in under_way)

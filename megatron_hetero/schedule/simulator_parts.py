@@ -85,10 +85,10 @@ class Collective:
 
     A holder comes to its collectives in their order, and without waiting for them: to the next when
     it has come to the one before and its gradients are complete.  That is when its programme is
-    done and its sends have arrived, or, where `final` names the holder, earlier.  `beside`: how
-    many of its earlier ones may still be under way then; None is any number.  Each of `hops` is
-    (path, seconds for which it is taken); the holders have the result when the last hop is done and
-    `latency_s` has passed.
+    done and its sends have arrived, or, where `final` names the holder, earlier.  `buffers`: those
+    that it takes of each holder's `BUFFERS_AT_ONCE` while it is under way; where earlier ones leave
+    too few, it waits for the first of them.  Each of `hops` is (path, seconds for which it is
+    taken); the holders have the result when the last hop is done and `latency_s` has passed.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Collective:
     latency_s: float = 0.0
     hop_bytes: tuple[float, ...] = ()
     """Of all ranks of the holders, over each of `hops`."""
-    beside: int | None = None
+    buffers: Mapping[StageId, int] = field(default_factory=dict)
     final: Mapping[StageId, Final] = field(default_factory=dict)
 
 

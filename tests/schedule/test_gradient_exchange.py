@@ -121,10 +121,11 @@ def test_a_holder_comes_to_its_collectives_in_order_and_no_earlier_than_its_grad
     assert found.end_s == 6.25
 
 
-@pytest.mark.parametrize(("beside", "begins"), [(None, [5, 5, 5]), (1, [5, 5, 6]), (0, [5, 6, 7])])
-def test_no_more_than_allowed_are_under_way(beside: int | None, begins: list[float]) -> None:
+@pytest.mark.parametrize(("taken", "begins"), [(0, [5, 5, 5]), (1, [5, 5, 6]), (2, [5, 6, 7])])
+def test_no_more_than_there_are_buffers_for_are_under_way(taken: int, begins: list[float]) -> None:
     holders = (0, 0), (1, 0)
-    wires = [Collective(str(i), holders, ((f"wire {i}", 1.0),), beside=beside) for i in range(3)]
+    buffers = dict.fromkeys(holders, taken)
+    wires = [Collective(str(i), holders, ((f"wire {i}", 1.0),), buffers=buffers) for i in range(3)]
     assert [start_s for _, start_s, _ in run(*wires).collectives] == begins
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.sync import ring_key
+from megatron_hetero.cost.ring import ring_key
 from megatron_hetero.errors import UsageError
 from megatron_hetero.schedule.simulator_network import paths
 

@@ -1,0 +1,52 @@
+"""What a gradient exchange takes at least, whatever the placement; the lower bound counts on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cost.parameters import layer_params
+from megatron_hetero.cost.share import even_share
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class LeastSync:
+    """Seconds that the all-reduce of what a stage holds takes at least."""
+
+    layer_s: float
+    embedding_s: float
+    head_s: float
+
+
+NO_SYNC = LeastSync(0.0, 0.0, 0.0)
+
+
+def least_sync(
+    cluster: Cluster,
+    model: ModelSpec,
+    node: Node,
+    width: int,
+    num_replicas: int,
+    gradient_bytes: int,
+) -> LeastSync:
+    """The least all-reduce of a stage of `width` GPUs of a node, in any placement of so many
+    replicas or more.
+
+    Each layer's gradients leave the stage on one way: to a group of its node over links of its
+    GPUs, or to another node.  Layers with unlike holders may leave on unlike ways at a time, so all
+    ways together carry them.
+    """
+    if num_replicas < 2:
+        return NO_SYNC
+    ways = 0.0
+    if node.num_gpus > width:
+        ways += width * node.link.bytes_per_s
+    fastest = cluster.link_summary.fastest_bytes_per_s
+    if fastest:
+        ways += (len(cluster.nodes) - 1) * fastest
+    per_byte_s = 1 / ways if ways else 0.0
+    per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
+    words = model.vocab_size * model.hidden_size
+    ends_s = words * per_param_s
+    return LeastSync(layer_params(model, even_share(model, 1)) * per_param_s, ends_s, ends_s)

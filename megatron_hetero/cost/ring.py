@@ -1,0 +1,63 @@
+"""The ring over the holders of a gradient buffer, and what its hops cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.cost.share import largest_fraction, member_shares
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One step of a ring: seconds for each byte of the whole buffer, and the link's latency."""
+
+    sender: PlacedStage
+    receiver: PlacedStage
+    s_per_byte: float
+    latency_s: float
+
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Where it leads."""
+        return self.sender.devices[0].node, self.receiver.devices[0].node
+
+
+def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> tuple[Hop, ...]:
+    """The ring over the holders of a buffer, for one pass in which (n - 1) / n of it crosses every
+    hop (a reduce-scatter or an all-gather; an all-reduce is both).
+
+    It visits sites, then nodes, one after the other, as NCCL's own search would.  Ranks of the
+    tensor-parallel groups work side by side: inside a node on links of their own, between nodes on
+    one card.
+    """
+    ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
+    share = (len(ordered) - 1) / len(ordered)
+    hops = []
+    for sender, receiver in zip(ordered, ordered[1:] + ordered[:1], strict=True):
+        link = cluster.link(sender.devices[0], receiver.devices[0])
+        part = share
+        if sender.devices[0].node == receiver.devices[0].node:
+            part *= max(held_fraction(model, sender), held_fraction(model, receiver))
+        hops.append(Hop(sender, receiver, part / link.bytes_per_s, link.latency_s))
+    return tuple(hops)
+
+
+def pass_latency_s(hops: Sequence[Hop]) -> float:
+    """One pass leads over every hop of the ring but one."""
+    return sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)
+
+
+def ring_key(cluster: Cluster, device: Device) -> tuple[str, Device]:
+    """Order of a ring: by site, node and place in it."""
+    return cluster.node_by_name[device.node].site, device
+
+
+def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
+    """The largest part of a parameter that one member of a stage holds."""
+    if stage.shares is None:
+        return 1 / stage.width
+    return largest_fraction(model, member_shares(model, stage.width, stage.shares))
