@@ -24,7 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from megatron_hetero.model.spec import Precision
-from tests.runtime.plan_generator import FACTORS, SPACE, Case, cases
+from tests.runtime.plan_features import FACTORS, SPACE
+from tests.runtime.plan_generator import Case, cases
 from tests.runtime.prove import Proof, prove
 
 

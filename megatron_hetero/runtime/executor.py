@@ -25,6 +25,7 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.boundary import Boundary, PipelineCommunicator
+from megatron_hetero.runtime.gradient_sync_off import GradientSyncOff
 from megatron_hetero.runtime.weight_gradients import WeightGradients
 from megatron_hetero.schedule.delivery import (
     arrived_sends,
@@ -218,7 +219,11 @@ class _Step:
         for boundary in self._boundaries.values():
             boundary.begin()
         posts = self._executor.posts(self._forward_only)
-        with _GradientSyncOff(self) as sync:
+        executor = self._executor
+        off = GradientSyncOff(
+            self._config, self._chunks, executor.stage == 0, executor.last_gradients()
+        )
+        with off as sync:
             for instruction, boundaries in zip(self._programme, posts, strict=True):
                 for number in boundaries:
                     self._post(number)
@@ -313,46 +318,3 @@ class _Step:
         self._arrived[key] = boundary.take()
         if not self._forward_only:
             boundary.forget_sends(self._executor.arrived[message])
-
-
-class _GradientSyncOff(contextlib.ExitStack):
-    """Keeps each chunk's gradient sync off until its last gradient of the step.
-
-    As in Megatron's schedules: `config.no_sync_func` is one function, or one for each chunk; with a
-    `config.grad_sync_func` (`--align-grad-reduce`) only the first stage lets its last backward pass
-    start the sync, the others start it at the end.
-    """
-
-    def __init__(self, step: _Step) -> None:
-        super().__init__()
-        config, self._chunks = step._config, step._chunks
-        self._functions = _for_each(config.no_sync_func, self._chunks)
-        self._syncs = _for_each(config.grad_sync_func, self._chunks)
-        self._off: dict[int, contextlib.ExitStack] = {}
-        self.last_gradients: set[Operation] = set()
-        if config.grad_sync_func is None or step._executor.stage == 0:
-            self.last_gradients = step._executor.last_gradients()
-
-    def __enter__(self) -> _GradientSyncOff:
-        for chunk, function in enumerate(self._functions):
-            self._off[chunk] = self.enter_context(contextlib.ExitStack())
-            if function is not None:
-                self._off[chunk].enter_context(function())
-        return self
-
-    def end(self, chunk: int) -> None:
-        """From now on the chunk's gradients are final."""
-        self._off.pop(chunk).close()
-
-    def start_left(self) -> None:
-        """At the end of the programme: start the syncs that no backward pass has started."""
-        for chunk in list(self._off):
-            self.end(chunk)
-            sync = self._syncs[chunk]
-            if sync is not None:
-                sync(self._chunks[chunk].parameters())
-
-
-def _for_each(value: Any, chunks: Sequence[Any]) -> list[Any]:
-    """Megatron's configuration has a list where there are several chunks."""
-    return value if isinstance(value, list) else [value] * len(chunks)

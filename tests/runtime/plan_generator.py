@@ -1,8 +1,9 @@
 """Random asymmetric plans with every feature of the runtime, and every pair of features.
 
-`cases(seed)` yields them without end; the first few dozen contain every pair of values of `FACTORS`
-that is possible, and every third one has uneven shares.  A case is small enough to train in a
-second or two on a CPU, and equal to one process whatever it contains (`tests.runtime.prove`).
+`cases(seed)` yields them without end; the first few dozen contain every pair of values of
+`plan_features.FACTORS` that is possible, and every third one has uneven shares.  A case is small
+enough to train in a second or two on a CPU, and equal to one process whatever it contains
+(`tests.runtime.prove`).
 """
 
 from __future__ import annotations
@@ -22,97 +23,8 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, StageShape
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime.verify.shrink import Shrunk
-from tests.runtime.all_pairs import Exclusion, Space
+from tests.runtime.plan_features import FACTORS, SPACE
 from tests.runtime.schedules import with_interleaving, with_zero_bubble
-
-FACTORS: Mapping[str, tuple[str, ...]] = {
-    "replicas": ("1", "2", "3"),
-    "stages": ("1", "2", "3", "4"),
-    "depths": ("equal", "unlike"),
-    "widest": ("1", "2", "3", "4"),
-    "widths": ("one", "mixed"),
-    "shares": ("even", "uneven"),
-    "sizes": ("divide", "do not divide"),
-    "micro-batches": ("equal", "unlike"),
-    "micro-batch size": ("1", "2", "of each replica"),
-    "schedule": ("1F1B", "ahead", "one at a time", "interleaved", "zero bubble"),
-    "sequence parallel": ("off", "on"),
-    "context parallel": ("off", "on"),
-    "recompute": ("none", "selective", "full", "of each stage"),
-    "gradient sync": ("after", "overlapped"),
-    "optimizer state": ("whole", "divided", "divided, gathers overlapped"),
-    "loss": ("per micro-batch", "per token"),
-    "embeddings": ("tied", "untied"),
-    "MLP": ("GELU", "SwiGLU", "experts"),
-    "attention": ("all heads", "grouped"),
-    "qk-norm": ("off", "on"),
-    "biases": ("all", "none", "QKV"),
-    "positions": ("learned", "rotary"),
-    "norm": ("LayerNorm", "RMSNorm"),
-    "optimizer": ("adam", "sgd"),
-    "weight decay": ("0", "0.1"),
-    "clipping": ("off", "0.1", "10"),
-    "resume": ("no", "same plan", "another plan"),
-}
-"""`stages` are the deepest replica's, `widest` is the widest stage's width, and `widths` says
-whether all stages have one."""
-
-_ONE_REPLICA = "one replica has nothing to differ from"
-_ONE_DEVICE = "one device divides nothing"
-_ONE_STAGE = "one stage has no schedule"
-_ON_A_GROUP = "refused: Megatron trains experts on a group only with sequence parallelism"
-_SGD = "refused: Megatron cannot load the state of SGD from torch_dist"
-
-EXCLUSIONS = (
-    Exclusion(("depths", "unlike"), ("replicas", "1"), _ONE_REPLICA),
-    Exclusion(("depths", "unlike"), ("stages", "1"), "no replica is shallower than one stage"),
-    Exclusion(("widths", "mixed"), ("widest", "1"), "no stage is narrower than one device"),
-    Exclusion(("shares", "uneven"), ("widest", "1"), _ONE_DEVICE),
-    Exclusion(("sizes", "do not divide"), ("widest", "1"), _ONE_DEVICE),
-    Exclusion(("sizes", "do not divide"), ("shares", "even"), "refused: equal parts must fit"),
-    Exclusion(("micro-batches", "unlike"), ("replicas", "1"), _ONE_REPLICA),
-    Exclusion(("micro-batch size", "of each replica"), ("replicas", "1"), _ONE_REPLICA),
-    Exclusion(
-        ("micro-batch size", "of each replica"),
-        ("loss", "per micro-batch"),
-        "refused: micro-batches of unlike size need --calculate-per-token-loss",
-    ),
-    Exclusion(("schedule", "ahead"), ("stages", "1"), _ONE_STAGE),
-    Exclusion(("schedule", "one at a time"), ("stages", "1"), _ONE_STAGE),
-    Exclusion(("schedule", "interleaved"), ("stages", "1"), _ONE_STAGE),
-    Exclusion(("schedule", "zero bubble"), ("stages", "1"), _ONE_STAGE),
-    Exclusion(
-        ("schedule", "zero bubble"),
-        ("gradient sync", "overlapped"),
-        "refused: a gradient is taken for complete when its backward pass is",
-    ),
-    Exclusion(("MLP", "experts"), ("sequence parallel", "off"), _ON_A_GROUP),
-    Exclusion(
-        ("MLP", "experts"), ("context parallel", "on"), "refused: routers see parts of sequences"
-    ),
-    Exclusion(
-        ("MLP", "experts"), ("biases", "all"), "refused: Megatron's local experts fail with them"
-    ),
-    Exclusion(
-        ("MLP", "experts"),
-        ("micro-batch size", "of each replica"),
-        "refused: the loss balances experts within a micro-batch",
-    ),
-    Exclusion(
-        ("schedule", "zero bubble"),
-        ("optimizer state", "divided, gathers overlapped"),
-        "Megatron wants --overlap-grad-reduce with it, which these orders refuse",
-    ),
-    Exclusion(
-        ("optimizer state", "divided, gathers overlapped"),
-        ("gradient sync", "after"),
-        "Megatron wants --overlap-grad-reduce with --overlap-param-gather",
-    ),
-    Exclusion(("resume", "same plan"), ("optimizer", "sgd"), _SGD),
-    Exclusion(("resume", "another plan"), ("optimizer", "sgd"), _SGD),
-)
-
-SPACE = Space(FACTORS, EXCLUSIONS)
 
 GLOBAL_BATCH_SIZE = 6
 MAX_PROCESSES = 8
@@ -222,7 +134,7 @@ def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> 
 
 
 def _trains_experts(plan: Plan) -> bool:
-    """Without what `EXCLUSIONS` names of a plan that resumes experts."""
+    """Without what `plan_features.EXCLUSIONS` names of a plan that resumes experts."""
     sizes = {replica.micro_batch_size for replica in plan.replicas}
     return not plan.layout.has_context_parallel and sizes == {None}
 

@@ -10,9 +10,10 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support import named_flags, support_of
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.runtime import experts, fp8, support
+from megatron_hetero.runtime.refused_flags import NOT_IN_THIS_ENTRY, REFUSED
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 
-RULES = (*support._REFUSED, *support._NOT_IN_THIS_ENTRY, *experts.REFUSED, *fp8.REFUSED)
+RULES = (*REFUSED, *NOT_IN_THIS_ENTRY, *experts.REFUSED, *fp8.REFUSED)
 FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {

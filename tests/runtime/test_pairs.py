@@ -15,7 +15,8 @@ import pytest
 
 from megatron_hetero.plan.layout import format_layout
 from tests.runtime.all_pairs import Exclusion, Space
-from tests.runtime.plan_generator import FACTORS, SPACE, Case, cases
+from tests.runtime.plan_features import FACTORS, SPACE
+from tests.runtime.plan_generator import Case, cases
 from tests.runtime.prove import prove
 
 SEED = 20

@@ -6,14 +6,12 @@ measures how far one process is from itself when it takes its micro-batches in a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.model.spec import ModelSpec
-from megatron_hetero.runtime.shards import ParameterShard
+from megatron_hetero.runtime.verify.measure import FLOOR_FACTOR, Measure, key_bias_rows
 from megatron_hetero.runtime.verify.record import SKIPPED, RankRecord
 
 LOSS_TOLERANCE = 1e-6
@@ -24,9 +22,6 @@ NORM_TOLERANCE = 2e-6
 ADAM_UPDATE_TOLERANCE = 1e-3
 """Adam divides by the root of the second moment, which is rounding noise where a gradient is all
 but zero; the update of a whole tensor is the number that means something."""
-FLOOR_FACTOR = 4.0
-"""The floor is one other order of summation; a plan has several at once (over shards, stages,
-replicas), each of about that effect."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ def compare(
     """
     steps = steps or range(1, len(reference.steps) + 1)
     _require_complete(reference, ranks, steps)
-    measure = _Measure(model, optimizer, reference)
+    measure = Measure(model, optimizer, reference)
     noise = measure.noise(floor) if floor is not None else {}
     loss, gradients, norm, weights = _worst(measure, ranks, steps, noise)
     return Distances(
@@ -157,11 +152,11 @@ def rounding_of(
 ) -> tuple[Worst, Worst, Worst, Worst]:
     """How far half precision moves one process: loss, gradients, norm and weights of `reference`
     from `single`, the same in fp32 (without the steps that an overflow skipped)."""
-    return _worst(_Measure(model, optimizer, reference), [single], single.steps, {})
+    return _worst(Measure(model, optimizer, reference), [single], single.steps, {})
 
 
 def _worst(
-    measure: _Measure,
+    measure: Measure,
     ranks: Sequence[RankRecord],
     steps: Sequence[int],
     noise: Mapping[tuple[str, str], float],
@@ -184,50 +179,6 @@ def _worst(
                 distance = difference / scale if scale else difference
                 tensors[kind] = tensors[kind].or_worse(distance, f"{name}, {where}")
     return loss, tensors["gradient"], norm, tensors["weight"]
-
-
-@dataclass(frozen=True)
-class _Measure:
-    """How far tensors are from the one process of `reference`."""
-
-    model: ModelSpec
-    optimizer: str
-    reference: RankRecord
-
-    def tensors(self, record: RankRecord, step: int) -> Iterator[tuple[str, str, float, float]]:
-        """(kind, name, absolute distance, scale of the reference) of all tensors of a step."""
-        for name, shard in record.shards.items():
-            keys = key_bias_rows(name, self.model)
-            for kind in ("gradient", "weight"):
-                if kind == "gradient" and not self._has_equal_gradients(step):
-                    continue
-                whole = self.reference.arrays[f"{kind}/{step}/{name}"]
-                difference = record.arrays[f"{kind}/{step}/{name}"] - _part(whole, shard)
-                size = _largest
-                if kind == "weight" and self.optimizer == "adam":
-                    difference = _beyond_rounding(difference, _part(whole, shard), step)
-                    size, whole = _length, whole - self.reference.arrays[f"weight/0/{name}"]
-                yield kind, name, size(_without(difference, keys)), size(_without(whole, keys))
-
-    def _has_equal_gradients(self, step: int) -> bool:
-        """Not where they overflowed; with Adam, not after weights have moved (see `Distances`)."""
-        if self.reference.norms[step] == SKIPPED:
-            return False
-        moved = (s for s in self.reference.steps if self.reference.norms[s] != SKIPPED)
-        return self.optimizer != "adam" or step == next(moved)
-
-    def noise(self, floor: RankRecord) -> dict[tuple[str, str], float]:
-        """By (kind, name) the distance that is rounding, whatever the tensor's own size.
-
-        A gradient that is the small rest of a large sum (of a norm of queries or keys, say) has
-        the rounding of the sum.
-        """
-        worst: dict[tuple[str, str], float] = {}
-        for step in floor.steps:
-            for kind, name, difference, _ in self.tensors(floor, step):
-                noise = FLOOR_FACTOR * difference
-                worst[kind, name] = max(worst.get((kind, name), 0.0), noise)
-        return worst
 
 
 def _require_complete(reference: RankRecord, ranks: Sequence[RankRecord], steps: range) -> None:
@@ -255,70 +206,8 @@ def _scaled_alike(record: RankRecord, reference: RankRecord, steps: range) -> bo
     )
 
 
-def _part(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
-    """The part of a whole tensor that a shard stands for."""
-    parts = [
-        whole[(slice(None),) * shard.dim + (slice(start, stop),)] for start, stop in shard.intervals
-    ]
-    return numpy.concatenate(parts, axis=shard.dim)
-
-
-def _beyond_rounding(
-    difference: numpy.ndarray, weights: numpy.ndarray, num_steps: int
-) -> numpy.ndarray:
-    """What of a difference between weights their own rounding does not explain.
-
-    A step rounds each weight once, by half a unit in its last place at most, in both runs; so after
-    `num_steps` equal steps they are up to `num_steps` units apart.  That is nothing beside most
-    updates, but the weights of a norm are about 1, and where gradients are small beside Adam's
-    epsilon one unit (6e-8) is a thousandth of the whole tensor's update.
-    """
-    unit = numpy.spacing(numpy.maximum(numpy.abs(weights), numpy.abs(weights + difference)))
-    beyond: numpy.ndarray = numpy.maximum(numpy.abs(difference) - num_steps * unit, 0.0)
-    # A NaN must stay one: numpy.maximum keeps it.
-    return beyond
-
-
 def _relative(x: float, ref: float) -> float:
     return abs(x - ref) / abs(ref) if ref else abs(x - ref)
-
-
-def _largest(tensor: numpy.ndarray) -> float:
-    return float(numpy.abs(tensor).max()) if tensor.size else 0.0
-
-
-def _length(tensor: numpy.ndarray) -> float:
-    return float(numpy.linalg.norm(tensor))
-
-
-_Rows = tuple[int, int, int]
-"""(period, first, stop): rows whose number modulo `period` is in `first .. stop - 1`."""
-
-
-def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
-    """Which rows of a tensor are biases of attention keys without a gradient; None: no rows.
-
-    Adding one vector to every key shifts all scores of a query alike, which softmax ignores; so
-    such a bias has no gradient, unless positions or a norm come between the bias and the score.
-    """
-    if model.position_embedding == "rope":
-        return None
-    if name.endswith("k_layernorm.bias"):
-        return 1, 0, 1
-    if name.endswith("linear_qkv.bias") and not model.qk_layernorm:
-        size = model.kv_channels
-        queries = model.num_attention_heads // model.num_query_groups * size
-        return queries + 2 * size, queries, queries + size
-    return None
-
-
-def _without(tensor: numpy.ndarray, rows: _Rows | None) -> numpy.ndarray:
-    """The tensor without `rows`.  Shards hold whole query groups, so the period fits them too."""
-    if rows is None:
-        return tensor
-    period, first, stop = rows
-    place = numpy.arange(len(tensor)) % period
-    return tensor[(place < first) | (place >= stop)]
 
 
 def _same_samples(reference: RankRecord, replicas: Sequence[RankRecord], steps: range) -> bool:
