@@ -95,6 +95,7 @@ class _Prices:
 
     gradients: Flow
     weights: Flow | None
+    num_rank_sets: int
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class GradientExchange:
                 key=lambda stage: ring_key(self._cluster, stage.devices[0]),
             )
             prices = self._priced(stages)
-            sets = num_rank_sets(stages)
+            sets = prices.num_rank_sets
             buffers: Mapping[StageId, int] = {}
             if self._weight_bytes is not None:
                 buffers = buffers_of(placement, group.holders, sets)
@@ -245,8 +246,8 @@ class GradientExchange:
         once = Flow(_summed(around), pass_latency_s(hops))
         if self._weight_bytes is None:
             twice = tuple((path, 2 * seconds) for path, seconds in once.paths)
-            return _Prices(Flow(twice, 2 * once.latency_s), None)
-        return _Prices(self._to_owners(stages), once)
+            return _Prices(Flow(twice, 2 * once.latency_s), None, num_rank_sets(list(stages)))
+        return _Prices(self._to_owners(stages), once, num_rank_sets(list(stages)))
 
     def _to_owners(self, stages: Sequence[PlacedStage]) -> Flow:
         """Every holder sends every other one its n-th."""
