@@ -19,7 +19,7 @@ from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
-from megatron_hetero.schedule.shared_paths import queued
+from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.units import format_duration
 
 _NUM_RUNNERS_UP = 3
@@ -175,11 +175,14 @@ def explain_plan(
     cluster: Cluster,
     profile: Profile | None = None,
     strategies: Sequence[Strategy] | None = None,
+    *,
+    is_stock: bool = False,
 ) -> Explanation:
     """Explain any validated plan, edited by hand or not, beside what a new search finds.
 
     Args:
         strategies: of that search; by default those of `plan`.
+        is_stock: stock Megatron runs the plan; see `simulate_plan`.
     Raises:
         UsageError: the plan carries no workload.
     """
@@ -187,7 +190,7 @@ def explain_plan(
         raise UsageError("the plan carries no model, so it cannot be explained; give the model")
     problem = make_problem(cluster, plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
-    cost = queued(problem.costs, placement, problem.costs.placement(placement))
+    cost = plan_cost(plan, problem.costs, placement, is_stock)
     candidate = Candidate(placement, cost, "given")
     return explain_candidate(
         problem,

@@ -12,7 +12,7 @@ from megatron_hetero.flags.environment import ALLOCATOR_VARIABLE, TIGHT_PART, wa
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import first_violations
 from megatron_hetero.preflight.finding import Finding
-from megatron_hetero.schedule.shared_paths import estimate_plan
+from megatron_hetero.schedule.estimate import estimate_plan
 
 GIB = 1 << 30
 

@@ -13,14 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.estimate import estimates_of
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_of
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
-from megatron_hetero.errors import UsageError
-from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.simulator_engine import run_step
 from megatron_hetero.schedule.simulator_network import crossing
@@ -29,22 +24,6 @@ from megatron_hetero.schedule.simulator_parts import ChunkTimes, Pipeline
 MAX_MESSAGES = 40_000
 """Placements whose shared paths carry more messages a step are left as the cost model has them: a
 simulation of so many takes about a second, and with so many micro-batches queues matter less."""
-
-
-def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
-    """`cost.estimate.estimate_plan`, with queues on shared paths.
-
-    Raises:
-        UsageError, PlanFormatError, UnsupportedError: as there.
-    """
-    if plan.workload is None:
-        raise UsageError(
-            "the plan carries no model, so its time cannot be predicted; "
-            "make it with `megatron-hetero plan`, or give the model"
-        )
-    costs = CostModel(cluster, plan.workload, profile)
-    placement = placement_of(plan, cluster)
-    return estimates_of(costs, placement, queued(costs, placement, costs.placement(placement)))
 
 
 def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> PlacementCost:

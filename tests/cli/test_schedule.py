@@ -36,6 +36,9 @@ def test_schedules_are_compared_and_one_is_written(
     simulated = json.loads(capsys.readouterr().out)
     assert simulated["pipelines_s"] == pytest.approx(found["pipeline_times_s"][0])
     assert main(["explain", str(path), PLAN[2], "--json"]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert explained["step_time_s"] == pytest.approx(simulated["step_time_s"], rel=1e-3)
+    assert explained["bound_s"] is None  # that of 1F1B says nothing about other orders
 
 
 def test_what_cannot_be_had_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.planner.run import default_strategies, search
 from megatron_hetero.schedule.check import check_schedule
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
-from megatron_hetero.schedule.shared_paths import estimate_plan
 from megatron_hetero.schedule.simulate import simulate
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads

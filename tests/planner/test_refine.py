@@ -30,7 +30,7 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.stage_ways import StagePlace, StageWays
 from megatron_hetero.planner.structures import all_structures, compositions
-from megatron_hetero.schedule.shared_paths import estimate_plan
+from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import FAST, FREE, GIB, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 

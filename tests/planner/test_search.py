@@ -22,7 +22,8 @@ from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.symmetric import Symmetric
-from megatron_hetero.schedule.shared_paths import estimate_plan, queued
+from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.shared_paths import queued
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s, naive_placements
 from tests.planner.strategies import cases, clusters, workloads

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.shared_paths import estimate_plan
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
 from tests.schedule.test_step import placed, three_nodes
 

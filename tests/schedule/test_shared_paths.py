@@ -18,7 +18,8 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.search import bare_plan
-from megatron_hetero.schedule.shared_paths import estimate_plan, queued, sharing_replicas
+from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.shared_paths import queued, sharing_replicas
 from megatron_hetero.schedule.step import simulate_plan
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 

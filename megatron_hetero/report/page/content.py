@@ -15,7 +15,7 @@ from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.explain import Explanation, explain_plan
 from megatron_hetero.planner.run import strategies_of
 from megatron_hetero.report.what_if import Variation, variations
-from megatron_hetero.schedule.shared_paths import estimate_plan
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
 
@@ -87,7 +87,7 @@ def gather(
             "the plan carries no model, so there is nothing to report; make it with "
             "`megatron-hetero plan`"
         )
-    estimates = estimate_plan(plan, cluster, profile)
+    estimates = estimate_plan(plan, cluster, profile, is_stock=is_stock(plan))
     plan = replace(plan, estimates=estimates)
     simulation = simulate_plan(plan, cluster, profile=profile, is_stock=is_stock(plan))
     lanes = tuple(
@@ -99,7 +99,11 @@ def gather(
         cluster=cluster,
         estimates=estimates,
         explanation=explain_plan(
-            plan, cluster, profile, strategies_of("symmetric") if quick else None
+            plan,
+            cluster,
+            profile,
+            strategies_of("symmetric") if quick else None,
+            is_stock=is_stock(plan),
         ),
         simulation=simulation,
         timelines=(LaneGroup("predicted", simulation.step_time_s, lanes), *others),

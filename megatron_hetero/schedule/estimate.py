@@ -1,0 +1,62 @@
+"""What any plan takes, with queues on shared paths and whatever its stages compute when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import estimates_of
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.schedule.shared_paths import queued
+from megatron_hetero.schedule.step import simulate_plan
+
+
+def estimate_plan(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None, *, is_stock: bool = False
+) -> Estimates:
+    """`cost.estimate.estimate_plan`, with queues on shared paths, and chunks and orders of
+    computations as they run.  The bound is one of plans without these, so theirs have none.
+
+    Args:
+        is_stock: stock Megatron runs the plan; see `simulate_plan`.
+    Raises:
+        UsageError, PlanFormatError, UnsupportedError: as there.
+    """
+    if plan.workload is None:
+        raise UsageError(
+            "the plan carries no model, so its time cannot be predicted; "
+            "make it with `megatron-hetero plan`, or give the model"
+        )
+    costs = CostModel(cluster, plan.workload, profile)
+    placement = placement_of(plan, cluster)
+    estimates = estimates_of(costs, placement, plan_cost(plan, costs, placement, is_stock))
+    if not has_orders(plan):
+        return estimates
+    return replace(estimates, bound_s=None, gap=None, bound_relaxes="")
+
+
+def plan_cost(
+    plan: Plan, costs: CostModel, placement: Placement, is_stock: bool = False
+) -> PlacementCost:
+    """The cost of a plan's placement; pipelines with chunks or orders are simulated."""
+    cost = queued(costs, placement, costs.placement(placement))
+    if not has_orders(plan):
+        return cost
+    run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=is_stock)
+    replicas = tuple(
+        replace(replica, pipeline_s=max(stage.compute_end_s for stage in stages))
+        for replica, stages in zip(cost.replicas, run.stages, strict=True)
+    )
+    sharded = costs.sharded_as(placement)
+    return sharded.combine(placement, replicas, sharded.vocab_rows(placement.widths))
+
+
+def has_orders(plan: Plan) -> bool:
+    """Whether a stage computes otherwise than by 1F1B in one piece."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    return any(stage.chunks or stage.order is not None for stage in stages)
