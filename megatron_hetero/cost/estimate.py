@@ -10,6 +10,7 @@ from megatron_hetero.cost.price import price_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import UsageError
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan
 
 
@@ -21,14 +22,23 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
         PlanFormatError: it names no devices, or devices that the cluster lacks.
         UnsupportedError: it asks for something that cannot be priced yet (named).
     """
+    costs = CostModel(cluster, workload_of(plan), profile)
+    placement = placement_of(plan, cluster)
+    return estimates_of(costs, placement, costs.placement(placement))
+
+
+def workload_of(plan: Plan) -> Workload:
+    """The model of a plan, and how it is trained.
+
+    Raises:
+        UsageError: the plan carries none.
+    """
     if plan.workload is None:
         raise UsageError(
             "the plan carries no model, so its time cannot be predicted; "
             "make it with `megatron-hetero plan`, or give the model"
         )
-    costs = CostModel(cluster, plan.workload, profile)
-    placement = placement_of(plan, cluster)
-    return estimates_of(costs, placement, costs.placement(placement))
+    return plan.workload
 
 
 def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Estimates:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.estimate import estimates_of
+from megatron_hetero.cost.estimate import estimates_of, workload_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import PlacementCost
-from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.schedule.shared_paths import queued
 from megatron_hetero.schedule.step import simulate_plan
@@ -27,12 +26,7 @@ def estimate_plan(
     Raises:
         UsageError, PlanFormatError, UnsupportedError: as there.
     """
-    if plan.workload is None:
-        raise UsageError(
-            "the plan carries no model, so its time cannot be predicted; "
-            "make it with `megatron-hetero plan`, or give the model"
-        )
-    costs = CostModel(cluster, plan.workload, profile)
+    costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
     estimates = estimates_of(costs, placement, plan_cost(plan, costs, placement, is_stock))
     if not has_orders(plan):

@@ -17,11 +17,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.estimate import workload_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import ReplicaCost
-from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan, Stage
@@ -139,7 +139,7 @@ def simulate_plan(
         UnsupportedError: it asks for something that cannot be priced yet (named).
         CheckFailedError: a programme waits for ever.
     """
-    workload = workload or _workload(plan)
+    workload = workload or workload_of(plan)
     placement = placement_of(plan, cluster)
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
@@ -212,7 +212,7 @@ def plan_times(
         UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
     """
     placement = placement_of(plan, cluster)
-    workload = _workload(plan)
+    workload = workload_of(plan)
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     found = []
@@ -238,15 +238,6 @@ def _chunk_times(
         stage_chunk_times(stage, priced.times, workload, is_last=s + 1 == len(stages))
         for s, (stage, priced) in enumerate(zip(stages, cost.stages, strict=True))
     )
-
-
-def _workload(plan: Plan) -> Workload:
-    if plan.workload is None:
-        raise UsageError(
-            "the plan carries no model, so its time cannot be predicted; "
-            "make it with `megatron-hetero plan`, or give the model"
-        )
-    return plan.workload
 
 
 def _sends(plan: Plan, is_stock: bool) -> SendMode:

@@ -87,9 +87,10 @@ def gather(
             "the plan carries no model, so there is nothing to report; make it with "
             "`megatron-hetero plan`"
         )
-    estimates = estimate_plan(plan, cluster, profile, is_stock=is_stock(plan))
+    stock = is_stock(plan)
+    estimates = estimate_plan(plan, cluster, profile, is_stock=stock)
     plan = replace(plan, estimates=estimates)
-    simulation = simulate_plan(plan, cluster, profile=profile, is_stock=is_stock(plan))
+    simulation = simulate_plan(plan, cluster, profile=profile, is_stock=stock)
     lanes = tuple(
         Lane(stage.replica, stage.stage, stage.devices, stage.operations)
         for stage in simulation.timelines
@@ -103,7 +104,7 @@ def gather(
             cluster,
             profile,
             strategies_of("symmetric") if quick else None,
-            is_stock=is_stock(plan),
+            is_stock=stock,
         ),
         simulation=simulation,
         timelines=(LaneGroup("predicted", simulation.step_time_s, lanes), *others),
