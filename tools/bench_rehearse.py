@@ -1,4 +1,4 @@
-"""Rehearse four plans on each of ten mixed clusters: how far predictions are off, and how much
+"""Rehearse four plans on each of thirteen mixed clusters: how far predictions are off, and how much
 longer stock Megatron's best plan takes than ours.
 
     python tools/bench_rehearse.py --out rehearsals.json > rehearsals.md
@@ -57,16 +57,32 @@ CLUSTERS = {
     "2 sites of 4 H100": ("benchmarks/rehearsal/two-sites.yaml", "26b"),
     "H100 + 4 desktops": ("benchmarks/rehearsal/office.yaml", "1.3b, large batch"),
     "2 offices": ("benchmarks/rehearsal/two-offices.yaml", "2.7b"),
+    "3 lab workstations": ("benchmarks/rehearsal/lab-workstations.yaml", "1.3b, 1M tokens"),
+    "4 labs": ("benchmarks/rehearsal/four-labs.yaml", "2.7b, 1M tokens"),
+    "A department": ("benchmarks/rehearsal/department.yaml", "6.7b, 2M tokens"),
 }
+_2_7B = (
+    "--num-layers=32", "--hidden-size=2560", "--num-attention-heads=32",
+    "--seq-length=2048", "--max-position-embeddings=2048",
+)  # fmt: skip
 MODELS = {
     "7b": ("examples/a100-rtx4090/gpt-7b.sh", ("--global-batch-size=16",)),
     "5b": ("examples/a100-rtx4090/gpt-7b.sh", ("--global-batch-size=16", "--num-layers=24")),
     "1.3b": ("examples/rtx3080-rtx4090/gpt-1.3b.sh", ("--global-batch-size=24",)),
     "1.3b, large batch": ("examples/rtx3080-rtx4090/gpt-1.3b.sh", ("--global-batch-size=512",)),
-    "2.7b": (
+    "2.7b": ("examples/rtx3080-rtx4090/gpt-1.3b.sh", ("--global-batch-size=64", *_2_7B)),
+    # With sequences of 2048 tokens and the batches of GPT-3's models of these sizes (Brown et al.
+    # 2020, table 2.1).
+    "1.3b, 1M tokens": (
         "examples/rtx3080-rtx4090/gpt-1.3b.sh",
-        ("--global-batch-size=64", "--num-layers=32", "--hidden-size=2560",
-         "--num-attention-heads=32", "--seq-length=2048", "--max-position-embeddings=2048"),
+        ("--global-batch-size=512", "--seq-length=2048", "--max-position-embeddings=2048"),
+    ),
+    "2.7b, 1M tokens": (
+        "examples/rtx3080-rtx4090/gpt-1.3b.sh", ("--global-batch-size=512", *_2_7B)
+    ),
+    "6.7b, 2M tokens": (
+        "examples/a100-rtx4090/gpt-7b.sh",
+        ("--global-batch-size=1024", "--seq-length=2048", "--max-position-embeddings=2048"),
     ),
     "26b": (
         "examples/a100-rtx4090/gpt-7b.sh",
