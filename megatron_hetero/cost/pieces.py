@@ -18,7 +18,7 @@ from megatron_hetero.cost.compute import (
 )
 from megatron_hetero.cost.network import context_parallel_times, tensor_parallel_times
 from megatron_hetero.cost.parameters import attention_sizes
-from megatron_hetero.cost.profile import Piece, Profile
+from megatron_hetero.cost.profile import NO_STRETCH, Piece, Profile
 from megatron_hetero.cost.share import TensorShare, even_share_or_none
 from megatron_hetero.model.spec import Workload
 
@@ -98,11 +98,12 @@ def price_pieces(
     times = {piece: found[piece] or analytic[piece] for piece in analytic}
     is_as_measured = context == 1 and len({share for _, share in members}) == 1
     exchange = _context_exchange(workload, members, context_link)
+    stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
     return PieceTimes(
-        times["embedding"],
-        times["decoder_layer"] + exchange,
-        times["head"],
-        exchange if found["decoder_layer"] else layer_comm + exchange,
+        stretch.of(times["embedding"]),
+        stretch.of(times["decoder_layer"] + exchange),
+        stretch.of(times["head"]),
+        stretch.of(exchange if found["decoder_layer"] else layer_comm + exchange),
         is_as_measured and all(value is not None for value in found.values()),
     )
 

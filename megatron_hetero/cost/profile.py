@@ -8,10 +8,10 @@ times are interpolated; outside of them the analytic model answers and the plan 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -71,13 +71,37 @@ class ProfileModel(_Strict):
 _Key = tuple[str, str, int, str, str, bool, tuple[int, ...]]
 
 
+class Stretch(NamedTuple):
+    """Measured over predicted seconds of whole passes."""
+
+    forward: float
+    backward: float
+
+    def of(self, times: PassTimes) -> PassTimes:
+        """These times, so much longer."""
+        return PassTimes(self.forward * times.forward_s, self.backward * times.backward_s)
+
+
+NO_STRETCH = Stretch(1.0, 1.0)
+
+
 @dataclass(frozen=True)
 class Profile:
-    """Measured times by piece: for each key, (micro-batch size, times) in ascending size."""
+    """Measured times by piece: for each key, (micro-batch size, times) in ascending size.
+
+    `stretches`: GPU type -> how many times as long its passes took in a training job as predicted
+    (`report.replan`); all its pieces are priced so much longer, measured ones and modelled ones.
+    """
 
     points: Mapping[_Key, tuple[tuple[int, PassTimes], ...]]
     content_sha256: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
+    stretches: Mapping[str, Stretch] = field(default_factory=dict)
+
+    def stretch(self, gpu_names: Iterable[str]) -> Stretch:
+        """Of a group of GPUs, which ends with its slowest."""
+        found = [self.stretches.get(name, NO_STRETCH) for name in gpu_names]
+        return Stretch(max(s.forward for s in found), max(s.backward for s in found))
 
     def times(
         self, workload: Workload, gpu_name: str, width: int, piece: Piece

@@ -63,7 +63,7 @@ def _changed(
         )
         yield "links inside every node at twice their speed", replace(cluster, nodes=nodes), profile
     for name in dict.fromkeys(host.gpu_type for host in plan.hosts):
-        changed, with_profile = with_gpu_speed(cluster, profile, name, SLOWER_GPU)
+        changed, with_profile = _with_gpu_speed(cluster, profile, name, SLOWER_GPU)
         yield (
             f"every {name} at {SLOWER_GPU:.0%} of its speed (heat, power limit)",
             changed,
@@ -71,7 +71,7 @@ def _changed(
         )
 
 
-def with_gpu_speed(
+def _with_gpu_speed(
     cluster: Cluster, profile: Profile | None, name: str, speed: float
 ) -> tuple[Cluster, Profile | None]:
     """The cluster, and the profile, with every GPU of a type at `speed` of its own."""

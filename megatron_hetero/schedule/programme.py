@@ -33,7 +33,8 @@ OperationKind = Literal[
     "step",
     "weight_sync",
 ]
-COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
+BACKWARDS = ("backward", "backward_input", "backward_weight")
+COMPUTE = ("forward", *BACKWARDS)
 SENDS = ("send_forward", "send_backward")
 RECEIVES = ("recv_forward", "recv_backward")
 _MESSAGES: Mapping[OperationKind, tuple[bool, bool]] = {

@@ -12,7 +12,7 @@ from megatron_hetero.errors import FileFormatError
 from megatron_hetero.files import read_json, validate_document
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.page.content import Lane, LaneGroup
-from megatron_hetero.schedule.programme import OperationKind
+from megatron_hetero.schedule.programme import BACKWARDS, OperationKind
 from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.timelines import StageTimeline
 
@@ -62,9 +62,18 @@ def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
     """The timeline that a training job wrote (`--hetero-timeline`).
 
     Raises:
-        FileFormatError: it is no such file, or of a plan with other stages.
+        FileFormatError: it is no such file, of a plan with other stages, or of a step in which a
+            stage computed nothing.
     """
     found = validate_document(read_json(path), _Measured, FileFormatError)
+    for stage in found.stages:
+        for kinds in (("forward",), BACKWARDS):
+            if not any(o.end_s > o.start_s for o in stage.operations if o.kind in kinds):
+                raise FileFormatError(
+                    f"{path}: replica {stage.replica} stage {stage.stage} has no {kinds[0]} pass "
+                    "that took any time, so there is nothing to compare; record another step with "
+                    "--hetero-timeline"
+                )
     title = f"measured, step {found.step}"
     return _lanes(path, plan, title, found.measured_step_time_s, found.stages)
 

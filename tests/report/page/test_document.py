@@ -196,6 +196,21 @@ def test_the_rehearsal_of_another_plan_is_refused(tmp_path: Path) -> None:
                                          "operations": []}]), PLAN)  # fmt: skip
 
 
+def test_a_measured_step_without_backward_passes_is_refused(tmp_path: Path) -> None:
+    group = rehearsed_lanes(rehearsal(tmp_path), PLAN)
+    stages = [
+        {
+            "replica": lane.replica,
+            "stage": lane.stage,
+            "operations": [o._asdict() for o in lane.operations if o.kind == "forward"],
+        }
+        for lane in group.lanes
+    ]
+    path = rehearsal(tmp_path, measured_step_time_s=3.5, step=11, stages=stages)
+    with pytest.raises(FileFormatError, match="replica 0 stage 0 has no backward pass"):
+        measured_lanes(path, PLAN)
+
+
 def _luminance(color: str) -> float:
     channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
