@@ -9,10 +9,12 @@ communication, recomputation, launch counts, sequence parallelism, sharded optim
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tools.referees.ring_order import slowest_neighbours
 from tools.referees.sailor_tables import ELEMENT_BYTES, MEMORY_GIB, Endpoint, SailorTables
 
 BUCKET_BYTES = 5e8
@@ -139,17 +141,23 @@ class Sailor:
         ]
 
     def sync_inside_s(self, pipeline: Pipeline) -> float:
-        """The slowest stage's exchange among its replicas, over its slowest neighbours."""
+        """The slowest stage's exchange among its replicas, over its slowest neighbours, with the
+        replicas in the best order found."""
         num_ranks = len(pipeline.chains)
-        slowest_s = 0.0
-        for s, num_bytes in enumerate(self.stage_params_bytes(pipeline.layers)):
-            groups = [chain[s] for chain in pipeline.chains]
-            narrowest = min(WIDEST_IN_SYNC, *(group.width for group in groups))
-            for here, there in set(pairwise(group.single for group in groups)):
-                slowest_s = max(
-                    slowest_s, self.all_reduce_s(num_bytes / narrowest, num_ranks, here, there)
-                )
-        return slowest_s
+        kinds = Counter(pipeline.chains)
+        sizes = [
+            num_bytes / min(WIDEST_IN_SYNC, *(chain[s].width for chain in kinds))
+            for s, num_bytes in enumerate(self.stage_params_bytes(pipeline.layers))
+        ]
+
+        def neighbours_s(here: Chain, there: Chain) -> float:
+            return max(
+                self.all_reduce_s(size, num_ranks, a.single, b.single)
+                for size, a, b in zip(sizes, here, there, strict=True)
+            )
+
+        costs = [[neighbours_s(here, there) for there in kinds] for here in kinds]
+        return slowest_neighbours(list(kinds.values()), costs)
 
     def sync_between_s(self, pipelines: Sequence[Pipeline]) -> float:
         """The exchange between pipelines, sized by the first of those with most stages."""
