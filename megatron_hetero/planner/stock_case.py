@@ -257,58 +257,51 @@ class StockCase:
         Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
         last backward passes is left out.
         """
-        gradients, _ = self._exchange_lines()
-        last_s: list[Seconds] = [
-            np.asarray(np.max([of_stages[p] for of_stages in ends], axis=0), dtype=np.float64)
-            for p in range(self.grid.num_stages)
+        gradients, _, tied_s = self._exchange_lines()
+        last_s = [
+            np.asarray(np.max([of_stages[p] for of_stages in ends], axis=0) + zero_s + each_s * n)
+            for p, ((zero_s, each_s), n) in enumerate(zip(gradients, stages.T, strict=True))
         ]
-        num_tied = len(self.grid.chains) if self._has_tied_stages else 0
-        own, tied = gradients[: len(gradients) - num_tied], gradients[len(gradients) - num_tied :]
-        if own and not self.problem.workload.training.overlap_grad_reduce:
-            last_s = [
-                np.asarray(end_s + zero_s + each_s * stages[:, p])
-                for p, (end_s, (zero_s, each_s)) in enumerate(zip(last_s, own, strict=True))
-            ]
         both_s = np.maximum(last_s[0], last_s[-1])
-        return np.asarray(np.max([*last_s, *(both_s + zero_s for zero_s, _ in tied)], axis=0))
+        return np.asarray(np.max([*last_s, *(both_s + s for s in tied_s)], axis=0))
 
     def _update_s(self, stages: Divisions) -> Seconds:
         """The optimizer, and with the distributed one the new weights, of the slowest stage."""
-        _, weights = self._exchange_lines()
+        _, weights, _ = self._exchange_lines()
         found = []
-        for p in range(self.grid.num_stages):
-            zero_s, each_s = weights[p] if weights else (0.0, 0.0)
+        for p, (zero_s, each_s) in enumerate(weights):
             for places in self._places:
                 own_zero_s, own_each_s = places[p].update_s
                 found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
         return np.asarray(np.max(found, axis=0))
 
-    @property
-    def _has_tied_stages(self) -> bool:
-        return self.problem.workload.model.tied_embeddings and self.grid.num_stages > 1
+    def _exchange_lines(self) -> tuple[list[_Line], list[_Line], list[float]]:
+        """Seconds without layers and what each layer adds, of the gradients and of the new weights
+        of each stage; then seconds of each replica's tied embeddings.
 
-    def _exchange_lines(self) -> tuple[list[_Line], list[_Line]]:
-        """Of gradients, and of new weights: seconds of each collective without layers, and what
-        each layer adds."""
+        What overlaps has as many buckets as there are layers, and is left out.
+        """
+        is_overlapped = self.problem.workload.training.overlap_grad_reduce
+        num_stages = self.grid.num_stages
         one, two = (
-            GradientExchange(
-                self._costs, self._frame([n] * self.grid.num_stages), self._rows, {}, {}
-            ).stock()
+            GradientExchange(self._costs, self._frame([n] * num_stages), self._rows, {}, {}).stock()
             for n in (1, 2)
         )
-        # Buckets that overlap are as many as there are layers, and are not asked for.
-        lines = [
-            [
-                (2 * _seconds(a) - _seconds(b), _seconds(b) - _seconds(a))
-                for a, b in zip(of_one[::-1], of_two[::-1], strict=False)
-            ][::-1]
-            for of_one, of_two in zip(one, two, strict=True)
-        ]
-        is_overlapped = self.problem.workload.training.overlap_grad_reduce
-        return lines[0], [] if is_overlapped else lines[1]
+        lines: list[list[_Line]] = []
+        for of_one, of_two in zip(one, two, strict=True):
+            pairs = [(_of_stage_s(of_one, p), _of_stage_s(of_two, p)) for p in range(num_stages)]
+            lines.append([(0.0, 0.0) if is_overlapped else (2 * a - b, b - a) for a, b in pairs])
+        tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
+        return lines[0], lines[1], tied_s
 
 
 _Line = tuple[float, float]
+
+
+def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
+    """Of those that a stage has by itself, one after the other."""
+    own = [c for c in collectives if all(s == stage for _, s in c.holders)]
+    return sum(map(_seconds, own))
 
 
 def _seconds(collective: Collective) -> float:

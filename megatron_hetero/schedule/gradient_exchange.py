@@ -71,6 +71,8 @@ class GradientExchange:
     Args:
         last_backward: of the first stages, which overlap with `--overlap-grad-reduce`.
         owner_weights: relative size of the optimizer state that each rank of a stage keeps.
+        chunk_layers: layers of the model chunks of interleaved stages; each chunk is a model of its
+            own to stock Megatron, with its own buffers.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class GradientExchange:
         vocab_rows: int,
         last_backward: Mapping[StageId, LastBackward],
         owner_weights: Mapping[StageId, int],
+        chunk_layers: Mapping[StageId, Sequence[int]] | None = None,
     ) -> None:
         self._costs, self._placement = costs, placement
+        self._chunk_layers = chunk_layers or {}
         self._vocab_rows = vocab_rows
         self._last_backward = last_backward
         self._owner_weights = owner_weights
@@ -130,26 +134,58 @@ class GradientExchange:
         )
 
     def _stock_buckets(self, model: ModelSpec) -> Iterator[StageBucket]:
-        """A stage's buffer, whole; that of a first stage that overlaps in Megatron's buckets
-        (`_ParamAndGradBuffer`: full as soon as it has `--ddp-bucket-size` elements)."""
+        """Buffers as Megatron divides them (`DistributedDataParallel`).
+
+        One for each chunk of a stage, the first one first (`finalize_model_grads`), but for a first
+        stage that overlaps: its buckets are full as soon as they have `--ddp-bucket-size` elements.
+        Where chunks overlap, they are still priced as one stage.
+        """
         replicas = self._placement.replicas
-        num_stages = len(replicas[0].stages)
         share = even_share(model, 1)
         for s, stage in enumerate(replicas[0].stages):
             holders = tuple((r, s) for r in range(len(replicas)))
-            first, last = s == 0, s == num_stages - 1
-            if not (first and self._overlaps):
-                params = stage_params(model, share, stage.num_layers, first, last, self._vocab_rows)
-                yield StageBucket(holders, params, EMBEDDING)
-                continue
-            full = stock_bucket_elements(len(replicas)) * stage.width
-            words = self._vocab_rows * model.hidden_size
-            size = 0
-            for layer, tensor in _first_stage_tensors(model, stage.num_layers, last, words):
-                size += tensor
-                if size >= full or (layer == EMBEDDING and tensor == words):
+            first, last = s == 0, s == len(replicas[0].stages) - 1
+            if first and self._overlaps:
+                for size, layer in self._overlapped_buckets(model, stage, last):
                     yield StageBucket(holders, size, layer)
-                    size = 0
+                continue
+            layers = [] if self._overlaps else self._chunk_layers.get((0, s), [])
+            layers = layers or [stage.num_layers]
+            for chunk, num_layers in enumerate(layers):
+                ends = first and chunk == 0, last and chunk + 1 == len(layers)
+                params = stage_params(model, share, num_layers, *ends, self._vocab_rows)
+                sizes = [params]
+                # Chunks behind the first one exchange all buckets at once.
+                if self._divides_tied and any(ends) and chunk == 0:
+                    words = self._vocab_rows * model.hidden_size
+                    sizes = [params - words, words] if first else [words, params - words]
+                for size in sizes:
+                    yield StageBucket(holders, size, EMBEDDING)
+
+    @property
+    def _divides_tied(self) -> bool:
+        """Whether stock Megatron gives an embedding on two stages a bucket of its own
+        (`DistributedOptimizer._compute_per_buffer_param_layout`)."""
+        has_two = len(self._placement.replicas[0].stages) > 1
+        return self._is_divided and self._costs.workload.model.tied_embeddings and has_two
+
+    def _overlapped_buckets(
+        self, model: ModelSpec, stage: PlacedStage, is_last: bool
+    ) -> Iterator[tuple[int, int]]:
+        """(parameters, lowest layer) of the buckets of a first stage, in the order of its backward
+        pass."""
+        full = stock_bucket_elements(len(self._placement.replicas)) * stage.width
+        words = self._vocab_rows * model.hidden_size
+        size = 0
+        for layer, tensor in _first_stage_tensors(model, stage.num_layers, is_last, words):
+            is_end = layer == EMBEDDING and tensor == words
+            if is_end and size and self._divides_tied:
+                yield size, EMBEDDING
+                size = 0
+            size += tensor
+            if size >= full or is_end:
+                yield size, layer
+                size = 0
 
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
         """Where gradients are exchanged before a stage's programme is done."""

@@ -171,6 +171,11 @@ def simulate_plan(
             for r, replica in enumerate(plan.replicas)
             for s, stage in enumerate(replica.stages)
         },
+        {
+            (r, s): [chunk.num_layers for chunk in stage_chunks(stage)]
+            for r, replica in enumerate(plan.replicas)
+            for s, stage in enumerate(replica.stages)
+        },
     )
     gradients, weights = exchange.stock() if is_stock else exchange.ours()
     run = run_step(

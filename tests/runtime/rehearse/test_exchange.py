@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal
 from megatron_hetero.runtime.rehearse.run import Options, rehearse
 from tests.cost.builders import FAST, SLOW, make_cluster
 from tests.runtime.rehearse.test_rehearse import with_hosts
+from tests.runtime.schedules import with_interleaving
 from tests.schedule.test_step import placed
 
 OURS = "tp1:8 @1 | tp2:8 @1", ["a:0"], ["b:0", "b:1"]
@@ -50,6 +55,41 @@ def test_prediction_and_rehearsal_agree(
             assert max(o.end_s for o in exchanged) <= update.start_s + 1e-9
             gathered = [o for o in stage.operations if o.kind == "weight_sync"]
             assert min(o.start_s for o in gathered) >= update.end_s - 1e-9
+
+
+def interleaved_replicas(**flags: bool) -> tuple[Plan, Cluster]:
+    """Two equal replicas of two stages with two chunks of unlike size, one on each node."""
+    wide = make_cluster(("a", FAST, 2), ("b", SLOW, 2), between=Link(1e10, 2e-3))
+    sizes = {"hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}
+    devices = ["a:0", "a:1"], ["b:0", "b:1"]
+    made = placed("tp1:4,tp1:4 @4 | tp1:4,tp1:4 @4", *devices, num_layers=8, **sizes, **flags)
+    for replica in (0, 1):
+        made = with_interleaving(made, replica, [(0, 1), (1, 2), (0, 3), (1, 2)])
+    return replace(made, hosts=canonical_hosts(made.replicas, wide)), wide
+
+
+@pytest.mark.parametrize("divided", [False, True], ids=["all-reduce", "divided optimizer"])
+def test_chunks_of_stock_megatron_exchange_one_after_the_other(
+    divided: bool, tmp_path: Path
+) -> None:
+    made, wide = interleaved_replicas(use_distributed_optimizer=divided)
+    found = rehearse(made, wide, None, Options(1), tmp_path)
+    assert found.is_stock
+    assert found.predicted.gradient_sync_s > 0.1 * found.predicted.step_time_s
+    assert abs(found.error) < 0.03, (found.predicted.step_time_s, found.step_times_s)
+    for stage in (stage for row in found.stages for stage in row):
+        exchanged = [o for o in stage.operations if o.kind == "gradient_sync"]
+        # Of each chunk, and of the embedding that the first and the last stage share; divided, the
+        # first chunk has a bucket for it.
+        assert len(exchanged) == (4 if divided and stage.stage == 0 else 3)
+        for one, other in pairwise(exchanged):
+            assert one.end_s <= other.start_s + 1e-9
+
+
+def test_interleaved_stages_of_replicas_that_overlap_are_refused(tmp_path: Path) -> None:
+    made, wide = interleaved_replicas(overlap_grad_reduce=True)
+    with pytest.raises(UnsupportedError, match="rehearse the plan without"):
+        rehearse(made, wide, None, Options(1), tmp_path)
 
 
 def test_an_exchange_that_does_not_overlap_shows(tmp_path: Path) -> None:
