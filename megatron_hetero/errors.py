@@ -70,3 +70,10 @@ class CheckFailedError(HeteroError):
     """A check ran to its end and did not pass."""
 
     exit_code = 1
+
+
+class BoundFaultWarning(RuntimeWarning):
+    """A lower bound is above the step of a plan that it is a bound of: a fault of this program.
+
+    The plan is right; it is given without a bound.
+    """

@@ -97,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.megatron_args = tuple(megatron_args or ())
     output = Output(color=arguments.color, json_to_stdout=getattr(arguments, "json", False))
     try:
-        return verb.run(arguments, output)
+        with output.own_warnings():
+            return verb.run(arguments, output)
     except HeteroError as error:
         output.error(str(error))
         return error.exit_code

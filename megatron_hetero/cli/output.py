@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TextIO
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from megatron_hetero.errors import BoundFaultWarning
 from megatron_hetero.units import format_duration
 
 COLOR_CHOICES = ("auto", "always", "never")
@@ -64,6 +66,28 @@ class Output:
     def error(self, message: str) -> None:
         """Why the command stops; the lines are kept as they are, carets point into them."""
         self._errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+    @contextmanager
+    def own_warnings(self) -> Iterator[None]:
+        """Faults of this program that do not stop the command are shown as a line of it."""
+        with warnings.catch_warnings():
+            show_others = warnings.showwarning
+
+            def show(
+                message: Warning | str,
+                category: type[Warning],
+                filename: str,
+                lineno: int,
+                file: TextIO | None = None,
+                line: str | None = None,
+            ) -> None:
+                if issubclass(category, BoundFaultWarning):
+                    self._errors.print(Text.assemble(("warning: ", "bold yellow"), str(message)))
+                else:
+                    show_others(message, category, filename, lineno, file, line)
+
+            warnings.showwarning = show
+            yield
 
     @contextmanager
     def progress(self, words: str) -> Iterator[Callable[[str], None]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.bound import step_time_bound
+from megatron_hetero.cost.bound import Bound, step_time_bound
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.price import price_of
 from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.space import why_outside
 from megatron_hetero.cost.step_cost import PlacementCost
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import BoundFaultWarning, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan
 
@@ -42,16 +45,15 @@ def workload_of(plan: Plan) -> Workload:
 
 
 def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Estimates:
-    """The figures of an already priced placement in the form that plan.json holds."""
+    """The figures of an already priced placement in the form that plan.json holds.
+
+    Without a bound where the placement is none that the search may find (`cost.space`): a plan
+    edited by hand, or with groups of unequal shares, which are searched but not bounded.
+    """
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    # Beyond this step the plan is outside of the space anyway.
-    bound = step_time_bound(costs, enough_s=1.01 * cost.step_time_s)
-    # Groups of unequal shares are searched but not bounded; and a plan edited by hand may do what
-    # the search does not, or not fit.
-    has_shares = any(s.shares is not None for r in placement.replicas for s in r.stages)
-    in_space = not has_shares and bound.step_time_s <= cost.step_time_s * (1 + 1e-9)
+    bound = _bound_of(costs, placement, cost)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -65,17 +67,35 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     return Estimates(
         step_time_s=cost.step_time_s,
         tokens_per_s=tokens / cost.step_time_s,
-        bound_s=min(bound.step_time_s, cost.step_time_s) if in_space else None,
-        gap=max(0.0, cost.step_time_s / bound.step_time_s - 1) if in_space else None,
+        bound_s=None if bound is None else min(bound.step_time_s, cost.step_time_s),
+        gap=None if bound is None else max(0.0, cost.step_time_s / bound.step_time_s - 1),
         replica_times_s=tuple(r.pipeline_s for r in cost.replicas),
         stage_times_s=tuple(tuple(s.times.total_s for s in r.stages) for r in cost.replicas),
         boundary_times_s=tuple(tuple(h.total_s for h in r.forward_hops) for r in cost.replicas),
         gradient_sync_s=cost.gradient_sync_s,
         devices=devices,
-        bound_relaxes=bound.relaxes if in_space else "",
+        bound_relaxes="" if bound is None else bound.relaxes,
         measured=cost.measured,
         price_per_hour=None if price is None else price.per_hour,
         price_per_million_tokens=(
             None if price is None else price.of_tokens(1e6, cost.step_time_s, tokens)
         ),
     )
+
+
+def _bound_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Bound | None:
+    """The bound on the step of a placement; None where it is of others, or wrong."""
+    if why_outside(costs, placement, cost) is not None:
+        return None
+    # More than this need not be proved: a bound beyond the step is a fault already.
+    bound = step_time_bound(costs, enough_s=1.01 * cost.step_time_s)
+    if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
+        return bound
+    warnings.warn(
+        f"the lower bound of {bound.step_time_s:.6g} s is above the step of this plan, "
+        f"{cost.step_time_s:.6g} s: a fault in megatron-hetero. The plan is right and is given "
+        "without a bound. Please report it, with the files and flags of this command",
+        BoundFaultWarning,
+        stacklevel=2,
+    )
+    return None

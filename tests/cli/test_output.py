@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
+import warnings
 
 import pytest
 from rich.padding import Padding
 from rich.table import Table
 
 from megatron_hetero.cli.output import MAX_WIDTH, Output, wants_color
+from megatron_hetero.errors import BoundFaultWarning
 
 
 class Terminal(io.StringIO):
@@ -93,6 +95,14 @@ def test_text_wraps_but_verbatim_text_and_errors_do_not(
 def test_names_in_square_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     Output().show("nodes[red] [bold]x[/bold] :warning:")
     assert capsys.readouterr().out == "nodes[red] [bold]x[/bold] :warning:\n"
+
+
+def test_a_fault_of_the_bound_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(color="never")
+    with output.own_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("the bound is wrong", BoundFaultWarning, stacklevel=1)
+    assert capsys.readouterr() == ("", "warning: the bound is wrong\n")
 
 
 def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:

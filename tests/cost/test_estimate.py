@@ -5,15 +5,31 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cost.bound import Bound
 from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import placement_of
-from megatron_hetero.errors import PlanFormatError, UnsupportedError, UsageError
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, placement_of
+from megatron_hetero.cost.space import why_outside
+from megatron_hetero.errors import (
+    BoundFaultWarning,
+    PlanFormatError,
+    UnsupportedError,
+    UsageError,
+)
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
-from tests.cost.builders import CLUSTER, FAST, SLOW, make_cluster, make_workload, place
+from tests.cost.builders import (
+    AS_GIVEN,
+    CLUSTER,
+    FAST,
+    FREE,
+    SLOW,
+    make_cluster,
+    make_workload,
+    place,
+)
 
 
 def test_a_step_is_pipeline_sync_and_update() -> None:
@@ -34,6 +50,72 @@ def test_a_step_is_pipeline_sync_and_update() -> None:
     assert not estimates.measured
     assert estimates.bound_s is not None and 0 < estimates.bound_s < estimates.step_time_s
     assert "launch counts" in estimates.bound_relaxes
+
+
+def test_a_bound_above_the_step_is_reported_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = place("tp2:3,tp1:1 @3 | tp1:4 @1", make_workload())
+    bound = Bound(2 * estimate_plan(plan, CLUSTER).step_time_s, "nothing")
+    monkeypatch.setattr("megatron_hetero.cost.estimate.step_time_bound", lambda *_, **__: bound)
+    with pytest.warns(BoundFaultWarning, match=r"a fault in megatron-hetero.*Please report"):
+        estimates = estimate_plan(plan, CLUSTER)
+    assert (estimates.bound_s, estimates.gap, estimates.bound_relaxes) == (None, None, "")
+
+
+STAGES = PlacedReplica(
+    (PlacedStage((Device("a", 0),), 2), PlacedStage((Device("b", 0),), 2)), num_micro_batches=4
+)
+
+
+@pytest.mark.parametrize(
+    ("replica", "why"),
+    [
+        (STAGES, None),
+        (replace(STAGES, launch_counts=(3, 1)), None),
+        (replace(STAGES, launch_counts=(1, 1)), "fewer forwards than 1F1B"),
+        (replace(STAGES, num_micro_batches=2, micro_batch_size=2), "micro-batches of 2"),
+        (
+            PlacedReplica((PlacedStage((Device("a", 0), Device("a", 1)), 4, (1, 1)),), 4),
+            "a group of unequal shares",
+        ),
+        (PlacedReplica((PlacedStage((Device("a", 0), Device("b", 0)), 4),), 4), "several nodes"),
+        (
+            PlacedReplica(
+                (PlacedStage((Device("a", 0), Device("a", 1)), 4, context_parallel=2),), 4
+            ),
+            "context parallelism",
+        ),
+        (
+            PlacedReplica(
+                (PlacedStage((Device("a", 0),), 4, None, "full", recompute_num_layers=1),), 4
+            ),
+            "recompute that is not the job's",
+        ),
+    ],
+)
+def test_plans_that_the_search_does_not_make_have_no_bound(
+    replica: PlacedReplica, why: str | None
+) -> None:
+    costs = CostModel(CLUSTER, make_workload())
+    placement = Placement((replica,))
+    found = why_outside(costs, placement, costs.placement(placement))
+    assert found is None if why is None else found is not None and why in found
+
+
+def test_limits_leave_plans_outside_of_the_bound() -> None:
+    placement = Placement((STAGES,))
+    for limits, why in (
+        (replace(AS_GIVEN, num_replicas=2), "limits.num_replicas is 2"),
+        (replace(AS_GIVEN, idle_devices=("b:0",)), "GPUs of b that the limits keep idle"),
+    ):
+        costs = CostModel(replace(CLUSTER, limits=limits), make_workload())
+        found = why_outside(costs, placement, costs.placement(placement))
+        assert found is not None and why in found
+    free = CostModel(replace(CLUSTER, limits=FREE), make_workload())
+    both = Placement((replace(STAGES, num_micro_batches=2, micro_batch_size=2),))
+    assert why_outside(free, both, free.placement(both)) is None
+    tiny = make_cluster(("a", replace(FAST, memory_bytes=1 << 20), 1), ("b", SLOW, 1))
+    costs = CostModel(tiny, make_workload())
+    assert why_outside(costs, placement, costs.placement(placement)) == "it does not fit"
 
 
 def test_a_single_device_takes_micro_batches_times_all_pieces() -> None:

@@ -1,0 +1,62 @@
+"""Which plans the lower bound is a bound of: the space that the search goes over."""
+
+from __future__ import annotations
+
+from megatron_hetero.cost.choices import may_choose, may_mix_sizes, micro_batch_sizes, recomputes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, own_launch_counts
+from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.cost.widths import usable_gpus
+
+
+def why_outside(costs: CostModel, placement: Placement, cost: PlacementCost) -> str | None:
+    """What a placement does that no plan of the space does; None where it is one of them.
+
+    Every rule of `cost.bound` that leaves plans out has its line here.
+    """
+    if cost.missing_bytes > 0:
+        return "it does not fit"
+    num_replicas, wanted = len(placement.replicas), costs.cluster.limits.num_replicas
+    if wanted is not None and num_replicas != wanted:
+        return f"it has {num_replicas} replicas, where limits.num_replicas is {wanted}"
+    allowed = micro_batch_sizes(costs, num_replicas)
+    sizes = {
+        replica.micro_batch_size or costs.workload.training.micro_batch_size
+        for replica in placement.replicas
+    }
+    if not sizes <= set(allowed) or (len(sizes) > 1 and not may_mix_sizes(costs)):
+        return f"micro-batches of {', '.join(map(str, sorted(sizes)))} sequences"
+    for replica in placement.replicas:
+        if reason := _why_replica_outside(costs, replica):
+            return reason
+    return None
+
+
+def _why_replica_outside(costs: CostModel, replica: PlacedReplica) -> str | None:
+    least = [min(n, replica.num_micro_batches) for n in own_launch_counts(len(replica.stages))]
+    if any(n < own for n, own in zip(replica.num_in_flight, least, strict=True)):
+        return "a stage launches fewer forwards than 1F1B"
+    for stage in replica.stages:
+        if reason := _why_stage_outside(costs, stage):
+            return reason
+    return None
+
+
+def _why_stage_outside(costs: CostModel, stage: PlacedStage) -> str | None:
+    names = {device.node for device in stage.devices}
+    if stage.context_parallel > 1:
+        return "context parallelism"
+    if stage.shares is not None or len(names) > 1:
+        return "a group of unequal shares, or over several nodes"
+    node = costs.cluster.node_by_name[names.pop()]
+    if stage.width not in costs.widths(node):
+        return f"a group of {stage.width} GPUs of {node.name}"
+    if not {device.index for device in stage.devices} <= set(usable_gpus(costs.cluster, node)):
+        return f"GPUs of {node.name} that the limits keep idle"
+    own = costs.workload.training.recompute
+    some = stage.recompute_num_layers is not None and not may_choose(costs, "recompute")
+    if (stage.recompute or own) not in recomputes(costs) or some:
+        return "recompute that is not the job's"
+    if stage.optimizer_share is not None and not may_choose(costs, "optimizer_share"):
+        return "optimizer shares that are not the job's"
+    return None
