@@ -240,13 +240,33 @@ class _Search:
         return in_even_chunks(stages, case.settings.num_chunks)
 
     def _climb(self, case: StockCase, division: Division) -> None:
-        """Single layers to other chunks, as long as that helps."""
+        """One layer to another chunk, or where that does not help two, as long as that helps."""
         better: Division | None = division
         while better is not None and not self._is_spent():
             division, better = better, None
             for moved in moves(division):
                 if self._simulate(case, moved):
                     better = moved
+            if better is None:
+                better = self._first_of_two_moves(case, division)
+
+    def _first_of_two_moves(self, case: StockCase, division: Division) -> Division | None:
+        """A better division two moves away, in the order of the bound."""
+        if (len(division) * (len(division) - 1)) ** 2 > MAX_DIVISIONS:
+            return None
+        found: list[Division] = sorted(
+            {two for one in moves(division) for two in moves(one)} - {division}
+        )
+        if not found:
+            return None
+        bounds_s = case.least_times_s(np.array(found))
+        self._num_bounded += len(found)
+        for index in map(int, np.argsort(bounds_s, kind="stable")):
+            if bounds_s[index] >= self._best_s * (1 - _TIE) or self._is_spent():
+                return None
+            if self._simulate(case, found[index]):
+                return found[index]
+        return None
 
     def _simulate(self, case: StockCase, division: Division) -> bool:
         """Whether it is the best."""

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.widths import usable_gpus, usable_widths
 from megatron_hetero.flags.emit import megatron_args
 from megatron_hetero.flags.stock import reasons_not_stock
+from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import RANK_ORDERS, places_by_rank
@@ -200,6 +202,25 @@ def test_interleaved_stages_with_their_own_micro_batches_are_found() -> None:
     arguments = megatron_args(result.plan)
     assert "--pipeline-model-parallel-layout" in arguments
     assert not any(word.startswith("--hetero") for word in arguments)
+
+
+def test_layers_of_chunks_move_two_at_a_time() -> None:
+    """One at a time leads to 1.098 s here, which a division that was known is faster than."""
+    cluster = load_cluster("examples/rtx3080-rtx4090/cluster.yaml")
+    script = "examples/rtx3080-rtx4090/gpt-1.3b.sh"
+    problem = make_problem(cluster, load_workload(script, ("--global-batch-size=24",)))
+    found = best_stock_plan(problem)
+    assert found is not None and found.plan.schedule == "interleaved"
+    (grid,) = [
+        grid
+        for grid in stock_grids(problem)[0]
+        if [[unit.node, unit.width] for chain in grid.chains for unit in chain]
+        == [["fast", 1], ["fast", 1]]
+        and grid.num_stages == 2
+    ]
+    case = StockCase(problem, grid, StockSettings(4, "none", 4))
+    known = simulate_plan(stock_plan(case, (3, 3, 3, 3, 3, 4, 4, 1), 0), cluster, is_stock=True)
+    assert found.step_time_s <= known.step_time_s
 
 
 def test_what_does_not_fit_is_recomputed_by_blocks() -> None:
