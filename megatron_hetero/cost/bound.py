@@ -26,6 +26,10 @@ WORK_BOUND_RELAXES = (
     "update"
 )
 
+QUICK_WORK = 1_000_000_000
+THOROUGH_WORK = 4_000_000_000
+"""Numbers looked at: of many questions, about a second; of a plan's own bound, several."""
+
 _LONGEST = 16.0
 """The bound is looked for up to this many times the bound by work."""
 _MAX_GPUS = 128
@@ -47,7 +51,7 @@ def step_time_bound_s(costs: CostModel) -> float:
     return step_time_bound(costs).step_time_s
 
 
-def step_time_bound(costs: CostModel, enough_s: float = inf) -> Bound:
+def step_time_bound(costs: CostModel, enough_s: float = inf, max_work: int = QUICK_WORK) -> Bound:
     """The best bound known: that of the work, made longer as far as prices prove it.
 
     The space has every micro-batch size and every recompute that plans may choose
@@ -55,6 +59,7 @@ def step_time_bound(costs: CostModel, enough_s: float = inf) -> Bound:
 
     Args:
         enough_s: a longer step need not be proved.
+        max_work: numbers looked at; after that nothing more is proved.
     """
     classes = gpu_classes(costs)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
@@ -68,7 +73,7 @@ def step_time_bound(costs: CostModel, enough_s: float = inf) -> Bound:
     rules = costs.fill_rules()
     if rules is None:
         most_s = min(enough_s, _LONGEST * work_s)
-        return Bound(*launch_bound_s(sizes, works_s, classes, work_s, most_s))
+        return Bound(*launch_bound_s(sizes, works_s, classes, work_s, most_s, max_work))
     return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.cost.bound_stages import MAX_IN_FLIGHT, Floats, Ints, StageWays
+from megatron_hetero.cost.bound_stages import Floats, Ints, StageWays
 
 _MAX_NUMBERS = 50_000
 """Of one operation: ranges beyond it are taken one part after the other."""
@@ -64,7 +64,7 @@ class ChainTimes:
         same = [
             np.array_equal(rates[:, :, i], rates[:, :, -1])
             and np.array_equal(ways.time_s[:, :, i], ways.time_s[:, :, -1])
-            for i in range(MAX_IN_FLIGHT)
+            for i in range(ways.max_in_flight)
         ]
         self.depth = max(2, 1 + same.index(True))
         """Stages from one to the last are told apart up to this many."""
@@ -132,7 +132,7 @@ class ChainTimes:
         ways, (least, most) = self.ways, ranges
         num_micro_batches = np.maximum(least // ways.most_size, 1)
         in_flight = np.minimum(np.arange(1, self.depth + 1)[:, None], num_micro_batches[None, :])
-        rows = np.minimum(in_flight, MAX_IN_FLIGHT) - 1
+        rows = np.minimum(in_flight, ways.max_in_flight) - 1
         rate_s = ways.rate_s[:, place][:, rows]
         update_s = ways.update_s[:, place][:, None, None]
         sync_s = ways.sync_s[:, place][:, None, None]

@@ -2,39 +2,49 @@
 micro-batch sizes and numbers of replicas.
 
 The branch with the least bound is the one that holds the whole bound down: it is bounded, then its
-sizes are told apart, then its numbers of replicas.
+sizes are told apart, then its numbers of replicas; what is left is bounded more finely.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Literal
 
 import numpy as np
 
+from megatron_hetero.cost.bound_axes import Axes, by_number, by_pace, by_speed
 from megatron_hetero.cost.bound_chains import ChainTimes
+from megatron_hetero.cost.bound_dominance import needed_ways
 from megatron_hetero.cost.bound_kinds import GpuClass, gpu_classes
 from megatron_hetero.cost.bound_packing import ReplicaTimes, least_packed_s
-from megatron_hetero.cost.bound_share import replica_ranges
-from megatron_hetero.cost.bound_stages import Ints, StageWayMaker
+from megatron_hetero.cost.bound_stages import MANY_IN_FLIGHT, Floats, StageWayMaker, StageWays
 from megatron_hetero.cost.choices import may_mix_sizes
 from megatron_hetero.cost.model import CostModel
 
 RELAXES = "launch counts, shared network paths, part of the gradient exchange and the update"
 _SHARING = "which GPUs share a node"
-_RATIOS = (2.0, 1.5, 1.2)
+_RATIOS = (2.0, 1.5, 1.2, 1.05)
 """Numbers of sequences this near to each other are taken together: in a branch of several sizes, of
-many numbers of replicas, of few."""
+many numbers of replicas, of few, of few where GPUs are counted finely."""
 _MAX_STATES = 120_000
-"""GPUs of each class, times kinds of stages and layers: above it GPUs are counted by price."""
-_MAX_WORK = 1_000_000_000
-"""Numbers looked at: after that nothing more is proved."""
-_PRICE = 160
-"""What all GPUs together are priced at, about."""
+"""GPUs of each class, times kinds of stages and layers: above it GPUs have prices first."""
+_MAX_COUNTED = 4_000
+"""GPUs of each class: above it they are counted by price alone."""
+_SMALL = 4
+"""Replicas of a number of sequences that is so many times smaller than the mean count roughly."""
+_ROUNDS = 3
+"""Prices are mended so often."""
+_GAIN = 1.004
+"""As long as the bound grows by more than this."""
+_CHANGES = (0.75, 1.3)
+"""By which a price is changed."""
+_GROUP = 4
+"""Of ranges of numbers up to this ratio, all ways needed for the least are tabulated."""
 
 
 def launch_bound_s(
@@ -43,6 +53,7 @@ def launch_bound_s(
     classes: Sequence[GpuClass],
     least_s: float,
     enough_s: float,
+    max_work: int,
 ) -> tuple[float, str]:
     """The longest step proved impossible from `least_s` to `enough_s`, and what it leaves out.
 
@@ -50,16 +61,9 @@ def launch_bound_s(
         sizes: the prices at every micro-batch size that plans may choose.
         works_s: bounds by work alone, size by size.
         classes: GPUs that are alike, wherever they are.
+        max_work: numbers looked at; after that nothing more is proved.
     """
-    small = _small_classes(sizes[0])
-    relaxes = RELAXES
-    if small is None:
-        relaxes = f"whole GPUs and replicas, {_SHARING}, {RELAXES}"
-        maker, axes = StageWayMaker(classes), _by_price(sizes, classes)
-    else:
-        maker, axes = StageWayMaker(small), _by_number(small)
-        if any(len(c.nodes) > 1 for c in small):
-            relaxes = f"{_SHARING}, {RELAXES}"
+    counting = _Counting(sizes[0], classes)
     batch = sizes[0].workload.training.global_batch_size
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
     wanted = sizes[0].cluster.limits.num_replicas
@@ -67,15 +71,15 @@ def launch_bound_s(
     is_mixed = may_mix_sizes(sizes[0])
     work_of = dict(zip(map(_size, sizes), works_s, strict=True))
     heap = [
-        (least_s, number, _Branch(sizes, is_mixed, numbers, maker, axes))
+        (least_s, number, _Branch(sizes, is_mixed, numbers, counting))
         for number, numbers in enumerate(ranges)
         if numbers[0] <= numbers[1]
     ]
-    number, work = len(heap), 0
+    number, work, proved_s = len(heap), 0, enough_s
     while heap:
         proved_s, _, branch = heapq.heappop(heap)
-        if proved_s >= enough_s or work > _MAX_WORK:
-            return min(proved_s, enough_s), relaxes
+        if proved_s >= enough_s or work > max_work:
+            break
         pieces = [branch]
         if not branch.is_bounded:
             proved_s = branch.proved_s(proved_s, enough_s)
@@ -83,12 +87,41 @@ def launch_bound_s(
         else:
             pieces = branch.parts()
             if not pieces:
-                return proved_s, relaxes
+                break
         for piece in pieces:
-            of_work_s = least_s if len(piece.sizes) > 1 else work_of[_size(piece.sizes[0])]
+            of_work_s = least_s
+            if not is_mixed:
+                of_work_s = min(work_of[_size(costs)] for costs in piece.sizes)
             heapq.heappush(heap, (max(proved_s, of_work_s), number, piece))
             number += 1
-    return enough_s, relaxes
+        proved_s = enough_s
+    return min(proved_s, enough_s), counting.relaxes
+
+
+class _Counting:
+    """How the GPUs of a cluster are counted, quickly and as finely as it goes."""
+
+    def __init__(self, costs: CostModel, classes: Sequence[GpuClass]) -> None:
+        small = _small_classes(costs)
+        self.classes = classes if small is None else small
+        self.is_small = small is not None
+        self.few = StageWayMaker(self.classes)
+        self.relaxes = RELAXES
+        if small is None:
+            self.relaxes = f"whole GPUs and replicas, {_SHARING}, {RELAXES}"
+        elif any(len(c.nodes) > 1 for c in small):
+            self.relaxes = f"{_SHARING}, {RELAXES}"
+
+    @cached_property
+    def many(self) -> StageWayMaker:
+        """Tells apart many micro-batches in flight."""
+        return StageWayMaker(self.classes, MANY_IN_FLIGHT)
+
+    @cached_property
+    def numbers(self) -> Axes | None:
+        """GPUs by number, unless they are too many."""
+        axes = by_number(self.classes)
+        return axes if self.is_small or prod(axes.shape) <= _MAX_COUNTED else None
 
 
 def _small_classes(costs: CostModel) -> list[GpuClass] | None:
@@ -104,126 +137,163 @@ def _small_classes(costs: CostModel) -> list[GpuClass] | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """What a GPU of each class takes along each axis, [class, axis], and all there is."""
-
-    steps: Ints
-    shape: tuple[int, ...]
-
-
-def _by_number(classes: Sequence[GpuClass]) -> _Axes:
-    return _Axes(np.eye(len(classes), dtype=np.int64), tuple(c.num_gpus + 1 for c in classes))
-
-
-def _by_price(sizes: Sequence[CostModel], classes: Sequence[GpuClass]) -> _Axes:
-    """One axis: a whole price for each GPU, by its speed.  Any prices make a bound."""
-    rows = sizes[0].workload.model.vocab_size
-    speeds = np.array(
-        [
-            max(
-                _size(costs) / (width * costs.pieces(c.node, width, rows).layer.total_s)
-                for costs in sizes
-                for width in c.widths
-            )
-            for c in classes
-        ]
-    )
-    numbers = np.array([c.num_gpus for c in classes])
-    # The scale whose rounding is least, so that prices stay in proportion.
-    scales = [total / float(speeds @ numbers) for total in range(_PRICE // 2, 3 * _PRICE // 2)]
-
-    def loss(scale: float) -> float:
-        prices = np.maximum(np.rint(speeds * scale), 1.0)
-        ratios = prices / (speeds * scale)
-        return float(ratios.max() / ratios.min())
-
-    scale = min(scales, key=loss)
-    prices = np.maximum(np.rint(speeds * scale), 1.0).astype(np.int64)
-    return _Axes(prices[:, None], (int(prices @ numbers) + 1,))
-
-
+@dataclass(eq=False)
 class _Branch:
     """Plans of so many replicas, whose micro-batches have any of the sizes.
 
-    Args:
-        is_mixed: replicas of one plan may have unlike sizes.
+    `is_mixed`: replicas of one plan may have unlike sizes.  `is_fine`: bounded as finely as it
+    goes.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[CostModel],
-        is_mixed: bool,
-        num_replicas: tuple[int, int],
-        maker: StageWayMaker,
-        axes: _Axes,
-    ) -> None:
-        self.sizes = sizes
-        self.is_mixed = is_mixed
-        self.num_replicas = num_replicas
-        self.maker = maker
-        self.axes = axes
-        self.is_bounded = False
-        self.work = 0
-        """Numbers looked at."""
+    sizes: Sequence[CostModel]
+    is_mixed: bool
+    num_replicas: tuple[int, int]
+    counting: _Counting
+    is_fine: bool = False
+    is_bounded: bool = False
+    work: int = 0
+    """Numbers looked at."""
+    best_axes: Axes | None = None
+    """Prices that have proved most, of the branch that this one is part of or its own."""
 
     def parts(self) -> list[_Branch]:
-        """Each size by itself, then numbers of replicas; empty where no more can be told apart."""
+        """Halves of the sizes, then numbers of replicas, then the same more finely; empty where
+        there is no more."""
         fewest, most = self.num_replicas
-        if len(self.sizes) > 1 and not self.is_mixed:
-            return [
-                _Branch([costs], False, self.num_replicas, self.maker, self.axes)
-                for costs in self.sizes
-            ]
-        if fewest == 1 or most < 2 * fewest:
+        if self.is_fine:
             return []
-        ranges = replica_ranges(most, None)[1:]
-        return [_Branch(self.sizes, self.is_mixed, r, self.maker, self.axes) for r in ranges]
+        if len(self.sizes) > 1 and not self.is_mixed:
+            middle = (len(self.sizes) + 1) // 2
+            parts = (self.sizes[:middle], self.sizes[middle:])
+            return [self._part(sizes, self.num_replicas) for sizes in parts]
+        if most > fewest:
+            # Few replicas first: many have less memory each and exchange more.
+            middle = min(2 * fewest - 1, (fewest + most) // 2)
+            return [self._part(self.sizes, r) for r in ((fewest, middle), (middle + 1, most))]
+        fine = self._part(self.sizes, self.num_replicas)
+        fine.is_fine = True
+        return [fine]
+
+    def _part(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> _Branch:
+        counting, best = self.counting, self.best_axes
+        return _Branch(sizes, self.is_mixed, num_replicas, counting, best_axes=best)
 
     @property
     def ratio(self) -> float:
         """Numbers of sequences this near to each other are taken together."""
         if len(self.sizes) > 1 and not self.is_mixed:
             return _RATIOS[0]
+        if self.is_fine and self.counting.is_small:
+            return _RATIOS[3]
         return _RATIOS[1 if self.num_replicas[1] >= 2 * self.num_replicas[0] else 2]
 
     def proved_s(self, least_s: float, enough_s: float) -> float:
         """The longest step proved impossible, from `least_s` to `enough_s`."""
+        self.is_bounded = True
+        numbers = self.counting.numbers
+        if numbers is not None and (self.is_fine or self.counting.is_small):
+            return self._proved_by(numbers, least_s, enough_s)
+        tried: set[Axes] = set()
+        for _ in range(_ROUNDS):
+            before_s = least_s
+            for axes in self._changed_prices() if self.is_fine else self._prices(least_s):
+                if axes not in tried:
+                    tried.add(axes)
+                    proved_s = self._proved_by(axes, least_s, enough_s)
+                    if proved_s > least_s:
+                        least_s, self.best_axes = proved_s, axes
+                    if least_s >= enough_s:
+                        return least_s
+            if least_s < before_s * _GAIN:
+                break
+        return least_s
+
+    def _prices(self, step_s: float) -> Iterator[Axes]:
+        """Prices that may prove a step longer than this impossible."""
+        classes = self.counting.classes
+        yield self.best_axes or by_speed(self.sizes, classes)
+        batch = self.sizes[0].workload.training.global_batch_size
+        ways = self._maker.ways(self.sizes, self.num_replicas)
+        for deep in (False, True):
+            axes = by_pace(ways, classes, batch / self.num_replicas[0], step_s * _GAIN, deep)
+            if axes is not None:
+                yield axes
+
+    def _changed_prices(self) -> Iterator[Axes]:
+        """The best prices so far with one of them changed."""
+        best = self.best_axes or by_speed(self.sizes, self.counting.classes)
+        for index in range(len(self.counting.classes)):
+            for factor in _CHANGES:
+                yield best.changed(self.counting.classes, index, factor)
+
+    @property
+    def _maker(self) -> StageWayMaker:
+        counting = self.counting
+        return counting.many if self.is_fine and counting.is_small else counting.few
+
+    def _proved_by(self, axes: Axes, least_s: float, enough_s: float) -> float:
         # Sizes of one plan are tabulated one by one, those of different plans at their best.
         together = [[costs] for costs in self.sizes] if self.is_mixed else [self.sizes]
-        tables = [self._times(costs, enough_s) for costs in together]
-        self.is_bounded = True
+        tables = [self._times(costs, axes, enough_s) for costs in together]
         known = [table for table in tables if table is not None]
         if not known:
             return enough_s
         batch = self.sizes[0].workload.training.global_batch_size
-        return least_packed_s(known, batch, self.num_replicas[1], least_s, enough_s)
+        return least_packed_s(known, batch, self.num_replicas, least_s, enough_s)
 
-    def _times(self, sizes: Sequence[CostModel], enough_s: float) -> ReplicaTimes | None:
+    def _times(
+        self, sizes: Sequence[CostModel], axes: Axes, enough_s: float
+    ) -> ReplicaTimes | None:
         fewest, most = self.num_replicas
-        ways = self.maker.ways(sizes, self.num_replicas)
+        ways = self._maker.ways(sizes, self.num_replicas)
         batch = sizes[0].workload.training.global_batch_size
         largest = batch - (fewest - 1) * min(map(_size, self.sizes))
         # A replica does whole micro-batches; of several sizes any number of sequences.
         each = ways.least_size if len(sizes) == 1 else 1
         if largest < each:
             return None
-        steps = self.axes.steps[ways.gpu_class] * ways.width[:, None]
-        num_layers = sizes[0].workload.model.num_layers
-        chains = ChainTimes(ways, num_layers, self.axes.shape, steps)
-        ranges = each * np.array(_ranges(largest // each, self.ratio, is_one=most == 1))
-        found_s = chains.least_s([(int(a), int(b)) for a, b in ranges], enough_s)
+        small = batch / (_SMALL * most * each)
+        ranges = each * np.array(
+            [(largest // each,) * 2] if most == 1 else _ranges(largest // each, self.ratio, small)
+        )
+        found = [
+            self._chains(ways, axes, [(int(a), int(b)) for a, b in ranges[part]], enough_s)
+            for part in _grouped([int(a) for a in ranges[:, 0]])
+        ]
+        return ReplicaTimes(ranges, each, np.concatenate(found))
+
+    def _chains(
+        self, ways: StageWays, axes: Axes, ranges: list[tuple[int, int]], enough_s: float
+    ) -> Floats:
+        steps = np.array(axes.steps)[ways.gpu_class] * ways.width[:, None]
+        few, few_steps = needed_ways(ways, steps, ranges[0][0], enough_s)
+        num_layers = self.sizes[0].workload.model.num_layers
+        if not len(few.width):
+            return np.full((len(ranges), *axes.shape), np.inf)
+        chains = ChainTimes(few, num_layers, axes.shape, few_steps)
+        found_s = chains.least_s(ranges, enough_s)
         self.work += chains.work
-        return ReplicaTimes(ranges, each, found_s)
+        return found_s
 
 
 def _size(costs: CostModel) -> int:
     return costs.workload.training.micro_batch_size
 
 
-def _ranges(largest: int, ratio: float, *, is_one: bool) -> list[tuple[int, int]]:
-    """Least and most of each range of numbers, from one to `largest`."""
-    starts = [largest if is_one else 1]
+def _grouped(least: Sequence[int]) -> list[slice]:
+    """Runs of rising numbers, each up to `_GROUP` times its first one."""
+    starts = [0]
+    for index, number in enumerate(least):
+        if number > _GROUP * least[starts[-1]]:
+            starts.append(index)
+    return [slice(a, b) for a, b in pairwise([*starts, len(least)])]
+
+
+def _ranges(largest: int, ratio: float, small: float) -> list[tuple[int, int]]:
+    """Least and most of each range of numbers, from one to `largest`; below `small` they are
+    wide."""
+    starts = [1]
     while starts[-1] < largest:
-        starts.append(min(largest, max(starts[-1] + 1, int(starts[-1] * ratio))))
+        factor = ratio if starts[-1] >= small else _RATIOS[0]
+        starts.append(min(largest, max(starts[-1] + 1, int(starts[-1] * factor))))
     return [*((a, b - 1) for a, b in pairwise(starts)), (largest, largest)]

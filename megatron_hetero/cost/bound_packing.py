@@ -33,15 +33,23 @@ class ReplicaTimes:
 
 
 def least_packed_s(
-    sizes: Sequence[ReplicaTimes], num_sequences: int, most: int, low_s: float, high_s: float
+    sizes: Sequence[ReplicaTimes],
+    num_sequences: int,
+    num_replicas: tuple[int, int],
+    low_s: float,
+    high_s: float,
 ) -> float:
-    """A step from `low_s` to `high_s` that no packing of `most` replicas (rounded up to a power of
-    two) beats."""
-    if not _is_possible(sizes, num_sequences, most, high_s):
+    """A step from `low_s` to `high_s` that no packing beats.
+
+    Args:
+        num_replicas: so many at least, and at most (allowed here: up to the next power of two
+            beyond the least).
+    """
+    if not _is_possible(sizes, num_sequences, num_replicas, high_s):
         return high_s
     while high_s > low_s * _NEAR:
         middle_s = (low_s + high_s) / 2
-        if _is_possible(sizes, num_sequences, most, middle_s):
+        if _is_possible(sizes, num_sequences, num_replicas, middle_s):
             high_s = middle_s
         else:
             low_s = middle_s
@@ -49,27 +57,43 @@ def least_packed_s(
 
 
 def _is_possible(
-    sizes: Sequence[ReplicaTimes], num_sequences: int, most: int, step_s: float
+    sizes: Sequence[ReplicaTimes],
+    num_sequences: int,
+    num_replicas: tuple[int, int],
+    step_s: float,
 ) -> bool:
+    fewest, most = num_replicas
     value = np.maximum.reduce([size.most(step_s) for size in sizes])
-    number = 1
-    while number < most and value.flat[-1] < num_sequences:
-        value = _paired(value)
-        number *= 2
-    return bool(value.flat[-1] >= num_sequences)
+    # A replica does something: where there is none for so few GPUs, there is no packing.
+    value = np.where(value > 0, value, -np.inf)
+    packed, power, left = None, value, fewest
+    while left:
+        if left % 2:
+            packed = power if packed is None else _together(packed, power)
+        left //= 2
+        if left:
+            power = _together(power, power)
+    if packed is None:
+        raise ValueError(f"no replicas at least: {num_replicas}")
+    more, number = np.maximum(value, 0.0), 1
+    while fewest < most and packed.flat[-1] < num_sequences:
+        packed = _together(packed, more)
+        fewest += number
+        more, number = _together(more, more), 2 * number
+    return bool(packed.flat[-1] >= num_sequences)
 
 
-def _paired(value: Floats) -> Floats:
-    """Best sum of two values whose GPUs add up; `value` grows along every axis."""
-    best = value.copy()
-    for at in product(*(range(n) for n in value.shape)):
-        worth = value[at]
+def _together(some: Floats, others: Floats) -> Floats:
+    """Best sum of two values whose GPUs add up; both grow along every axis."""
+    best = np.full(some.shape, -np.inf)
+    for at in product(*(range(n) for n in others.shape)):
+        worth = others[at]
         # One GPU fewer would do as well: another place has it.
-        if any(
-            i and value[(*at[:axis], i - 1, *at[axis + 1 :])] == worth for axis, i in enumerate(at)
+        if worth == -np.inf or any(
+            i and others[(*at[:axis], i - 1, *at[axis + 1 :])] == worth for axis, i in enumerate(at)
         ):
             continue
-        source = tuple(slice(0, n - i) for i, n in zip(at, value.shape, strict=True))
+        source = tuple(slice(0, n - i) for i, n in zip(at, some.shape, strict=True))
         target = tuple(slice(i, None) for i in at)
-        best[target] = np.maximum(best[target], value[source] + worth)
+        best[target] = np.maximum(best[target], some[source] + worth)
     return best

@@ -24,8 +24,9 @@ Ints = npt.NDArray[np.int64]
 
 PLACES = ((False, False), (False, True), (True, False), (True, True))
 """Whether a stage is the first, the last; a place's index is 2 * first + last."""
-MAX_IN_FLIGHT = 6
-"""More micro-batches in flight count as so many."""
+FEW_IN_FLIGHT = 6
+MANY_IN_FLIGHT = 24
+"""More micro-batches in flight count as so many: quickly, and as near as it goes."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,18 @@ class StageWays:
     most_size: int
     """Sequences of a micro-batch."""
 
+    @property
+    def max_in_flight(self) -> int:
+        """More micro-batches in flight count as so many."""
+        return int(self.time_s.shape[2])
+
 
 class StageWayMaker:
     """Ways of one job and its GPU classes, for any micro-batch sizes and numbers of replicas."""
 
-    def __init__(self, classes: Sequence[GpuClass]) -> None:
+    def __init__(self, classes: Sequence[GpuClass], max_in_flight: int = FEW_IN_FLIGHT) -> None:
         self.classes = classes
+        self.max_in_flight = max_in_flight
         self.kinds = [(i, c, w) for i, c in enumerate(classes) for w in c.widths]
         self._of_size: dict[tuple[int, StateHolders], StageWays] = {}
         self._syncs: dict[int, Floats] = {}
@@ -98,7 +105,9 @@ class StageWayMaker:
         if key not in self._of_size:
             times, updates = [], []
             for _, c, width in self.kinds:
-                times.append([_times_s(costs, c.node, width, *ends) for ends in PLACES])
+                times.append(
+                    [_times_s(costs, c.node, width, *ends, self.max_in_flight) for ends in PLACES]
+                )
                 updates.append([_updates_s(costs, c.node, width, *ends) for ends in PLACES])
             crossings = _Crossings(costs, self.classes)
             pairs = np.array(
@@ -132,7 +141,7 @@ def _least_states(costs: CostModel, most: int) -> CostModel:
 
 
 def _times_s(
-    costs: CostModel, node: Node, width: int, first: bool, last: bool
+    costs: CostModel, node: Node, width: int, first: bool, last: bool, max_in_flight: int
 ) -> list[list[float]]:
     """[micro-batches in flight - 1][layers], the least over all kinds of recompute that fit."""
     num_layers, rows = costs.workload.model.num_layers, costs.workload.model.vocab_size
@@ -141,7 +150,7 @@ def _times_s(
     }
     pieces = {r: v.pieces(node, width, rows) for r, v in variants.items()}
     found = []
-    for in_flight in range(1, MAX_IN_FLIGHT + 1):
+    for in_flight in range(1, max_in_flight + 1):
         memories = {
             r: v.memory(node, width, first, last, in_flight, rows) for r, v in variants.items()
         }

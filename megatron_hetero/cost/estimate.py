@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.bound import Bound, step_time_bound
+from megatron_hetero.cost.bound import THOROUGH_WORK, Bound, step_time_bound
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.price import price_of
@@ -88,7 +88,7 @@ def _bound_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Bo
     if why_outside(costs, placement, cost) is not None:
         return None
     # More than this need not be proved: a bound beyond the step is a fault already.
-    bound = step_time_bound(costs, enough_s=1.01 * cost.step_time_s)
+    bound = step_time_bound(costs, 1.01 * cost.step_time_s, THOROUGH_WORK)
     if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
         return bound
     warnings.warn(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import CHOICES, Cluster
+from megatron_hetero.cost import bound_launches
 from megatron_hetero.cost.bound import step_time_bound, step_time_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
@@ -75,6 +76,56 @@ def test_no_plan_of_many_is_faster(cluster: Cluster, workload: Workload) -> None
     best_s = best_step_time_s(cluster, workload)
     if best_s is not None:
         assert step_time_bound_s(CostModel(cluster, workload)) <= best_s * (1 + 1e-9)
+
+
+def bound_by_prices_s(costs: CostModel) -> float:
+    """The bound as in clusters whose GPUs are too many to be counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound_launches, "_MAX_STATES", 0)
+        patch.setattr(bound_launches, "_MAX_COUNTED", 0)
+        return step_time_bound_s(costs)
+
+
+def check_no_plan_beats_prices(cluster: Cluster, workload: Workload) -> None:
+    best_s = best_step_time_s(cluster, workload)
+    if best_s is not None:
+        assert bound_by_prices_s(CostModel(cluster, workload)) <= best_s * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
+def test_no_plan_is_faster_than_the_bound_by_prices(cluster: Cluster, workload: Workload) -> None:
+    check_no_plan_beats_prices(cluster, workload)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=1000, deadline=None)
+@given(clusters(max_gpus=4), workloads(max_layers=3, max_micro_batches=3))
+def test_no_plan_of_many_is_faster_than_prices(cluster: Cluster, workload: Workload) -> None:
+    check_no_plan_beats_prices(cluster, workload)
+
+
+def test_prices_prove_nearly_as_much_as_numbers() -> None:
+    """Two kinds of GPUs of which only whole layers fit: speeds alone are no good prices."""
+    workload = make_workload(
+        num_layers=12, hidden_size=2048, seq_length=2048, global_batch_size=64, recompute="full"
+    )
+    slow = replace(SLOW, memory_bytes=3 << 30)
+    cluster = make_cluster(("a", FAST, 3), ("b", slow, 8))
+    costs = CostModel(cluster, workload)
+    by_numbers_s, by_prices_s = step_time_bound_s(costs), bound_by_prices_s(costs)
+    assert 0.97 * by_numbers_s < by_prices_s <= by_numbers_s * 1.002
+
+
+@settings(max_examples=25, deadline=None)
+@given(free_jobs())
+def test_ways_that_are_left_out_are_not_needed(job: tuple[Cluster, Workload]) -> None:
+    costs = CostModel(*job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound_launches, "needed_ways", lambda ways, steps, *_: (ways, steps))
+        all_s = step_time_bound_s(costs)
+    assert step_time_bound_s(costs) == pytest.approx(all_s, rel=1e-9)
 
 
 def test_a_model_that_needs_all_memory_is_bounded_by_it() -> None:
