@@ -10,8 +10,9 @@ Where the best of stock is interleaved, the best without is rehearsed too, and t
 The planner is asked with micro-batches of 1, 2 and 4, as a user can who may choose; stock
 Megatron's search chooses among all sizes and kinds of recompute.
 
-The clusters were written down before anything was measured on them, two of them ("2 offices", and
-the H100 with desktops) by rough reckoning of where 1F1B or equal replicas must pay; all are here.
+The clusters were written down before anything was measured on them, five of them ("2 offices", the
+H100 with desktops, and the three of labs) by rough reckoning of where 1F1B or equal replicas must
+pay; all are here.
 A rehearsal that is in the file given with --out already is not run again, and plans that
 are in the folder given with --plans are not searched again.
 """
