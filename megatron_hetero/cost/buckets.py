@@ -4,6 +4,10 @@
 slices with the same holders, in the order in which a backward pass finishes them, until a bucket is
 full.  Ranks of tensor-parallel groups work side by side on their own slices of the same parameters,
 so here a bucket has stages as its holders and stands for one bucket of every set of ranks.
+
+What every rank of a group holds whole (norms, biases after row-parallel products, positions) has
+all ranks of those stages as its holders, and buckets of its own.  They are small, but with the
+distributed optimizer each takes one of a rank's buffers until those before it are done.
 """
 
 from __future__ import annotations
@@ -13,7 +17,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from megatron_hetero.cost.parameters import attention_sizes, embedding_params, layer_params
+from megatron_hetero.cost.parameters import (
+    attention_sizes,
+    embedding_params,
+    layer_params,
+    whole_layer_params,
+)
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
 from megatron_hetero.model.spec import ModelSpec
@@ -34,13 +43,14 @@ class StageBucket:
 
     `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
     what follows them.  `num_rank_sets`: so many buckets of ranks it stands for; a rank of a narrow
-    stage is in several of them.
+    stage is in several of them.  `is_whole`: every rank of its holders holds all of it.
     """
 
     holders: tuple[StageId, ...]
     num_params: int
     layer: int
     num_rank_sets: int = 1
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ class _Slice:
     holders: tuple[StageId, ...]
     num_params: int
     layer: int
+    is_whole: bool = False
 
 
 def stage_buckets(
@@ -55,25 +66,34 @@ def stage_buckets(
     model: ModelSpec,
     vocab_rows: int,
     max_elements: int = MAX_BUCKET_ELEMENTS,
+    *,
+    whole_apart: bool = False,
 ) -> tuple[StageBucket, ...]:
     """All buckets that need an exchange, in the order in which every stage starts its own.
 
     Args:
         max_elements: of one bucket on one rank, unless a single slice is larger.
+        whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
+            others, which take as long but for latency.
     """
     done: list[tuple[int, StageBucket]] = []
-    open_: dict[tuple[StageId, ...], tuple[int, StageBucket]] = {}
+    open_: dict[tuple[tuple[StageId, ...], bool], tuple[int, StageBucket]] = {}
     for place, piece in enumerate(_slices(placement, model, vocab_rows)):
         stages = [placement.replicas[r].stages[s] for r, s in piece.holders]
         if sum(stage.context_parallel for stage in stages) == 1:
             continue
         sets = num_rank_sets(stages)
-        size = open_[piece.holders][1].num_params if piece.holders in open_ else 0
-        if size and size + piece.num_params > max_elements * sets:
-            done.append(open_.pop(piece.holders))
+        is_apart = whole_apart and piece.is_whole and sets > 1
+        key = piece.holders, is_apart
+        sets = 1 if is_apart else sets
+        size = open_[key][1].num_params if key in open_ else 0
+        # Without buckets of its own it goes with the last matrix of its layer.
+        goes_along = piece.is_whole and not is_apart and piece.layer != EMBEDDING
+        if size and size + piece.num_params > max_elements * sets and not goes_along:
+            done.append(open_.pop(key))
             size = 0
-        bucket = StageBucket(piece.holders, size + piece.num_params, piece.layer, sets)
-        open_[piece.holders] = place, bucket
+        bucket = StageBucket(piece.holders, size + piece.num_params, piece.layer, sets, is_apart)
+        open_[key] = place, bucket
     done += open_.values()
     return tuple(bucket for _, bucket in sorted(done, key=lambda entry: entry[0]))
 
@@ -87,17 +107,18 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     positions = embedding_params(model, 1, 0)
     if not model.tied_embeddings:
         yield _Slice(last_stages, words, model.num_layers)
-    tensors = layer_tensors(model)
+    tensors, whole = layer_tensors(model), whole_layer_params(model)
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     for layer in reversed(range(model.num_layers)):
         for r, replica in enumerate(replicas):
             if replica.first_layers[stage_of[r]] > layer:
                 stage_of[r] -= 1
         holders = tuple(enumerate(stage_of))
-        for size in tensors:
+        for size in (*tensors[:-1], tensors[-1] - whole):
             yield _Slice(holders, size, layer)
+        yield _Slice(holders, whole, layer, is_whole=True)
     if positions:
-        yield _Slice(first_stages, positions, EMBEDDING)
+        yield _Slice(first_stages, positions, EMBEDDING, is_whole=True)
     holders = first_stages
     if model.tied_embeddings:
         holders = tuple(sorted(set(first_stages + last_stages)))

@@ -16,18 +16,24 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
     query, key_value = attention_sizes(model, share)
     query_key_value = query + 2 * key_value
     first = columns * (2 if model.gated_mlp else 1)
-    norm_vectors = 2 if model.normalization == "LayerNorm" else 1
     num_mlps = model.num_experts or 1
     sharded = hidden * (query_key_value + query + num_mlps * (first + columns))
-    whole = 2 * norm_vectors * hidden + router_params(model)
     if model.add_bias_linear or model.add_qkv_bias:
         sharded += query_key_value
     if model.add_bias_linear:
         sharded += num_mlps * first
-        whole += (1 + num_mlps) * hidden
+    return sharded + whole_layer_params(model)
+
+
+def whole_layer_params(model: ModelSpec) -> int:
+    """Those of a decoder layer that every member of a group holds whole."""
+    norm_vectors = 2 if model.normalization == "LayerNorm" else 1
+    whole = 2 * norm_vectors * model.hidden_size + router_params(model)
+    if model.add_bias_linear:
+        whole += (1 + (model.num_experts or 1)) * model.hidden_size
     if model.qk_layernorm:
         whole += 2 * norm_vectors * model.kv_channels
-    return sharded + whole
+    return whole
 
 
 def router_params(model: ModelSpec) -> int:

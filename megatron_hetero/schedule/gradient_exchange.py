@@ -27,10 +27,11 @@ from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import embedding_params, stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring
+from megatron_hetero.cost.ring import pass_latency_s, ring
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import buffers_of, groups_of
+from megatron_hetero.cost.sync import groups_of
 from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.schedule.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.simulator_network import paths
 from megatron_hetero.schedule.simulator_parts import Collective, Final
 
@@ -97,17 +98,16 @@ class GradientExchange:
     def ours(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """Gradients, and new weights, in our runtime."""
         model = self._costs.workload.model
-        buckets = stage_buckets(self._placement, model, self._vocab_rows)
+        buckets = stage_buckets(
+            self._placement, model, self._vocab_rows, whole_apart=self._is_divided
+        )
         if not self._is_divided:
             return tuple(self._ring(b, "gradients", 2) for b in buckets), ()
+        sets = [(b, ranks) for b in buckets for ranks in rank_sets(self._placement, b)]
         return (
-            tuple(self._to_owners(b, self._buffers(b)) for b in buckets),
-            tuple(self._ring(b, "weights", 1, self._buffers(b)) for b in buckets),
+            tuple(self._to_owners(b, ranks) for b, ranks in sets),
+            tuple(self._gather(b, ranks) for b, ranks in sets),
         )
-
-    def _buffers(self, bucket: StageBucket) -> dict[StageId, int]:
-        """What it takes of a rank's buffers, on each holder."""
-        return buffers_of(self._placement, bucket.holders, bucket.num_rank_sets)
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """The same in stock Megatron."""
@@ -197,10 +197,6 @@ class GradientExchange:
             found[holder] = Final() if own is None else own.final(bucket.layer)
         return found
 
-    def _stages(self, bucket: StageBucket) -> list[PlacedStage]:
-        """The tensor-parallel groups of its holders."""
-        return groups_of(self._placement, bucket.holders)
-
     def _ring(
         self,
         bucket: StageBucket,
@@ -215,52 +211,62 @@ class GradientExchange:
         an all-gather one.
         """
         element = self._states.gradient if what == "gradients" else self._states.weight
-        num_bytes = bucket.num_params * element
-        ring_hops = ring(self._costs.cluster, self._costs.workload.model, self._stages(bucket))
+        groups = groups_of(self._placement, bucket.holders)
+        hops, carried, latency_s = self._around(groups, num_passes, bucket.num_params * element)
+        return Collective(
+            f"{what} of {_words(bucket.holders)}",
+            bucket.holders,
+            hops,
+            latency_s,
+            carried,
+            buffers or {},
+            {} if is_final or what == "weights" else self._final(bucket),
+        )
+
+    def _around(
+        self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float
+    ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
+        """Seconds and bytes on every path of a ring, and its latency."""
+        ring_hops = ring(self._costs.cluster, self._costs.workload.model, groups)
         share = (len(ring_hops) - 1) / len(ring_hops)
         hops, carried = [], []
         for hop in ring_hops:
             for path in paths(self._costs.cluster, hop.sender.devices, hop.receiver.devices):
                 hops.append((path, num_passes * hop.s_per_byte * num_bytes))
                 carried.append(num_passes * share * num_bytes)
+        return tuple(hops), tuple(carried), num_passes * pass_latency_s(ring_hops)
+
+    def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
+        """The new weights from their owners to all ranks, in a ring."""
+        alone = [PlacedStage((member.device,), 1) for member in ranks.members]
+        hops, carried, latency_s = self._around(alone, 1, ranks.num_params * self._states.weight)
         return Collective(
-            f"{what} of {_words(bucket.holders)}",
+            f"weights of {_words(bucket.holders)}",
             bucket.holders,
-            tuple(hops),
-            num_passes * pass_latency_s(ring_hops),
-            tuple(carried),
-            buffers or {},
-            {} if is_final or what == "weights" else self._final(bucket),
+            hops,
+            latency_s,
+            carried,
+            dict.fromkeys(bucket.holders, 1),
+            places=ranks.places,
         )
 
-    def _to_owners(self, bucket: StageBucket, buffers: Mapping[StageId, int]) -> Collective:
-        """Every holder sends every other one the part that it owns, directly."""
-        cluster, model = self._costs.cluster, self._costs.workload.model
-        num_bytes = bucket.num_params * self._states.gradient
-        stages = self._stages(bucket)
-        weights = [
-            self._owner_weights[r, s]
-            for r, s in bucket.holders
-            for _ in self._placement.replicas[r].stages[s].groups
-        ]
+    def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
+        """Every rank sends every other one the part that it owns, directly."""
+        cluster = self._costs.cluster
+        num_bytes = ranks.num_params * self._states.gradient
+        weights = [self._owner_weights[member.stage] for member in ranks.members]
         seconds: dict[str, float] = {}
         carried: dict[str, float] = {}
         latency_s = 0.0
-        for sender in stages:
-            for weight, receiver in zip(weights, stages, strict=True):
+        for sender in ranks.members:
+            for weight, receiver in zip(weights, ranks.members, strict=True):
                 if sender is receiver:
                     continue
                 part = num_bytes * weight / sum(weights)
-                link = cluster.link(sender.devices[0], receiver.devices[0])
+                link = cluster.link(sender.device, receiver.device)
                 latency_s = max(latency_s, link.latency_s)
-                is_inside = sender.devices[0].node == receiver.devices[0].node
-                side_by_side = (
-                    max(held_fraction(model, sender), held_fraction(model, receiver))
-                    if is_inside
-                    else 1.0
-                )
-                for path in paths(cluster, sender.devices, receiver.devices):
-                    seconds[path] = seconds.get(path, 0) + part * side_by_side / link.bytes_per_s
+                for path in paths(cluster, [sender.device], [receiver.device]):
+                    seconds[path] = seconds.get(path, 0.0) + part / link.bytes_per_s
                     carried[path] = carried.get(path, 0.0) + part
         return Collective(
             f"gradients of {_words(bucket.holders)}",
@@ -268,8 +274,9 @@ class GradientExchange:
             tuple(seconds.items()),
             latency_s,
             tuple(carried.values()),
-            buffers,
+            dict.fromkeys(bucket.holders, 1),
             self._final(bucket),
+            ranks.places,
         )
 
 

@@ -1,7 +1,7 @@
 """Collectives of a simulated step: who comes to which when, and when each is done.
 
-Every holder has its collectives in one order, which is the same for all of them, and goes through
-them as its gradients become complete.  A collective begins with its last holder.
+Every rank has its collectives in one order, which is the same for all of them, and goes through
+them as its stage's gradients become complete.  A collective begins with its last rank.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Paths:
 
 
 @dataclass(slots=True)
-class _Holder:
-    """Where a stage has come to in its collectives."""
+class _Rank:
+    """Where a rank has come to in its collectives."""
 
     numbers: list[int] = field(default_factory=list)
     num_come: int = 0
@@ -68,27 +68,34 @@ class Exchange:
         self._collectives, self._paths = collectives, paths
         self._present: defaultdict[int, list[float]] = defaultdict(list)
         self._end_s: dict[int, float] = {}
-        self._holders: defaultdict[StageId, _Holder] = defaultdict(_Holder)
+        self._ranks: defaultdict[StageId, defaultdict[int, _Rank]]
+        self._ranks = defaultdict(lambda: defaultdict(_Rank))
         for number, collective in enumerate(collectives):
-            for holder in collective.holders:
-                self._holders[holder].numbers.append(number)
+            for stage, place in collective.ranks:
+                self._ranks[stage][place].numbers.append(number)
 
-    def final(self, stage: StageId, chunk: int, end_s: float) -> Iterator[tuple[float, int]]:
+    def final(self, stage: StageId, chunk: int, end_s: float) -> list[tuple[float, int]]:
         """The last backward pass of a chunk ends at `end_s`.
 
-        Yields:
-            (time, number) of every collective that begins because of it.
+        Returns:
+            (time, number) of every collective that begins because of it, in order: its ranks come
+            to their first ones side by side, then to their second ones.
         """
-        self._holders[stage].final_s[chunk] = end_s
-        yield from self._come(stage)
+        for rank in self._ranks[stage].values():
+            rank.final_s[chunk] = end_s
+        return self._come_all(stage)
 
-    def done(self, stage: StageId, at_s: float) -> Iterator[tuple[float, int]]:
-        """A stage's programme is done; yields as `final`."""
-        self._holders[stage].done_s = at_s
-        yield from self._come(stage)
+    def done(self, stage: StageId, at_s: float) -> list[tuple[float, int]]:
+        """A stage's programme is done; returns as `final`."""
+        for rank in self._ranks[stage].values():
+            rank.done_s = at_s
+        return self._come_all(stage)
+
+    def _come_all(self, stage: StageId) -> list[tuple[float, int]]:
+        return sorted(begun for r in self._ranks[stage].values() for begun in self._come(stage, r))
 
     def run(self, number: int, now_s: float) -> tuple[Collective, float, float]:
-        """All holders are there; (collective, begin, end)."""
+        """All ranks are there; (collective, begin, end)."""
         collective = self._collectives[number]
         start_s, end_s = self._paths.take_each(collective.hops, now_s)
         end_s += collective.latency_s
@@ -96,52 +103,51 @@ class Exchange:
         return collective, start_s, end_s
 
     def after(self, number: int) -> Iterator[tuple[float, int]]:
-        """What begins because a collective's end is known; yields as `final`."""
-        for holder in self._collectives[number].holders:
-            yield from self._come(holder)
+        """What begins because a collective's end is known, as in `final`."""
+        for stage, place in self._collectives[number].ranks:
+            yield from self._come(stage, self._ranks[stage][place])
 
     def ends_s(self) -> Mapping[StageId, float]:
-        """When each holder has all results."""
+        """When each stage has all results."""
         return {
-            stage: max(self._end_s[number] for number in holder.numbers)
-            for stage, holder in self._holders.items()
-            if holder.numbers
+            stage: max(self._end_s[n] for rank in ranks.values() for n in rank.numbers)
+            for stage, ranks in self._ranks.items()
+            if ranks
         }
 
-    def _come(self, stage: StageId) -> Iterator[tuple[float, int]]:
-        holder = self._holders[stage]
-        while holder.num_come < len(holder.numbers):
-            number = holder.numbers[holder.num_come]
+    def _come(self, stage: StageId, rank: _Rank) -> Iterator[tuple[float, int]]:
+        while rank.num_come < len(rank.numbers):
+            number = rank.numbers[rank.num_come]
             collective = self._collectives[number]
-            at_s = self._ready_s(stage, holder, collective)
+            at_s = self._ready_s(stage, rank, collective)
             if at_s is None:
                 return
-            holder.came_s = max(holder.came_s, at_s)
-            holder.num_come += 1
+            rank.came_s = max(rank.came_s, at_s)
+            rank.num_come += 1
             present = self._present[number]
-            present.append(holder.came_s)
-            if len(present) == len(collective.holders):
+            present.append(rank.came_s)
+            if len(present) == len(collective.ranks):
                 yield max(present), number
 
-    def _ready_s(self, stage: StageId, holder: _Holder, collective: Collective) -> float | None:
+    def _ready_s(self, stage: StageId, rank: _Rank, collective: Collective) -> float | None:
         final = collective.final.get(stage)
         if final is None:
-            at_s = holder.done_s
+            at_s = rank.done_s
         else:
-            last_s = holder.final_s.get(final.chunk)
+            last_s = rank.final_s.get(final.chunk)
             at_s = None if last_s is None else last_s - final.early_s
         wanted = collective.buffers.get(stage, 0)
         if at_s is None or not wanted:
             return at_s
-        while self._num_taken(stage, holder) > BUFFERS_AT_ONCE - wanted:
-            end_s = self._end_s.get(holder.numbers[holder.num_settled])
+        while self._num_taken(stage, rank) > BUFFERS_AT_ONCE - wanted:
+            end_s = self._end_s.get(rank.numbers[rank.num_settled])
             if end_s is None:
                 return None
-            holder.settled_s = max(holder.settled_s, end_s)
-            holder.num_settled += 1
-        return max(at_s, holder.settled_s)
+            rank.settled_s = max(rank.settled_s, end_s)
+            rank.num_settled += 1
+        return max(at_s, rank.settled_s)
 
-    def _num_taken(self, stage: StageId, holder: _Holder) -> int:
+    def _num_taken(self, stage: StageId, rank: _Rank) -> int:
         """Buffers of what it has come to and not seen done."""
-        under_way = holder.numbers[holder.num_settled : holder.num_come]
+        under_way = rank.numbers[rank.num_settled : rank.num_come]
         return sum(self._collectives[number].buffers.get(stage, 0) for number in under_way)

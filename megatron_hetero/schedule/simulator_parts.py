@@ -83,10 +83,11 @@ class Final(NamedTuple):
 class Collective:
     """What all holders do together: an exchange of gradients, or of new weights.
 
-    A holder comes to its collectives in their order, and without waiting for them: to the next when
+    A rank comes to its collectives in their order, and without waiting for them: to the next when
     it has come to the one before and its gradients are complete.  That is when its programme is
-    done and its sends have arrived, or, where `final` names the holder, earlier.  `buffers`: those
-    that it takes of each holder's `BUFFERS_AT_ONCE` while it is under way; where earlier ones leave
+    done and its sends have arrived, or, where `final` names the holder, earlier.  `places`: the
+    ranks of each holder that take part; without, its ranks are one.  `buffers`: those
+    that it takes of each rank's `BUFFERS_AT_ONCE` while it is under way; where earlier ones leave
     too few, it waits for the first of them.  Each of `hops` is (path, seconds for which it is
     taken); the holders have the result when the last hop is done and `latency_s` has passed.
     """
@@ -99,6 +100,16 @@ class Collective:
     """Of all ranks of the holders, over each of `hops`."""
     buffers: Mapping[StageId, int] = field(default_factory=dict)
     final: Mapping[StageId, Final] = field(default_factory=dict)
+    places: Mapping[StageId, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> list[tuple[StageId, int]]:
+        """All that take part: stage, and place in it."""
+        return [(holder, place) for holder in self.holders for place in self.places_of(holder)]
+
+    def places_of(self, holder: StageId) -> tuple[int, ...]:
+        """The ranks of a holder."""
+        return self.places.get(holder, (0,))
 
 
 class OpSpan(NamedTuple):

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cost.parameters import layer_params, whole_layer_params
+from megatron_hetero.cost.share import even_share
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.programme import Operation, Schedule, build_schedule
 from megatron_hetero.schedule.simulator_engine import run_step
@@ -72,6 +74,34 @@ def test_an_owner_of_more_receives_more() -> None:
     (collective, *_), *_ = simulated(plan).collectives
     carried = dict(zip((path for path, _ in collective.hops), collective.hop_bytes, strict=True))
     assert carried["c -> a"] == pytest.approx(3 * carried["a -> c"])
+
+
+def test_each_set_of_ranks_has_buckets_of_its_own_and_waits_for_small_ones() -> None:
+    """Two pairs of ranks share the wire between a and b; what all four hold whole waits for both
+    pairs, and takes one of two buffers meanwhile."""
+    plan = placed(
+        "tp2:8 @4 | tp1:4,tp2:4 @4",
+        ["a:0", "a:1"],
+        ["c:0", "b:0", "b:1"],
+        **{**BIG, "use_distributed_optimizer": True},
+    )
+    collectives = simulated(plan).collectives
+    deep = [(c, begin, end) for c, begin, end in collectives if c.holders == ((0, 0), (1, 1))]
+    gradients = [entry for entry in deep if entry[0].name.startswith("gradients")]
+    *pairs, last = sorted(gradients, key=lambda entry: len(entry[0].ranks))
+    assert {tuple(c.places.values()) for c, *_ in pairs} == {((0,), (0,)), ((1,), (1,))}
+    assert last[0].ranks == [((0, 0), 0), ((0, 0), 1), ((1, 1), 0), ((1, 1), 1)]
+    assert last[2] >= max(end for *_, end in pairs)
+    for rank in last[0].ranks:
+        own = [(begin, end) for c, begin, end in collectives if rank in c.ranks]
+        for at_s in (begin for begin, _ in own):
+            assert sum(begin <= at_s < end for begin, end in own) <= 2
+    # Of a pair each sends half; of the four each sends every other one a quarter.
+    moved = sum(c.hop_bytes[list(dict(c.hops)).index("a -> b")] for c, *_ in gradients)
+    model = plan.workload.model  # type: ignore[union-attr]
+    whole = 4 * whole_layer_params(model)
+    in_pairs = 4 * layer_params(model, even_share(model, 1)) + 1024 * model.hidden_size - whole
+    assert moved == pytest.approx(4 * (in_pairs / 2 + whole))
 
 
 def test_stock_megatron_divides_only_overlapping_first_stages_into_buckets() -> None:
