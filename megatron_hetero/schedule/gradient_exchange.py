@@ -13,7 +13,7 @@ stages into buckets then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_hetero.cost.buckets import (
     EMBEDDING,
@@ -114,11 +114,15 @@ class GradientExchange:
         model, replicas = self._costs.workload.model, self._placement.replicas
         buckets = list(self._stock_buckets(model)) if len(replicas) > 1 else []
         passes = 1 if self._is_divided else 2
-        # Without overlap Megatron waits for each before the next.
-        gradients = [
-            self._ring(b, "gradients", passes, {} if self._overlaps else _all_buffers(b))
-            for b in buckets
-        ]
+        gradients = []
+        for bucket, chunk in buckets:
+            # Without overlap Megatron waits for each before the next.
+            made = self._ring(
+                bucket, "gradients", passes, {} if self._overlaps else _all_buffers(bucket)
+            )
+            if chunk is not None and self._overlaps:
+                made = replace(made, final=dict.fromkeys(bucket.holders, Final(chunk)))
+            gradients.append(made)
         num_stages = len(replicas[0].stages)
         if model.tied_embeddings and num_stages > 1:
             words = self._vocab_rows * model.hidden_size
@@ -130,37 +134,39 @@ class GradientExchange:
         if not self._is_divided:
             return tuple(gradients), ()
         return tuple(gradients), tuple(
-            self._ring(b, "weights", 1, _all_buffers(b)) for b in buckets
+            self._ring(b, "weights", 1, _all_buffers(b))
+            for b, chunk in sorted(buckets, key=lambda entry: entry[1] or 0)
         )
 
-    def _stock_buckets(self, model: ModelSpec) -> Iterator[StageBucket]:
-        """Buffers as Megatron divides them (`DistributedDataParallel`).
+    def _stock_buckets(self, model: ModelSpec) -> Iterator[tuple[StageBucket, int | None]]:
+        """Buffers as Megatron divides them (`DistributedDataParallel`), with the chunk of a stage
+        that has several.
 
-        One for each chunk of a stage, the first one first (`finalize_model_grads`), but for a first
-        stage that overlaps: its buckets are full as soon as they have `--ddp-bucket-size` elements.
-        Where chunks overlap, they are still priced as one stage.
+        One for each chunk of a stage, the first one first (`finalize_model_grads`), or where they
+        overlap the last one first.  On a first stage that overlaps, the buckets of the first chunk
+        are full as soon as they have `--ddp-bucket-size` elements.
         """
         replicas = self._placement.replicas
         share = even_share(model, 1)
+        words = self._vocab_rows * model.hidden_size
         for s, stage in enumerate(replicas[0].stages):
             holders = tuple((r, s) for r in range(len(replicas)))
-            first, last = s == 0, s == len(replicas[0].stages) - 1
-            if first and self._overlaps:
-                for size, layer in self._overlapped_buckets(model, stage, last):
-                    yield StageBucket(holders, size, layer)
-                continue
-            layers = [] if self._overlaps else self._chunk_layers.get((0, s), [])
-            layers = layers or [stage.num_layers]
-            for chunk, num_layers in enumerate(layers):
-                ends = first and chunk == 0, last and chunk + 1 == len(layers)
-                params = stage_params(model, share, num_layers, *ends, self._vocab_rows)
-                sizes = [params]
+            is_first, is_last = s == 0, s == len(replicas[0].stages) - 1
+            layers = list(enumerate(self._chunk_layers.get((0, s)) or [stage.num_layers]))
+            for chunk, num_layers in reversed(layers) if self._overlaps else layers:
+                number = chunk if len(layers) > 1 else None
+                first, last = is_first and chunk == 0, is_last and chunk + 1 == len(layers)
+                params = stage_params(model, share, num_layers, first, last, self._vocab_rows)
+                sizes = [(params, EMBEDDING)]
+                if first and self._overlaps:
+                    full = stock_bucket_elements(len(replicas)) * stage.width
+                    sizes = list(self._overlapped_buckets(model, full, num_layers, last))
                 # Chunks behind the first one exchange all buckets at once.
-                if self._divides_tied and any(ends) and chunk == 0:
-                    words = self._vocab_rows * model.hidden_size
-                    sizes = [params - words, words] if first else [words, params - words]
-                for size in sizes:
-                    yield StageBucket(holders, size, EMBEDDING)
+                elif self._divides_tied and (first or last) and chunk == 0:
+                    sizes = [(params - words, EMBEDDING), (words, EMBEDDING)]
+                    sizes = sizes if first else sizes[::-1]
+                for size, layer in sizes:
+                    yield StageBucket(holders, size, layer), number
 
     @property
     def _divides_tied(self) -> bool:
@@ -170,14 +176,13 @@ class GradientExchange:
         return self._is_divided and self._costs.workload.model.tied_embeddings and has_two
 
     def _overlapped_buckets(
-        self, model: ModelSpec, stage: PlacedStage, is_last: bool
+        self, model: ModelSpec, full: int, num_layers: int, is_last: bool
     ) -> Iterator[tuple[int, int]]:
         """(parameters, lowest layer) of the buckets of a first stage, in the order of its backward
         pass."""
-        full = stock_bucket_elements(len(self._placement.replicas)) * stage.width
         words = self._vocab_rows * model.hidden_size
         size = 0
-        for layer, tensor in _first_stage_tensors(model, stage.num_layers, is_last, words):
+        for layer, tensor in _first_stage_tensors(model, num_layers, is_last, words):
             is_end = layer == EMBEDDING and tensor == words
             if is_end and size and self._divides_tied:
                 yield size, EMBEDDING

@@ -40,8 +40,8 @@ class CompiledInstruction:
 
     source: Instruction
     compute: tuple[OperationKind, int, int, float] | None = None
-    is_final: bool = False
-    """The computation completes the gradients of its chunk."""
+    completes: tuple[int, ...] = ()
+    """Chunks whose gradients may be exchanged when the computation ends."""
     sends: tuple[CompiledSend, ...] = ()
     receives: tuple[int, ...] = ()
     asks: tuple[int, ...] = ()
@@ -90,14 +90,18 @@ def computation(pipeline: Pipeline, stage: int, work: Operation) -> CompiledInst
     return CompiledInstruction((work,), compute=(work.kind, work.micro_batch, work.chunk, seconds))
 
 
-def mark_final(compiled: Sequence[CompiledInstruction]) -> None:
-    """The last backward pass of each chunk completes its gradients."""
-    last: dict[int, CompiledInstruction] = {}
-    for instruction in compiled:
-        if instruction.compute is not None and instruction.compute[0] in _GRADIENTS:
-            last[instruction.compute[2]] = instruction
-    for final in last.values():
-        final.is_final = True
+def mark_final(compiled: Sequence[CompiledInstruction], num_later: int = 0) -> None:
+    """The last backward pass of each chunk completes its gradients; they are exchanged when
+    `num_later` more backward passes have ended, or with the programme."""
+    backwards = [
+        (instruction, instruction.compute[2])
+        for instruction in compiled
+        if instruction.compute is not None and instruction.compute[0] in _GRADIENTS
+    ]
+    last = {chunk: index for index, (_, chunk) in enumerate(backwards)}
+    for chunk, index in last.items():
+        if index + num_later < len(backwards):
+            backwards[index + num_later][0].completes += (chunk,)
 
 
 def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstruction]:

@@ -141,8 +141,8 @@ class _Engine:
                 start_s = stage.now_s
                 stage.now_s = end_s = start_s + seconds
                 stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
-                if instruction.is_final:
-                    self._begin(self.exchange.final(stage.id, chunk, end_s))
+                for completed in instruction.completes:
+                    self._begin(self.exchange.final(stage.id, completed, end_s))
             else:
                 end = self._end_of_messages(stage, pipeline, instruction)
                 if end is None:

@@ -134,12 +134,16 @@ class Exchange:
         if final is None:
             at_s = rank.done_s
         else:
-            last_s = rank.final_s.get(final.chunk)
+            last_s = rank.final_s.get(final.chunk, rank.done_s)
             at_s = None if last_s is None else last_s - final.early_s
         wanted = collective.buffers.get(stage, 0)
         if at_s is None or not wanted:
             return at_s
-        while self._num_taken(stage, rank) > BUFFERS_AT_ONCE - wanted:
+        left = BUFFERS_AT_ONCE - wanted
+        # What takes all buffers waits for those before it that need none, too.
+        while self._num_taken(stage, rank) > left or (
+            not left and rank.num_settled < rank.num_come
+        ):
             end_s = self._end_s.get(rank.numbers[rank.num_settled])
             if end_s is None:
                 return None

@@ -118,13 +118,6 @@ def rehearse(
         raise UnsupportedError(
             "shrinking the model changes whether stock Megatron runs the plan; rehearse another"
         )
-    is_interleaved = stock and bool(played.replicas[0].stages[0].chunks)
-    if is_interleaved and len(played.replicas) > 1 and job.overlaps_grad_reduce:
-        raise UnsupportedError(
-            "interleaved stages of several replicas under stock Megatron cannot be rehearsed with "
-            "--overlap-grad-reduce: each chunk begins its exchange by itself; rehearse the plan "
-            "without, or let `megatron-hetero simulate` predict it"
-        )
     on_progress("writing the data set")
     run_jobs([job.text_job()], TIMEOUT_S)
 
@@ -170,12 +163,6 @@ class _RehearsalJob:
         slots = 2 * self._num_steps * (2 * messages + passes + 64 * len(self._table))
         self._board = Board(len(network.path_names), slots)
         self.progress = StepProgress()
-
-    @property
-    def overlaps_grad_reduce(self) -> bool:
-        """Whether gradients are exchanged during the backward pass."""
-        workload = self._plan.workload
-        return workload is not None and workload.training.overlap_grad_reduce
 
     def record(self, rank: int) -> Path:
         """Where a rank writes what it saw."""
@@ -226,7 +213,8 @@ class _RehearsalJob:
 
     def _overlap_arguments(self) -> tuple[str, ...]:
         """Stock Megatron divides its buffer where the real one would be."""
-        if not self.overlaps_grad_reduce:
+        workload = self._plan.workload
+        if workload is None or not workload.training.overlap_grad_reduce:
             return ()
         bucket = stock_bucket_elements(len(self._plan.replicas))
         return "--overlap-grad-reduce", f"--ddp-bucket-size={self.small.elements_of(bucket)}"

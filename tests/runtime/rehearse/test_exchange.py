@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Link
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal
@@ -68,28 +67,43 @@ def interleaved_replicas(**flags: bool) -> tuple[Plan, Cluster]:
     return replace(made, hosts=canonical_hosts(made.replicas, wide)), wide
 
 
-@pytest.mark.parametrize("divided", [False, True], ids=["all-reduce", "divided optimizer"])
+@pytest.mark.parametrize(
+    ("flags", "num_exchanges"),
+    # Of each chunk, and of the embedding that the first and the last stage share; divided, the
+    # first chunk has a bucket for it.
+    [({}, (3, 3)), ({"use_distributed_optimizer": True}, (4, 3))],
+    ids=["all-reduce", "divided optimizer"],
+)
 def test_chunks_of_stock_megatron_exchange_one_after_the_other(
-    divided: bool, tmp_path: Path
+    flags: dict[str, bool], num_exchanges: tuple[int, int], tmp_path: Path
 ) -> None:
-    made, wide = interleaved_replicas(use_distributed_optimizer=divided)
+    made, wide = interleaved_replicas(**flags)
     found = rehearse(made, wide, None, Options(1), tmp_path)
     assert found.is_stock
     assert found.predicted.gradient_sync_s > 0.1 * found.predicted.step_time_s
     assert abs(found.error) < 0.03, (found.predicted.step_time_s, found.step_times_s)
     for stage in (stage for row in found.stages for stage in row):
         exchanged = [o for o in stage.operations if o.kind == "gradient_sync"]
-        # Of each chunk, and of the embedding that the first and the last stage share; divided, the
-        # first chunk has a bucket for it.
-        assert len(exchanged) == (4 if divided and stage.stage == 0 else 3)
+        assert len(exchanged) == num_exchanges[stage.stage]
         for one, other in pairwise(exchanged):
             assert one.end_s <= other.start_s + 1e-9
 
 
-def test_interleaved_stages_of_replicas_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_chunks_of_stock_megatron_overlap_when_all_stages_are_done_with_them(
+    tmp_path: Path,
+) -> None:
     made, wide = interleaved_replicas(overlap_grad_reduce=True)
-    with pytest.raises(UnsupportedError, match="rehearse the plan without"):
-        rehearse(made, wide, None, Options(1), tmp_path)
+    found = rehearse(made, wide, None, Options(1), tmp_path)
+    assert found.is_stock
+    assert abs(found.error) < 0.05, (found.predicted.step_time_s, found.step_times_s)
+    for row in (found.stages, found.predicted.stages):
+        slow, late = row[1]
+        ends_s = [o.end_s for o in late.operations if o.kind == "backward"]
+        begins_s = [o.start_s for o in late.operations if o.kind == "gradient_sync"]
+        # The second chunk's last backward pass is two before the last; stage 1 begins one later.
+        assert ends_s[-3] < min(begins_s) < ends_s[-1]
+        tied = max(o.start_s for o in slow.operations if o.kind == "gradient_sync")
+        assert tied >= max(o.end_s for o in slow.operations if o.kind == "gradient_sync") - 1e-3
 
 
 def test_an_exchange_that_does_not_overlap_shows(tmp_path: Path) -> None:
