@@ -6,6 +6,7 @@ import argparse
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
@@ -20,6 +21,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.run import STRATEGIES
+from megatron_hetero.planner.search import Schedules
 from megatron_hetero.planner.stock_strategy import STOCK
 from megatron_hetero.report.explanation import comparison_lines
 from megatron_hetero.report.outcome import outcome_lines
@@ -60,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how to search: {', '.join(sorted([*STRATEGIES, STOCK]))} (default: auto, the best "
         f"plans; {STOCK}: the best plan that needs no plug-in; the others are for comparison)",
     )
+    parser.add_argument(
+        "--schedule",
+        choices=get_args(Schedules),
+        default="counts",
+        help="1F1B with launch counts (default), or the best order of computations: also "
+        "interleaved, split and computed orders for the best plans; takes longer",
+    )
     add_goal_arguments(parser)
     add_near_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
@@ -84,6 +93,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             progress=progress,
             strategy=arguments.strategy,
             objective=objective_of(arguments, workload),
+            schedules=arguments.schedule,
         )
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.

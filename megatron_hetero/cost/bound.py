@@ -77,16 +77,23 @@ def step_time_bound(costs: CostModel, enough_s: float = inf, max_work: int = QUI
     return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
 
 
-def work_bound_s(costs: CostModel) -> float:
-    """Seconds that no placement of the space beats, by the work alone: known at once."""
+def work_bound_s(costs: CostModel, *, in_parts: bool = False) -> float:
+    """Seconds that no placement of the space beats, by the work alone: known at once.
+
+    Args:
+        in_parts: also of stages in chunks and with split backward passes, of which a micro-batch's
+            weight gradients need not be on its way through the model.
+    """
     classes = gpu_classes(costs)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     if may_mix_sizes(costs):
-        return _work_bound_s(sizes, classes)
-    return min(_work_bound_s([of_size], classes) for of_size in sizes)
+        return _work_bound_s(sizes, classes, in_parts)
+    return min(_work_bound_s([of_size], classes, in_parts) for of_size in sizes)
 
 
-def _work_bound_s(sizes: Sequence[CostModel], classes: Sequence[GpuClass]) -> float:
+def _work_bound_s(
+    sizes: Sequence[CostModel], classes: Sequence[GpuClass], in_parts: bool = False
+) -> float:
     """All work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
 
     A device that spends all of a step of T seconds on layers completes at most T / y of them for
@@ -121,4 +128,4 @@ def _work_bound_s(sizes: Sequence[CostModel], classes: Sequence[GpuClass]) -> fl
         return 0.0
     fastest_s = min(model.num_layers * layer_s + head_s for layer_s, head_s in way_s.values())
     work_s = training.global_batch_size * (model.num_layers + ratio) / layers_per_s
-    return max(work_s, fastest_s)
+    return work_s if in_parts else max(work_s, fastest_s)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import warnings
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.bound import THOROUGH_WORK, Bound, step_time_bound
+from megatron_hetero.cost.bound import (
+    THOROUGH_WORK,
+    WORK_BOUND_RELAXES,
+    Bound,
+    step_time_bound,
+    work_bound_s,
+)
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.price import price_of
@@ -44,8 +50,14 @@ def workload_of(plan: Plan) -> Workload:
     return plan.workload
 
 
-def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Estimates:
+def estimates_of(
+    costs: CostModel, placement: Placement, cost: PlacementCost, *, in_parts: bool = False
+) -> Estimates:
     """The figures of an already priced placement in the form that plan.json holds.
+
+    Args:
+        in_parts: stages are in chunks, or backward passes are split; the bound is that of the work
+            alone, which holds for them too.
 
     Without a bound where the placement is none that the search may find (`cost.space`): a plan
     edited by hand, or with groups of unequal shares, which are searched but not bounded.
@@ -53,7 +65,7 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    bound = _bound_of(costs, placement, cost)
+    bound = _bound_of(costs, placement, cost, in_parts)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -83,12 +95,18 @@ def estimates_of(costs: CostModel, placement: Placement, cost: PlacementCost) ->
     )
 
 
-def _bound_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Bound | None:
+def _bound_of(
+    costs: CostModel, placement: Placement, cost: PlacementCost, in_parts: bool
+) -> Bound | None:
     """The bound on the step of a placement; None where it is of others, or wrong."""
     if why_outside(costs, placement, cost) is not None:
         return None
     # More than this need not be proved: a bound beyond the step is a fault already.
-    bound = step_time_bound(costs, 1.01 * cost.step_time_s, THOROUGH_WORK)
+    bound = (
+        Bound(work_bound_s(costs, in_parts=True), WORK_BOUND_RELAXES)
+        if in_parts
+        else step_time_bound(costs, 1.01 * cost.step_time_s, THOROUGH_WORK)
+    )
     if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
         return bound
     warnings.warn(

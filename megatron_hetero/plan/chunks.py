@@ -10,6 +10,16 @@ def stage_chunks(stage: Stage) -> tuple[LayerRange, ...]:
     return stage.chunks or (LayerRange(stage.first_layer, stage.shape.num_layers),)
 
 
+def layer_ranges(stage: Stage) -> str:
+    """The layers of a stage in words: `0-4`, `3`, or of chunks `0-2, 9-10`."""
+    return ", ".join(
+        str(chunk.first_layer)
+        if chunk.num_layers == 1
+        else f"{chunk.first_layer}-{chunk.first_layer + chunk.num_layers - 1}"
+        for chunk in stage_chunks(stage)
+    )
+
+
 def chain(replica: Replica) -> tuple[int, ...]:
     """[virtual stage] -> stage, in the order of the layers; one chunk on each stage is 0, 1, ..."""
     if not any(stage.chunks for stage in replica.stages):

@@ -19,7 +19,7 @@ from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
-from megatron_hetero.schedule.estimate import plan_cost
+from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.units import format_duration
 
 _NUM_RUNNERS_UP = 3
@@ -192,13 +192,15 @@ def explain_plan(
     placement = placement_of(plan, problem.cluster)
     cost = plan_cost(plan, problem.costs, placement, is_stock)
     candidate = Candidate(placement, cost, "given")
-    return explain_candidate(
+    explanation = explain_candidate(
         problem,
         search(problem, strategies=strategies),
         candidate,
         plan.idle_reasons,
         stock_beside_a_plan(problem),
     )
+    # Orders are more than launch counts.
+    return replace(explanation, hidden_hops=()) if has_orders(plan) else explanation
 
 
 def layout_text(placement: Placement) -> str:

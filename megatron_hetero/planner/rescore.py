@@ -40,7 +40,7 @@ class Rescorer:
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
         rescored: list[Candidate] = []
-        for candidate in _distinct(ranking):
+        for candidate in distinct(ranking):
             if rescored and candidate.step_time_s > _NEAR * min(c.step_time_s for c in rescored):
                 break
             if rescored and not self._may_simulate(candidate.placement):
@@ -80,7 +80,7 @@ class Rescorer:
             yield self._queued(replace(best, placement=changed[0], cost=changed[1]))
 
 
-def _distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
+def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
     """The best placements that differ in more than layers and the number of micro-batches: in
     shape, micro-batch sizes, or in whether they launch further ahead."""
     chosen: dict[Hashable, Candidate] = {}

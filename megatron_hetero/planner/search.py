@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.estimate import estimates_of
 from megatron_hetero.cost.model import CostModel, MakeCosts
+from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.profile import Profile
-from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import canonical_hosts
@@ -23,14 +26,22 @@ from megatron_hetero.planner.explain import Explanation, explain_candidate, shor
 from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.infeasible import infeasible_error
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
-from megatron_hetero.planner.outcome import limits_error, outcome_of
+from megatron_hetero.planner.outcome import Outcome, limits_error, outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.rescore import Rescorer
+from megatron_hetero.planner.rescore import Rescorer, distinct
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
 from megatron_hetero.planner.stock_search import stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import STOCK, stock_plan_and_explanation
+from megatron_hetero.schedule.best import best_of_orders
+from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.units import format_bytes
+
+Schedules = Literal["counts", "best"]
+
+_NEAR = 0.05
+_MAX_NEAR = 6
+"""Of the plans that follow the best, those that may come first with other orders."""
 
 
 def plan_cluster(
@@ -42,6 +53,7 @@ def plan_cluster(
     make_costs: MakeCosts = CostModel,
     strategy: str = "auto",
     objective: Objective = THROUGHPUT,
+    schedules: Schedules = "counts",
 ) -> Plan:
     """The best plan found for training `workload` on `cluster`; it fits and is validated.
 
@@ -54,6 +66,8 @@ def plan_cluster(
             have another micro-batch size and recompute than the job.
         objective: what the plan is the best by, its limits of time and money, and whether it must
             be one that stock Megatron runs.
+        schedules: "counts" for 1F1B with launch counts, "best" for other orders of computations
+            where they make the step shorter (`schedule.best`).
     Raises:
         InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.  Or
             what fits is too slow or too dear; names the nearest.
@@ -61,9 +75,10 @@ def plan_cluster(
         KeyboardInterrupt: interrupted before any plan was found.
     """
     problem = make_problem(cluster, workload, profile, make_costs, objective)
+    _check_schedules(problem, schedules, strategy)
     if strategy == STOCK:
         return stock_plan_and_explanation(problem)[0]
-    return _searched(problem, progress, strategy)[2]
+    return _searched(problem, progress, strategy, schedules)[2]
 
 
 def plan_and_explain(
@@ -75,22 +90,31 @@ def plan_and_explain(
     make_costs: MakeCosts = CostModel,
     strategy: str = "auto",
     objective: Objective = THROUGHPUT,
+    schedules: Schedules = "counts",
 ) -> tuple[Plan, Explanation]:
     """`plan_cluster`, with why the plan is good from the same search.
 
     Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
     """
     problem = make_problem(cluster, workload, profile, make_costs, objective)
+    _check_schedules(problem, schedules, strategy)
     if strategy == STOCK:
         return stock_plan_and_explanation(problem)
-    board, best, plan = _searched(problem, progress, strategy)
+    board, best, plan = _searched(problem, progress, strategy, schedules)
+    if has_orders(plan):
+        placement = placement_of(plan, problem.cluster)
+        best = replace(best, placement=placement, cost=plan_cost(plan, problem.costs, placement))
     searched_stock = None if board.interrupted else stock_beside_a_plan(problem)
     explanation = explain_candidate(problem, board, best, plan.idle_reasons, searched_stock)
-    return plan, replace(explanation, outcome=outcome_of(problem, board, best))
+    outcome = outcome_of(problem, board, best)
+    if has_orders(plan):
+        explanation = replace(explanation, hidden_hops=())  # its orders are more than counts
+        outcome = _with_bound_of(plan, outcome)
+    return plan, replace(explanation, outcome=outcome)
 
 
 def _searched(
-    problem: Problem, progress: Progress | None, strategy: str
+    problem: Problem, progress: Progress | None, strategy: str, schedules: Schedules
 ) -> tuple[Scoreboard, Candidate, Plan]:
     board = search(problem, progress, strategies_of(strategy))
     objective = problem.objective
@@ -103,7 +127,51 @@ def _searched(
             plan.estimates, bound_s=best.step_time_s, gap=0.0, bound_relaxes=EXACT_RELAXES
         )
         plan = replace(plan, estimates=proved)
+    if schedules == "best" and not board.interrupted:
+        near = _near_plans(problem, board, best)
+        plan = best_of_orders(plan, near, problem.cluster, problem.costs.profile)
     return board, best, plan
+
+
+def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> list[Plan]:
+    """Plans of other shapes that are nearly as fast, and all that the objective lets compare by
+    their steps."""
+    if problem.objective.name != "throughput":
+        return []
+    most_s = (1 + _NEAR) * best.step_time_s
+    return [
+        bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
+        for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]
+        if candidate.placement != best.placement and candidate.step_time_s <= most_s
+    ]
+
+
+def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
+    """The bound on the step holds for the plan's orders; bounds on other aims are of counts."""
+    estimates = plan.estimates
+    if outcome.objective != "throughput" or estimates is None:
+        return replace(outcome, bound=None, gap=None, bound_relaxes="")
+    return replace(
+        outcome,
+        bound=estimates.bound_s,
+        gap=estimates.gap,
+        bound_relaxes=estimates.bound_relaxes,
+    )
+
+
+def _check_schedules(problem: Problem, schedules: Schedules, strategy: str) -> None:
+    if schedules != "best":
+        return
+    if not may_choose(problem.costs, "schedule"):
+        raise UsageError(
+            "limits.as_given of the cluster file keeps the schedule as given: leave away either "
+            "--schedule best or that limit"
+        )
+    if strategy == STOCK or problem.objective.stock_only:
+        raise UsageError(
+            "stock Megatron runs no other orders of computations than its own: leave away either "
+            "--schedule best or what asks for a plan of stock Megatron"
+        )
 
 
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:

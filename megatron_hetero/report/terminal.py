@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_hetero.plan.check_schedule import launched_forwards
+from megatron_hetero.plan.chunks import layer_ranges, stage_chunks
 from megatron_hetero.plan.diff import Difference
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, Stage
@@ -72,11 +73,21 @@ def plan_heading(plan: Plan) -> tuple[RenderableType, ...]:
                     f"global batch {training.global_batch_size}",
                 ),
                 ("devices", _device_count(plan)),
+                *_schedule(plan),
             )
         )
     if plan.estimates is not None:
         lines.append(facts(*_speed(plan.estimates)))
     return tuple(lines)
+
+
+def _schedule(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What stages compute when, where that is not 1F1B."""
+    chunks = max(len(stage_chunks(stage)) for r in plan.replicas for stage in r.stages)
+    if chunks > 1:
+        yield "schedule", f"{plan.schedule}, up to {chunks} chunks of layers on a stage"
+    elif plan.schedule != "1f1b":
+        yield "schedule", plan.schedule
 
 
 def facts(*rows: tuple[str, str]) -> Table:
@@ -271,9 +282,7 @@ def _width(stage: Stage) -> str:
 
 
 def _layers(stage: Stage) -> str:
-    first, num_layers = stage.first_layer, stage.shape.num_layers
-    last = first + num_layers - 1
-    return f"{first} (1)" if num_layers == 1 else f"{first}-{last} ({num_layers})"
+    return f"{layer_ranges(stage)} ({stage.shape.num_layers})"
 
 
 def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -24,6 +24,8 @@ from megatron_hetero.schedule.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.simulate import simulate
 from megatron_hetero.schedule.synthesise import synthesise
 from megatron_hetero.schedule.zero_bubble import zero_bubble
+
+_GROWING = "--step-batch-size-schedule"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ def why_not_split(workload: Workload) -> str:
     return ""
 
 
+def why_no_orders(workload: Workload) -> str:
+    """Why the job runs 1F1B only (`runtime.batches`); empty where it does not."""
+    if any(word.partition("=")[0] == _GROWING for word in workload.megatron_args):
+        return f"{_GROWING}: orders are for one number of micro-batches"
+    return ""
+
+
 def _without_orders(plan: Plan) -> Plan:
     """The plan in one piece a stage, with 1F1B."""
     replicas = []
@@ -106,6 +115,7 @@ class _Maker:
         self.placement = placement_of(plan, cluster)
         self.costs = CostModel(cluster, plan.workload, profile).sharded_as(self.placement)
         self.rows = self.costs.vocab_rows(self.placement.widths)
+        self._made: dict[Hashable, Listed] = {}
 
     def candidate(self, name: ScheduleName, plan: Plan) -> Candidate:
         """The plan with orders of one kind on all replicas of several stages."""
@@ -116,13 +126,9 @@ class _Maker:
         for r, replica in enumerate(plan.replicas):
             pipeline = self._pipeline(r, replica)
             try:
-                listed = self._schedule(name, r, pipeline)
+                made, listed = self._with_replica(made, name, r, pipeline)
             except (CheckFailedError, PlanFormatError) as error:
                 return Candidate(name, None, held=f"replica {r}: {error}")
-            if name != "1f1b" and len(replica.stages) > 1:
-                made = with_schedule(made, r, listed.schedule, name)
-                if held := self._too_much(made, r):
-                    return Candidate(name, None, held=held)
             simulated = simulate(
                 listed.schedule, pipeline.times, pipeline.forward_hops, pipeline.backward_hops
             )
@@ -144,14 +150,51 @@ class _Maker:
             replicas.append(replica)
         return self.candidate("interleaved", replace(self.plan, replicas=tuple(replicas)))
 
-    def _schedule(self, name: ScheduleName, r: int, pipeline: Pipeline) -> Listed:
+    def _with_replica(
+        self, plan: Plan, name: ScheduleName, r: int, pipeline: Pipeline
+    ) -> tuple[Plan, Listed]:
+        """The plan with a schedule on one replica, made anew with lower limits for stages whose
+        messages leave less room than the limits take for granted.
+
+        Raises:
+            CheckFailedError: there is none within the memory, or at all.
+        """
+        own = self.placement.replicas[r].num_in_flight
+        limits = self._limits(self.placement.replicas[r])
+        while True:
+            listed = self._schedule_once(name, r, pipeline, limits)
+            if name == "1f1b" or pipeline.num_stages == 1:
+                return plan, listed
+            made = with_schedule(plan, r, listed.schedule, name)
+            full = self._full_stages(made, r)
+            lower = [limit - (s in full and limit > own[s]) for s, limit in enumerate(limits)]
+            if not full:
+                return made, listed
+            if lower == limits or name == "interleaved":
+                s, kept = next(iter(full.items()))
+                raise CheckFailedError(
+                    f"stage {s} would keep {kept} micro-batches; {limits[s]} fit"
+                )
+            limits = lower
+
+    def _schedule_once(
+        self, name: ScheduleName, r: int, pipeline: Pipeline, limits: Sequence[int]
+    ) -> Listed:
+        """Replicas that are alike share one schedule."""
+        key = name, pipeline, self.placement.replicas[r].num_in_flight, tuple(limits)
+        if key not in self._made:
+            self._made[key] = self._schedule(name, r, pipeline, limits)
+        return self._made[key]
+
+    def _schedule(
+        self, name: ScheduleName, r: int, pipeline: Pipeline, limits: Sequence[int]
+    ) -> Listed:
         num_stages, m = pipeline.num_stages, pipeline.num_micro_batches
         if name == "1f1b" or num_stages == 1:
             counts = self.placement.replicas[r].num_in_flight
             return Listed(one_f_one_b(num_stages, m, counts), 0.0)
         if name == "interleaved":
             return Listed(interleaved(pipeline.chain, m), 0.0)
-        limits = self._limits(self.placement.replicas[r])
         if name == "zero-bubble":
             return zero_bubble(pipeline, limits)
         counts = self.placement.replicas[r].num_in_flight
@@ -180,13 +223,17 @@ class _Maker:
             hops(backward=True),
         )
 
-    def _too_much(self, made: Plan, r: int) -> str:
-        """Says which stage would keep more micro-batches than fit into its memory."""
-        for s, limit in enumerate(self._limits(self.placement.replicas[r])):
-            kept = launched_forwards(made, r, s)
-            if kept > limit:
-                return f"replica {r}, stage {s} would keep {kept} micro-batches; {limit} fit"
-        return ""
+    def _full_stages(self, made: Plan, r: int) -> dict[int, int]:
+        """Stages whose memory is too small for what they would keep, messages included, and how
+        many micro-batches that is.  Where the plan itself does not fit, as many as it keeps may."""
+        own = self.placement.replicas[r]
+        placed = placement_of(made, self.costs.cluster).replicas[r]
+        kept = {s: launched_forwards(made, r, s) for s in range(len(placed.stages))}
+        return {
+            s: num
+            for s, num in kept.items()
+            if not self._holds(placed, s) and (num > own.num_in_flight[s] or self._holds(own, s))
+        }
 
     def _limits(self, placed: PlacedReplica) -> list[int]:
         """Micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
@@ -203,8 +250,10 @@ class _Maker:
         return low
 
     def _fits(self, placed: PlacedReplica, index: int, counts: Sequence[int]) -> bool:
-        asked = replace(placed, launch_counts=tuple(counts))
-        memory = self.costs.stage_memory(asked, index, self.rows)
+        return self._holds(replace(placed, launch_counts=tuple(counts)), index)
+
+    def _holds(self, placed: PlacedReplica, index: int) -> bool:
+        memory = self.costs.stage_memory(placed, index, self.rows)
         return memory.peak_bytes(placed.stages[index].num_layers) <= memory.capacity_bytes
 
 

@@ -19,7 +19,10 @@ def estimate_plan(
     plan: Plan, cluster: Cluster, profile: Profile | None = None, *, is_stock: bool = False
 ) -> Estimates:
     """`cost.estimate.estimate_plan`, with queues on shared paths, and chunks and orders of
-    computations as they run.  The bound is one of plans without these, so theirs have none.
+    computations as they run.
+
+    Orders of whole passes in stages of one piece keep the bound, whose proof asks nothing of the
+    order (docs/bound.md).  Chunks and split backward passes have that of the work alone.
 
     Args:
         is_stock: stock Megatron runs the plan; see `simulate_plan`.
@@ -28,10 +31,8 @@ def estimate_plan(
     """
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
-    estimates = estimates_of(costs, placement, plan_cost(plan, costs, placement, is_stock))
-    if not has_orders(plan):
-        return estimates
-    return replace(estimates, bound_s=None, gap=None, bound_relaxes="")
+    cost = plan_cost(plan, costs, placement, is_stock)
+    return estimates_of(costs, placement, cost, in_parts=_has_parts(plan))
 
 
 def plan_cost(
@@ -43,11 +44,18 @@ def plan_cost(
         return cost
     run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=is_stock)
     replicas = tuple(
-        replace(replica, pipeline_s=max(stage.compute_end_s for stage in stages))
+        replace(replica, pipeline_s=max(ends_s), ends_s=ends_s)
         for replica, stages in zip(cost.replicas, run.stages, strict=True)
+        for ends_s in [tuple(stage.compute_end_s for stage in stages)]
     )
     sharded = costs.sharded_as(placement)
     return sharded.combine(placement, replicas, sharded.vocab_rows(placement.widths))
+
+
+def _has_parts(plan: Plan) -> bool:
+    """Whether a stage is in chunks, or its backward passes are split."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    return any(stage.chunks or "W" in (stage.order or "") for stage in stages)
 
 
 def has_orders(plan: Plan) -> bool:

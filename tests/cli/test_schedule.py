@@ -38,7 +38,7 @@ def test_schedules_are_compared_and_one_is_written(
     assert main(["explain", str(path), PLAN[2], "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["step_time_s"] == pytest.approx(simulated["step_time_s"], rel=1e-3)
-    assert explained["bound_s"] is None  # that of 1F1B says nothing about other orders
+    assert explained["bound_s"] is None  # the layout does not fit: no plan of the space
 
 
 def test_what_cannot_be_had_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.plan.chunks import layer_ranges
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.violation import layer_range, stages
 from megatron_hetero.report.page.figure import PAGE_WIDTH, Figure, fitted, rect, text, text_width
@@ -102,8 +103,11 @@ def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, S
         )
     r, s, stage = place_of[device]
     last = stage.first_layer + stage.shape.num_layers - 1
+    layers = layer_range(stage.first_layer, last)
+    if stage.chunks:
+        layers = f"{len(stage.chunks)} chunks"
     title = (
-        f"{device}: replica {r}, stage {s}, {layer_range(stage.first_layer, last)}, "
+        f"{device}: replica {r}, stage {s}, layers {layer_ranges(stage)}, "
         f"tensor-parallel width {stage.shape.tensor_parallel}"
     )
     name = f"R{r} stage {s}"
@@ -113,7 +117,7 @@ def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, S
         rect(x, y, width, height, stage_class(r, s), title=title, rx=4)
         + rect(x, y, 4, height, f"p{r % NUM_COLORS}", rx=2)
         + text(x + 9, y + 17, name, "cell-name")
-        + text(x + 9, y + 33, layer_range(stage.first_layer, last), "cell-text")
+        + text(x + 9, y + 33, layers, "cell-text")
     )
 
 
