@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
 from math import ceil
 
+import numpy as np
+import numpy.typing as npt
+
 from megatron_hetero.cost.buckets import StageId
-from megatron_hetero.cost.placement import PlacedStage
 
-Path = tuple[object, object]
-"""(node, node), or (the first device of a group, or the group's place in a ring, "in" or "out") for
-its port in its node."""
-
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 BUFFERS_AT_ONCE = 2
 """Buckets of a rank under way at a time that need buffers of their own (`runtime.gradients`)."""
@@ -22,24 +23,19 @@ BUFFERS_AT_ONCE = 2
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Flow:
-    """Seconds (of a byte, or of a whole buffer) for which each path is taken, and latency."""
+    """Seconds for which a buffer takes each path, and latency.
 
-    paths: tuple[tuple[Path, float], ...]
+    Paths are numbers, each at most once: of a pair of nodes, or of one way of a device's port.
+    """
+
+    paths: Ints
+    seconds: Floats
     latency_s: float
 
-    def of(self, groups: Sequence[PlacedStage], num_bytes: float) -> Flow:
-        """A buffer's, from a byte's; ports named by places are those of `groups`."""
-        paths = []
-        for path, seconds in self.paths:
-            place, way = path
-            own = (groups[place].devices[0], way) if isinstance(place, int) else path
-            paths.append((own, seconds * num_bytes))
-        return Flow(tuple(paths), self.latency_s)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """One exchange, bucket by bucket; all but the last are `bucket_share` of it.
 
@@ -64,10 +60,10 @@ class Step:
         """Of the whole exchange."""
         return max(1, ceil(1 / self.bucket_share - _ROUNDING))
 
-    @property
+    @cached_property
     def longest_s(self) -> float:
         """Seconds of its busiest path."""
-        return max((seconds for _, seconds in self.flow.paths), default=0.0)
+        return float(self.flow.seconds.max(initial=0.0))
 
     @property
     def last_bucket_s(self) -> float:
@@ -80,44 +76,55 @@ class Step:
         return max(self.last_bucket_s, (self.last_bucket_s + self.flow.latency_s) / self.window)
 
 
+class _Paths:
+    """When each path of some exchanges is free again."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        paths, own = np.unique(np.concatenate([s.flow.paths for s in steps]), return_inverse=True)
+        self._free_s = np.zeros(len(paths))
+        ends = np.cumsum([len(step.flow.paths) for step in steps])[:-1]
+        self._own = np.split(own, ends)
+
+    def take(self, number: int, step: Step, begin_s: float) -> float:
+        """Take all paths of a step, each as soon as it is free; the exchange's end.
+
+        Args:
+            number: the step's place among all.
+        """
+        own = self._own[number]
+        ends_s = np.maximum(self._free_s[own], begin_s) + step.flow.seconds
+        self._free_s[own] = ends_s
+        end_s = float(ends_s.max(initial=begin_s))
+        latency_s = step.flow.latency_s
+        if step.buffers and step.num_buckets > 1:
+            # A full window waits for the latency of its buckets where their bytes do not cover it.
+            bucket_s = step.longest_s * step.bucket_share
+            wait_s = (bucket_s + latency_s) / step.window - bucket_s
+            end_s += (step.num_buckets - 1) * max(0.0, wait_s)
+        return max(end_s, step.last_s + step.last_bucket_s) + latency_s
+
+
 def last_end_s(steps: Sequence[Step]) -> float:
     """When the last of them is done; 0 where there are none.
 
     Args:
         steps: in the order in which each holder comes to its own.
     """
-    paths: defaultdict[Path, float] = defaultdict(float)
-    if not any(step.buffers for step in steps):
-        return max((_take(s, s.first_s, paths) for s in _by_begin(steps)), default=0.0)
-    return _windowed(steps, paths)
+    if not steps:
+        return 0.0
+    paths = _Paths(steps)
+    if any(step.buffers for step in steps):
+        return _windowed(steps, paths)
+    by_begin = sorted(enumerate(steps), key=lambda entry: entry[1].first_s)
+    return max(paths.take(number, step, step.first_s) for number, step in by_begin)
 
 
-def _by_begin(steps: Sequence[Step]) -> list[Step]:
-    return sorted(steps, key=lambda step: step.first_s)
-
-
-def _take(step: Step, begin_s: float, free_s: defaultdict[Path, float]) -> float:
-    """Take all paths, each as soon as it is free; the exchange's end."""
-    end_s = begin_s
-    for path, seconds in step.flow.paths:
-        path_end_s = max(begin_s, free_s[path]) + seconds
-        free_s[path] = path_end_s
-        end_s = max(end_s, path_end_s)
-    latency_s = step.flow.latency_s
-    if step.buffers and step.num_buckets > 1:
-        # A full window waits for the latency of its buckets where their bytes do not cover it.
-        bucket_s = step.longest_s * step.bucket_share
-        wait_s = (bucket_s + latency_s) / step.window - bucket_s
-        end_s += (step.num_buckets - 1) * max(0.0, wait_s)
-    return max(end_s, step.last_s + step.last_bucket_s) + latency_s
-
-
-def _windowed(steps: Sequence[Step], free_s: defaultdict[Path, float]) -> float:
+def _windowed(steps: Sequence[Step], paths: _Paths) -> float:
     """A holder comes to its next exchange when no more than its window allows are under way."""
-    own: defaultdict[StageId, deque[int]] = defaultdict(deque)
+    own: dict[StageId, deque[int]] = {}
     for number, step in enumerate(steps):
         for holder in step.holders:
-            own[holder].append(number)
+            own.setdefault(holder, deque()).append(number)
     missing = [len(step.holders) for step in steps]
     begin_s = [step.first_s for step in steps]
     ends: dict[StageId, tuple[float, float]] = dict.fromkeys(own, (0.0, 0.0))
@@ -141,7 +148,7 @@ def _windowed(steps: Sequence[Step], free_s: defaultdict[Path, float]) -> float:
     while queue:
         at_s, number = heappop(queue)
         step = steps[number]
-        end_s = _take(step, at_s, free_s)
+        end_s = paths.take(number, step, at_s)
         last_s = max(last_s, end_s)
         for holder in step.holders:
             before_s = end_s - step.period_s if step.num_buckets > 1 else ends[holder][1]

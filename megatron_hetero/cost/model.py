@@ -8,7 +8,6 @@ from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
-from megatron_hetero.cost.buckets import StageId
 from megatron_hetero.cost.compute import update_time_s
 from megatron_hetero.cost.least_sync import NO_SYNC, LeastSync, least_sync
 from megatron_hetero.cost.memory import (
@@ -19,7 +18,7 @@ from megatron_hetero.cost.memory import (
     updated_bytes,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.pipeline import stage_ends_s
+from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.share import TensorShare, member_shares
@@ -141,15 +140,17 @@ class CostModel(UnitPrices):
         costs = self.variant(micro_batch_size=replica.micro_batch_size)
         forward = tuple(costs.stage_hop(a, b) for a, b in pairwise(replica.stages))
         backward = tuple(costs.stage_hop(b, a) for a, b in pairwise(replica.stages))
+        times, num_micro_batches = [s.times for s in stages], replica.num_micro_batches
         ends_s = stage_ends_s(
-            [s.times for s in stages],
+            times,
             forward,
             backward,
-            replica.num_micro_batches,
+            num_micro_batches,
             # An order of its own (`plan.order`) may hold more on a later stage; 1F1B cannot.
             tuple(accumulate(replica.num_in_flight, min)),
         )
-        return ReplicaCost(stages, forward, backward, max(ends_s), ends_s)
+        least_s = least_pipeline_time_s(times, forward, backward, num_micro_batches)
+        return ReplicaCost(stages, forward, backward, max(ends_s), ends_s, least_s)
 
     def placement(self, placement: Placement) -> PlacementCost:
         """The whole step."""
@@ -179,9 +180,9 @@ class CostModel(UnitPrices):
     ) -> dict[tuple[str, str], float]:
         """Bytes of a step on each path between two nodes: boundaries and gradient exchange."""
         seconds = path_seconds(placement, cost.replicas)
-        for group in self._exchange.groups(placement, self.vocab_rows(placement.widths)):
-            for path, path_s in group.path_s.items():
-                seconds[path] = seconds.get(path, 0.0) + path_s
+        rows = self.vocab_rows(placement.widths)
+        for path, path_s in self._exchange.path_seconds(placement, rows).items():
+            seconds[path] = seconds.get(path, 0.0) + path_s
         links = self.cluster.node_links
         return {path: path_s * links[path].bytes_per_s for path, path_s in seconds.items()}
 
@@ -196,25 +197,23 @@ class CostModel(UnitPrices):
         weight_bytes = states.weight if training.use_distributed_optimizer else None
         return GradientExchange(self.cluster, self.workload.model, states.gradient, weight_bytes)
 
-    def _stage_ends(
-        self, replicas: tuple[ReplicaCost, ...], pipelines_s: float
-    ) -> dict[StageId, StageEnd]:
-        """When stages may begin to exchange gradients: their programme is done, and what they sent
-        has arrived.
+    def _stage_ends(self, replicas: tuple[ReplicaCost, ...], pipelines_s: float) -> list[StageEnd]:
+        """When stages may begin to exchange gradients, in the layout's order: their programme is
+        done, and what they sent has arrived.
 
         As in Megatron (`--align-grad-reduce`) only the first stage begins within its last backward
         pass.  Where the network sets the pace, all end with it.
         """
         overlap = self.workload.training.overlap_grad_reduce
         paced = pipelines_s > max(replica.pipeline_s for replica in replicas)
-        ends = {}
-        for r, replica in enumerate(replicas):
+        ends = []
+        for replica in replicas:
             for s, stage in enumerate(replica.stages):
                 end_s = pipelines_s if paced else replica.ends_s[s]
                 if s and not paced:
                     end_s += replica.backward_hops[s - 1].total_s
                 backward_s = stage.times.backward_s if overlap and s == 0 else 0.0
-                ends[r, s] = StageEnd(end_s, backward_s)
+                ends.append(StageEnd(end_s, backward_s))
         return ends
 
     def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:

@@ -36,14 +36,16 @@ class StageCost:
 
 @dataclass(frozen=True)
 class ReplicaCost:
-    """The stages of one replica, its hops in both directions, its pipeline's makespan, and when
-    each of its stages ends (empty where prices of others do not say)."""
+    """The stages of one replica, its hops in both directions, its pipeline's makespan, when each of
+    its stages ends (empty where prices of others do not say), and what the makespan is at least
+    with any launch counts (0 where they do not say)."""
 
     stages: tuple[StageCost, ...]
     forward_hops: tuple[BoundaryTime, ...]
     backward_hops: tuple[BoundaryTime, ...]
     pipeline_s: float
     ends_s: tuple[float, ...] = ()
+    least_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class PlacementCost:
     def step_time_s(self) -> float:
         """Seconds of one optimizer step."""
         return self.pipelines_s + self.gradient_sync_s + self.update_s
+
+    @property
+    def least_step_s(self) -> float:
+        """With any launch counts the step takes as long, if its gradient exchange does."""
+        least_s = max(self.card_s, *(replica.least_s for replica in self.replicas))
+        return least_s + self.gradient_sync_s + self.update_s
 
     @property
     def missing_bytes(self) -> int:

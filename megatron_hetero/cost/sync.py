@@ -12,89 +12,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate
 from math import ceil
 
+import numpy as np
+
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.buckets import (
-    MAX_BUCKET_ELEMENTS,
-    StageId,
-    layer_tensors,
-    num_rank_sets,
-)
-from megatron_hetero.cost.exchange_clock import BUFFERS_AT_ONCE, Flow, Path, Step, last_end_s
-from megatron_hetero.cost.parameters import embedding_params, layer_params
+from megatron_hetero.cost.buckets import StageId, num_rank_sets
+from megatron_hetero.cost.exchange_clock import Floats, Flow, Ints, Step, last_end_s
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring, ring_key
-from megatron_hetero.cost.share import even_share
+from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring
+from megatron_hetero.cost.sync_groups import SyncGroup, buffers_of, mean_bucket_params, sync_groups
 from megatron_hetero.model.spec import ModelSpec
 
 
-@dataclass(frozen=True)
-class SyncGroup:
-    """Stages that hold the same parameters, and how many (unsharded).
+@dataclass(frozen=True, eq=False)
+class _RingFlow:
+    """A `Flow` for each byte, over any holders that stand on the same nodes.
 
-    A backward pass completes them layer by layer, down to `first_layer`; what comes before the
-    layers is complete with the first of them, what follows them has none.
+    Ports are those of the holders' places in the ring: `ports` are their positions in `paths`.
     """
 
-    holders: tuple[StageId, ...]
-    num_params: int
-    first_layer: int = 0
-    num_layers: int = 0
+    paths: Ints
+    s_per_byte: Floats
+    latency_s: float
+    ports: Ints
+    places: Ints
+    ways: Ints
 
+    def of(self, first_ports: Ints, num_bytes: float) -> Flow:
+        """A buffer's.
 
-def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
-    """Parameters by their set of holders, in the order in which a backward pass finishes them:
-    output layer, deep layers first, embedding.  What one tensor-parallel group holds alone needs no
-    exchange."""
-    for group in _groups(placement, model, vocab_rows):
-        if sum(placement.replicas[r].stages[s].context_parallel for r, s in group.holders) > 1:
-            yield group
-
-
-def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
-    replicas = placement.replicas
-    first_stages = tuple((r, 0) for r in range(len(replicas)))
-    last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
-    words = vocab_rows * model.hidden_size
-    if not model.tied_embeddings:
-        yield SyncGroup(last_stages, words, model.num_layers)
-    yield from _layer_groups(placement, model)
-    holders = last_stages if model.tied_embeddings else ()
-    yield SyncGroup(tuple(sorted(set(first_stages + holders))), words)
-
-
-def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]:
-    """Runs of layers with the same holders, deepest first."""
-    replicas = placement.replicas
-    cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
-    stage_of = [len(replica.stages) - 1 for replica in replicas]
-    per_layer = layer_params(model, even_share(model, 1))
-    for first, end in reversed(list(pairwise(cuts))):
-        for r, replica in enumerate(replicas):
-            while replica.first_layers[stage_of[r]] > first:
-                stage_of[r] -= 1
-        num_layers = end - first
-        # Positions travel with the first layers, which the same stages hold.
-        positions = 0 if first else embedding_params(model, 1, 0)
-        size = num_layers * per_layer + positions
-        yield SyncGroup(tuple(enumerate(stage_of)), size, first, num_layers)
-
-
-def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedStage]:
-    """The tensor-parallel groups of some stages: each holds all that its stage holds."""
-    return [group for r, s in holders for group in placement.replicas[r].stages[s].groups]
+        Args:
+            first_ports: path number of the way out of each holder's port, in the ring's order.
+        """
+        paths = self.paths.copy()
+        paths[self.ports] = first_ports[self.places] + self.ways
+        return Flow(paths, self.s_per_byte * num_bytes, self.latency_s)
 
 
 @dataclass(frozen=True)
 class _Prices:
-    """An exchange over some holders: seconds for each byte on each path, and latency, of gradients
-    and of new weights.  A port is named by its group's place in the ring."""
+    """An exchange over some holders: of gradients and of new weights."""
 
-    gradients: Flow
-    weights: Flow | None
+    gradients: _RingFlow
+    weights: _RingFlow | None
     num_rank_sets: int
 
 
@@ -109,17 +72,6 @@ class GroupTime:
     """Those that a bucket takes of a rank of each holder; empty where it needs none."""
     gradients: Flow
     weights: Flow | None
-
-    @property
-    def path_s(self) -> Mapping[tuple[str, str], float]:
-        """Seconds for which it takes each path between two nodes in a step."""
-        found: dict[tuple[str, str], float] = {}
-        for flow in (self.gradients, self.weights):
-            for path, seconds in flow.paths if flow else ():
-                if isinstance(path[0], str) and isinstance(path[1], str):
-                    nodes = path[0], path[1]
-                    found[nodes] = found.get(nodes, 0.0) + seconds
-        return found
 
 
 @dataclass(frozen=True)
@@ -147,17 +99,44 @@ class GradientExchange:
         self._model = model
         self._gradient_bytes = gradient_bytes
         self._weight_bytes = weight_bytes
-        self._prices: dict[tuple[object, ...], _Prices] = {}
+        self._prices: dict[bytes, _Prices] = {}
+        self._likes: dict[tuple[object, ...], int] = {}
+
+    @cached_property
+    def _node_number(self) -> Mapping[str, int]:
+        return {node.name: number for number, node in enumerate(self._cluster.nodes)}
+
+    @cached_property
+    def _first_port(self) -> Mapping[str, int]:
+        """The path number of the way out of the port of each node's first device; the way in
+        follows, then those of its other devices.  They rise in the order of rings; numbers below
+        are of pairs of nodes."""
+        nodes = sorted(self._cluster.nodes, key=lambda node: (node.site, node.name))
+        counts = accumulate((2 * node.num_gpus for node in nodes), initial=len(nodes) ** 2)
+        return {node.name: first for node, first in zip(nodes, counts, strict=False)}
 
     def groups(self, placement: Placement, vocab_rows: int) -> tuple[GroupTime, ...]:
         """Every exchange of a step, in the order in which all stages run them."""
-        found = []
+        return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
+
+    def _timed(
+        self, placement: Placement, vocab_rows: int
+    ) -> Iterator[tuple[GroupTime, tuple[int, ...]]]:
+        """`groups`, each with its holders' places in the layout's order of stages."""
+        starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
+        of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
+        stages = [group for groups in of_stage for group in groups]
+        firsts = [0, *accumulate(map(len, of_stage))]
+        ports = np.array([self._port(stage) for stage in stages])
+        likes = np.array([self._like(stage) for stage in stages])
+        found: dict[tuple[int, ...], tuple[_Prices, Ints]] = {}
         for group in sync_groups(placement, self._model, vocab_rows):
-            stages = sorted(
-                groups_of(placement, group.holders),
-                key=lambda stage: ring_key(self._cluster, stage.devices[0]),
-            )
-            prices = self._priced(stages)
+            places = tuple([starts[r] + s for r, s in group.holders])
+            if places not in found:
+                members = np.array([m for p in places for m in range(firsts[p], firsts[p + 1])])
+                members = members[np.argsort(ports[members])]
+                found[places] = self._priced(likes, stages, members), ports[members]
+            prices, first_ports = found[places]
             sets = prices.num_rank_sets
             buffers: Mapping[StageId, int] = {}
             if self._weight_bytes is not None:
@@ -165,97 +144,112 @@ class GradientExchange:
             share = 1.0
             if group.num_layers:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
-            gradients = prices.gradients.of(stages, group.num_params * self._gradient_bytes)
+            gradients = prices.gradients.of(first_ports, group.num_params * self._gradient_bytes)
             weights = None
             if prices.weights is not None and self._weight_bytes is not None:
-                weights = prices.weights.of(stages, group.num_params * self._weight_bytes)
-            found.append(GroupTime(group, share, buffers, gradients, weights))
-        return tuple(found)
+                weights = prices.weights.of(first_ports, group.num_params * self._weight_bytes)
+            yield GroupTime(group, share, buffers, gradients, weights), places
 
     def exposed_s(
         self,
         placement: Placement,
         vocab_rows: int,
-        ends: Mapping[StageId, StageEnd],
+        ends: Sequence[StageEnd],
         pipelines_s: float,
     ) -> float:
         """Seconds from the end of all pipelines to the last reduced gradient, and those of the new
-        weights after the update."""
-        groups = self.groups(placement, vocab_rows)
-        steps = []
-        for timed in groups:
-            group = timed.group
+        weights after the update.
+
+        Args:
+            ends: of every stage, in the layout's order.
+        """
+        firsts = [first for replica in placement.replicas for first in replica.first_layers]
+        placed = [stage for replica in placement.replicas for stage in replica.stages]
+        layer_s = [e.backward_s / s.num_layers for e, s in zip(ends, placed, strict=True)]
+        overlaps = any(layer_s)
+
+        def ready_s(places: Sequence[int], layer: int) -> float:
+            """When all holders have the gradients down to `layer`."""
+            if not overlaps:
+                return max([ends[p].end_s for p in places])
+            return max([ends[p].end_s - layer_s[p] * (layer - firsts[p]) for p in places])
+
+        steps, gathers = [], []
+        for timed, places in self._timed(placement, vocab_rows):
+            group, common = timed.group, (timed.bucket_share, timed.buffers)
             end = group.first_layer + group.num_layers
             first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
-            steps.append(
-                Step(
-                    group.holders,
-                    timed.gradients,
-                    max(self._ready_s(placement, h, ends[h], first) for h in group.holders),
-                    max(
-                        self._ready_s(placement, h, ends[h], group.first_layer)
-                        for h in group.holders
-                    ),
-                    timed.bucket_share,
-                    timed.buffers,
-                )
-            )
-        exposed_s = max(0.0, last_end_s(steps) - pipelines_s)
-        gathers = [
-            Step(g.group.holders, g.weights, 0.0, 0.0, g.bucket_share, g.buffers)
-            for g in groups
-            if g.weights is not None
-        ]
-        return exposed_s + last_end_s(gathers)
-
-    @staticmethod
-    def _ready_s(placement: Placement, holder: StageId, end: StageEnd, layer: int) -> float:
-        """When a holder has the gradients down to `layer`."""
-        if not end.backward_s:
-            return end.end_s
-        r, s = holder
-        replica = placement.replicas[r]
-        below = layer - replica.first_layers[s]
-        return end.end_s - end.backward_s * below / replica.stages[s].num_layers
+            last_s = ready_s(places, group.first_layer)
+            first_s = ready_s(places, first) if overlaps else last_s
+            steps.append(Step(group.holders, timed.gradients, first_s, last_s, *common))
+            if timed.weights is not None:
+                gathers.append(Step(group.holders, timed.weights, 0.0, 0.0, *common))
+        return max(0.0, last_end_s(steps) - pipelines_s) + last_end_s(gathers)
 
     def alone_s(self, placement: Placement, vocab_rows: int) -> float:
         """Seconds of the exchange by itself, all stages ready at once."""
-        ends = {
-            (r, s): StageEnd(0.0)
-            for r, replica in enumerate(placement.replicas)
-            for s in range(len(replica.stages))
-        }
+        ends = [StageEnd(0.0) for replica in placement.replicas for _ in replica.stages]
         return self.exposed_s(placement, vocab_rows, ends, 0.0)
 
-    def _priced(self, stages: Sequence[PlacedStage]) -> _Prices:
-        """Of holders in the order of their ring."""
-        key = tuple((s.devices[0].node, s.width, s.shares) for s in stages)
+    def path_seconds(self, placement: Placement, vocab_rows: int) -> dict[tuple[str, str], float]:
+        """Seconds for which the exchanges of a step take each path between two nodes."""
+        found: dict[tuple[str, str], float] = {}
+        names = list(self._node_number)
+        for timed in self.groups(placement, vocab_rows):
+            for flow in (timed.gradients, timed.weights):
+                if flow is None:
+                    continue
+                for path, seconds in zip(flow.paths.tolist(), flow.seconds.tolist(), strict=True):
+                    if path < len(names) ** 2:
+                        here, there = divmod(path, len(names))
+                        nodes = names[here], names[there]
+                        found[nodes] = found.get(nodes, 0.0) + seconds
+        return found
+
+    def _port(self, stage: PlacedStage) -> int:
+        first = stage.devices[0]
+        return self._first_port[first.node] + 2 * first.index
+
+    def _like(self, stage: PlacedStage) -> int:
+        """Equal for groups of equal price."""
+        key = stage.devices[0].node, len(stage.devices), stage.shares
+        return self._likes.setdefault(key, len(self._likes))
+
+    def _priced(self, likes: Ints, stages: Sequence[PlacedStage], members: Ints) -> _Prices:
+        """Of holders in the order of their ring.
+
+        Args:
+            likes: `_like` of each of the stages.
+            members: positions of the holders among them.
+        """
+        key = likes[members].tobytes()
         if key not in self._prices:
-            self._prices[key] = self._price(stages)
+            self._prices[key] = self._price([stages[member] for member in members.tolist()])
         return self._prices[key]
 
     def _price(self, stages: Sequence[PlacedStage]) -> _Prices:
         hops = ring(self._cluster, self._model, stages)
-        around: list[tuple[Path, float]] = []
+        around: list[tuple[_Path, float]] = []
         for place, hop in enumerate(hops):
             if hop.nodes[0] != hop.nodes[1]:
                 around.append((hop.nodes, hop.s_per_byte))
             else:
-                around.append(((place, "out"), hop.s_per_byte))
-                around.append((((place + 1) % len(hops), "in"), hop.s_per_byte))
-        once = Flow(_summed(around), pass_latency_s(hops))
+                around.append(((place, _OUT), hop.s_per_byte))
+                around.append((((place + 1) % len(hops), _IN), hop.s_per_byte))
+        num_sets = num_rank_sets(list(stages))
+        summed, latency_s = _summed(around), pass_latency_s(hops)
         if self._weight_bytes is None:
-            twice = tuple((path, 2 * seconds) for path, seconds in once.paths)
-            return _Prices(Flow(twice, 2 * once.latency_s), None, num_rank_sets(list(stages)))
-        return _Prices(self._to_owners(stages), once, num_rank_sets(list(stages)))
+            twice = [(path, 2 * seconds) for path, seconds in summed]
+            return _Prices(self._flow(twice, 2 * latency_s), None, num_sets)
+        return _Prices(self._to_owners(stages), self._flow(summed, latency_s), num_sets)
 
-    def _to_owners(self, stages: Sequence[PlacedStage]) -> Flow:
+    def _to_owners(self, stages: Sequence[PlacedStage]) -> _RingFlow:
         """Every holder sends every other one its n-th."""
         num = len(stages)
         members: dict[str, list[int]] = {}
         for place, stage in enumerate(stages):
             members.setdefault(stage.devices[0].node, []).append(place)
-        loads: list[tuple[Path, float]] = []
+        loads: list[tuple[_Path, float]] = []
         latency_s = 0.0
         for here, own in members.items():
             link = self._cluster.node_by_name[here].link
@@ -263,45 +257,35 @@ class GradientExchange:
                 latency_s = max(latency_s, link.latency_s)
                 largest = max(held_fraction(self._model, stages[place]) for place in own)
                 port_s = (len(own) - 1) / num * largest / link.bytes_per_s
-                loads += [((place, way), port_s) for place in own for way in ("out", "in")]
+                loads += [((place, way), port_s) for place in own for way in (_OUT, _IN)]
             for there, others in members.items():
                 if here != there:
                     path = self._cluster.node_links[here, there]
                     latency_s = max(latency_s, path.latency_s)
                     seconds = len(own) * len(others) / num / path.bytes_per_s
                     loads.append(((here, there), seconds))
-        return Flow(tuple(loads), latency_s)
+        return self._flow(loads, latency_s)
+
+    def _flow(self, loads: Sequence[tuple[_Path, float]], latency_s: float) -> _RingFlow:
+        number, paths, ports = self._node_number, [], []
+        for position, (path, _) in enumerate(loads):
+            if isinstance(path[0], str):
+                paths.append(number[path[0]] * len(number) + number[path[1]])
+            else:
+                ports.append((position, *path))
+                paths.append(-1)
+        positions, places, ways = np.array(ports, np.int64).reshape(-1, 3).T
+        seconds = np.array([seconds for _, seconds in loads], float)
+        return _RingFlow(np.array(paths, np.int64), seconds, latency_s, positions, places, ways)
 
 
-def _summed(loads: Sequence[tuple[Path, float]]) -> tuple[tuple[Path, float], ...]:
-    found: dict[Path, float] = {}
+_Path = tuple[str, str] | tuple[int, int]
+"""(node, node), or (a holder's place in its ring, the way through its port)."""
+_OUT, _IN = 0, 1
+
+
+def _summed(loads: Sequence[tuple[_Path, float]]) -> list[tuple[_Path, float]]:
+    found: dict[_Path, float] = {}
     for path, seconds in loads:
         found[path] = found.get(path, 0.0) + seconds
-    return tuple(found.items())
-
-
-def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> dict[StageId, int]:
-    """Of the buffers that a rank of each holder has, those that a divided bucket of stages takes: a
-    rank of a narrow stage is in several buckets of ranks for each."""
-    found = {}
-    for r, s in holders:
-        narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
-        found[r, s] = min(BUFFERS_AT_ONCE, -(-sets // narrowest))
-    return found
-
-
-@lru_cache(maxsize=256)
-def mean_bucket_params(model: ModelSpec, sets: int) -> float:
-    """Parameters of a bucket (`cost.buckets`) in a long run of layers: whole tensors, as many as
-    find room."""
-    limit = MAX_BUCKET_ELEMENTS * sets
-    size = total = num_full = 0
-    while num_full < _BUCKETS_FOR_MEAN:
-        for tensor in layer_tensors(model):
-            if size and size + tensor > limit:
-                total, num_full, size = total + size, num_full + 1, 0
-            size += tensor
-    return total / num_full
-
-
-_BUCKETS_FOR_MEAN = 16
+    return list(found.items())

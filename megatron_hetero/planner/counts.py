@@ -39,7 +39,6 @@ class LaunchRule:
     def __init__(self, costs: CostModel, shapes: ReplicaShapes) -> None:
         self.costs = costs
         self._shapes = shapes
-        self._least_s: dict[ReplicaShape, float] = {}
         self._counted: dict[tuple[ReplicaShape, StateHolders], Counted | None] = {}
 
     def apply(
@@ -51,29 +50,18 @@ class LaunchRule:
         """
         if not self.costs.has_launch_counts:
             return None
-        priced = list(zip(placement.replicas, cost.replicas, strict=True))
-        least_s = max(cost.card_s, *(self._least_pipeline_s(r, c, vocab_rows) for r, c in priced))
-        if cost.step_time_s - cost.pipelines_s + least_s > (1 - MIN_GAIN) * cost.step_time_s:
+        if cost.least_step_s > (1 - MIN_GAIN) * cost.step_time_s:
             return None
+        priced = list(zip(placement.replicas, cost.replicas, strict=True))
         costs = self.costs.sharded_as(placement)
         options = [(own, self._counts(costs, *own, vocab_rows) or own) for own in priced]
         pipelines_s = max(cost.card_s, *(counted[1].pipeline_s for _, counted in options))
+        saved_s = cost.pipelines_s - pipelines_s
+        if saved_s < MIN_GAIN * cost.step_time_s:
+            return None
         chosen = [own if own[1].pipeline_s <= pipelines_s else counted for own, counted in options]
         found = with_replicas(costs, chosen, vocab_rows)
         return found if found[1].step_time_s <= (1 - MIN_GAIN) * cost.step_time_s else None
-
-    def _least_pipeline_s(
-        self, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
-    ) -> float:
-        key = self._shapes.of(replica, vocab_rows)
-        if key not in self._least_s:
-            self._least_s[key] = least_pipeline_time_s(
-                [s.times for s in cost.stages],
-                cost.forward_hops,
-                cost.backward_hops,
-                replica.num_micro_batches,
-            )
-        return self._least_s[key]
 
     def _counts(
         self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
@@ -154,7 +142,8 @@ def climb_counts(
         fits: whether memory allows counts that are faster.
     """
     work, improved = 0, True
-    while improved:
+    least_s = least_pipeline_time_s(stages, *hops, num_micro_batches)
+    while improved and least_s < _WORTH * time_s:
         improved = False
         for index in range(len(stages) - 1):
             for step, together in product(_STEPS, (False, True)):

@@ -21,10 +21,13 @@ class LaunchAhead:
         max_climb_work: int = 24_000,
         num_searched: int = 20,
         max_search_work: int = 400_000,
+        max_gpus: int = 256,
     ) -> None:
         self.num_starts = num_starts
         self.max_climb_work = max_climb_work
         """Limit in stages priced, of all climbs together."""
+        self.max_gpus = max_gpus
+        """Above this none climbs: a move changes too little of a step (as in `local`)."""
         self.num_searched = num_searched
         self.max_search_work = max_search_work
         """Limit in stages times micro-batches, of all searches together."""
@@ -38,13 +41,15 @@ class LaunchAhead:
         def score(placement: Placement) -> Candidate | None:
             return board.score_with_counts(placement, self.name)
 
-        starts = unlike(board.ranking_with_counts, self.num_starts)
+        is_small = board.problem.num_gpus <= self.max_gpus
+        starts = unlike(board.ranking_with_counts, self.num_starts) if is_small else []
         # Where counts have gained nothing yet, the climbs before have been here.
         for start in starts if any(start.has_counts for start in starts) else ():
             climb(board.problem, filler, score, start, self.max_climb_work // len(starts))
         best = board.ranking_with_counts[: self.num_searched]
         for candidate in best:
-            self._search_counts(board, candidate, self.max_search_work // len(best))
+            if board.may_lead(candidate.cost.least_step_s):
+                self._search_counts(board, candidate, self.max_search_work // len(best))
 
     def _search_counts(self, board: Scoreboard, candidate: Candidate, max_work: int) -> None:
         """Better counts for the replica that ends last, as long as there are."""

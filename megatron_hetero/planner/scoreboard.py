@@ -150,6 +150,13 @@ class Scoreboard:
         firsts = [*self._fitting[:1], *self._fitting_with_counts[:1], *self._refined[:1]]
         return min(firsts, key=lambda candidate: candidate.key, default=None)
 
+    def may_lead(self, least_s: float) -> bool:
+        """Whether a placement with a step no shorter than `least_s` may come before all that are
+        known; not every objective goes by time."""
+        first = self.wanted
+        by_time = not self.problem.objective.may_want_fewer(self.problem.cluster)
+        return first is None or not by_time or least_s < first.step_time_s
+
     @property
     def best_stock(self) -> Candidate | None:
         """The best placement that fits, keeps the limits and that stock Megatron can run, or

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heapreplace
 from itertools import accumulate, groupby, islice, permutations
 from math import inf
 
@@ -36,16 +38,8 @@ class Symmetric:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        problem = board.problem
-        ranked: list[tuple[float, int, _Grid]] = []
-        for nodes in _node_groups(problem):
-            for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
-                units = tuple(u for node in nodes for u in equal_units(problem, node, width))
-                for grid in _grids(problem, units, _speed_sums(problem, units)):
-                    ranked.append((_quick_time_s(problem, grid), len(ranked), grid))
-        ranked.sort(key=lambda entry: entry[:2])
-        work = 0
-        for _, _, grid in ranked:
+        problem, work = board.problem, 0
+        for grid in _ranked(problem):
             for chains in _ways(grid):
                 if not all(problem.chain_is_allowed(chain) for chain in chains):
                     continue
@@ -62,12 +56,74 @@ class Symmetric:
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _Units:
+    """Units of one width, in the order in which pipelines take them."""
+
     units: tuple[Unit, ...]
+    layer_s: tuple[float, ...]
+    """Of each, for one layer."""
+
+    @cached_property
+    def speed_sums(self) -> Sequence[float]:
+        """Layers a second of the first units together: of one unit, two units, ..."""
+        return list(accumulate(1 / time_s for time_s in self.layer_s))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    of: _Units
     num_replicas: int
     num_stages: int
-    speed_sums: Sequence[float]
-    """Layers a second of the first units together, of one unit, two units, ..."""
+
+    def least_time_s(self, problem: Problem) -> float:
+        """About the pipelines' time by the mean speed of all units, and in fractions of layers."""
+        num_replicas, num_units = self.num_replicas, self.num_replicas * self.num_stages
+        period_s = problem.num_layers * num_replicas / self.of.speed_sums[num_units - 1]
+        return self._num_periods(problem) * period_s
+
+    def quick_time_s(self, problem: Problem) -> float:
+        """About the pipelines' time: layers divided by the speed of the slowest unit at each place
+        of pipelines across the nodes; of a large grid `least_time_s`, which is never more."""
+        num_replicas, num_stages = self.num_replicas, self.num_stages
+        if num_replicas * num_stages > _MAX_UNITS_DIVIDED:
+            return self.least_time_s(problem)
+        layer_s = self.of.layer_s
+        times_s = [
+            max(layer_s[s * num_replicas : (s + 1) * num_replicas]) for s in range(num_stages)
+        ]
+        most = [problem.num_layers] * num_stages
+        layers = split_layers(problem.num_layers, times_s, [0.0] * num_stages, most)
+        if layers is None:
+            return inf
+        period_s = max(n * time_s for n, time_s in zip(layers, times_s, strict=True))
+        return self._num_periods(problem) * period_s
+
+    def _num_periods(self, problem: Problem) -> int:
+        return problem.num_micro_batches // self.num_replicas + self.num_stages - 1
+
+
+def _ranked(problem: Problem) -> Iterator[_Grid]:
+    """All grids, the best quick time first.
+
+    Few of them are ever priced: quick times are worked out when the least that they can be comes
+    first.
+    """
+    queue: list[tuple[float, int, bool]] = []
+    grids: list[_Grid] = []
+    for nodes in _node_groups(problem):
+        for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
+            units = tuple(u for node in nodes for u in equal_units(problem, node, width))
+            for grid in _grids(problem, _Units(units, _layer_s(problem, units))):
+                queue.append((grid.least_time_s(problem), len(grids), False))
+                grids.append(grid)
+    heapify(queue)
+    while queue:
+        _, number, is_known = queue[0]
+        if is_known:
+            heappop(queue)
+            yield grids[number]
+        else:
+            heapreplace(queue, (grids[number].quick_time_s(problem), number, True))
 
 
 def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
@@ -99,7 +155,7 @@ def _site_and_type(node: Node) -> tuple[str, str]:
     return node.site, node.gpu_type.name
 
 
-def _speed_sums(problem: Problem, units: tuple[Unit, ...]) -> Sequence[float]:
+def _layer_s(problem: Problem, units: tuple[Unit, ...]) -> tuple[float, ...]:
     costs, nodes = problem.costs, problem.cluster.node_by_name
     rows = costs.vocab_rows([units[0].width]) if units else 0
     layer_s: dict[str, float] = {}
@@ -107,25 +163,24 @@ def _speed_sums(problem: Problem, units: tuple[Unit, ...]) -> Sequence[float]:
         if unit.node not in layer_s:
             pieces = costs.pieces(nodes[unit.node], unit.width, rows)
             layer_s[unit.node] = pieces.layer.total_s
-    return list(accumulate(1 / layer_s[unit.node] for unit in units))
+    return tuple(layer_s[unit.node] for unit in units)
 
 
-def _grids(
-    problem: Problem, units: tuple[Unit, ...], speed_sums: Sequence[float]
-) -> Iterator[_Grid]:
+def _grids(problem: Problem, units: _Units) -> Iterator[_Grid]:
     """Every number of equal replicas and stages."""
+    num_units = len(units.units)
     for num_replicas in problem.replica_counts():
-        if num_replicas > len(units):
+        if num_replicas > num_units:
             return
         if problem.num_micro_batches % num_replicas:
             continue
-        for num_stages in range(1, min(len(units) // num_replicas, problem.max_stages()) + 1):
-            yield _Grid(units, num_replicas, num_stages, speed_sums)
+        for num_stages in range(1, min(num_units // num_replicas, problem.max_stages()) + 1):
+            yield _Grid(units, num_replicas, num_stages)
 
 
 def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
     """The grid with pipelines along and across the nodes."""
-    units, num_replicas, num_stages = grid.units, grid.num_replicas, grid.num_stages
+    units, num_replicas, num_stages = grid.of.units, grid.num_replicas, grid.num_stages
     along = tuple(
         tuple(units[r * num_stages + s] for s in range(num_stages)) for r in range(num_replicas)
     )
@@ -135,34 +190,6 @@ def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
     yield along
     if along != across:
         yield across
-
-
-def _quick_time_s(problem: Problem, grid: _Grid) -> float:
-    """About the pipelines' time: layers divided by the speed of the slowest unit at each place of
-    pipelines across the nodes; in a large grid by the mean speed, and in fractions."""
-    costs, nodes = problem.costs, problem.cluster.node_by_name
-    num_replicas, num_stages = grid.num_replicas, grid.num_stages
-    num_units = num_replicas * num_stages
-    share = problem.num_micro_batches // num_replicas
-    if num_units > _MAX_UNITS_DIVIDED:
-        period_s = problem.num_layers * num_replicas / grid.speed_sums[num_units - 1]
-        return (share + num_stages - 1) * period_s
-    rows = costs.vocab_rows([grid.units[0].width])
-    units = grid.units[:num_units]
-
-    def layer_s(unit: Unit) -> float:
-        return costs.pieces(nodes[unit.node], unit.width, rows).layer.total_s
-
-    times_s = [
-        max(map(layer_s, units[s * num_replicas : (s + 1) * num_replicas]))
-        for s in range(num_stages)
-    ]
-    most = [problem.num_layers] * num_stages
-    layers = split_layers(problem.num_layers, times_s, [0.0] * num_stages, most)
-    if layers is None:
-        return inf
-    period_s = max(n * time_s for n, time_s in zip(layers, times_s, strict=True))
-    return (share + num_stages - 1) * period_s
 
 
 def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[int, ...]]:

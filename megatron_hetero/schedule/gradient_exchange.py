@@ -29,7 +29,7 @@ from megatron_hetero.cost.parameters import embedding_params, stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.ring import pass_latency_s, ring
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import groups_of
+from megatron_hetero.cost.sync_groups import groups_of
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.simulator_network import paths

@@ -12,7 +12,7 @@ from megatron_hetero.cost.buckets import layer_tensors, stage_buckets
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import sync_groups
+from megatron_hetero.cost.sync_groups import sync_groups
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.plan import Plan
 from tests.schedule.test_step import placed, three_nodes

@@ -6,7 +6,8 @@ from megatron_hetero.cluster.spec import Device, Link
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import GradientExchange, StageEnd, sync_groups
+from megatron_hetero.cost.sync import GradientExchange, StageEnd
+from megatron_hetero.cost.sync_groups import sync_groups
 from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster, make_workload
 
 CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4))
@@ -94,7 +95,7 @@ def test_stages_that_end_early_exchange_in_the_bubble() -> None:
     placement = Placement((replica("a", 2, 2), replica("b", 2, 2)))
     exchange = GradientExchange(CLUSTER, UNTIED, 4, None)
     alone_s = exchange.alone_s(placement, 1024)
-    ends = {(r, s): StageEnd(1.0 - 0.5 * s, 0.0) for r in (0, 1) for s in (0, 1)}
+    ends = [StageEnd(1.0 - 0.5 * s, 0.0) for _ in (0, 1) for s in (0, 1)]
     late_s = exchange.exposed_s(placement, 1024, ends, 1.0)
     assert late_s == pytest.approx(alone_s / 2, rel=0.01)
 
@@ -106,9 +107,7 @@ def test_an_exchange_within_the_backward_pass_ends_with_its_last_bucket() -> Non
     exchange = GradientExchange(CLUSTER, model, 4, None)
     whole_s = exchange.alone_s(placement, 1024)
     plain, slow, fast = (
-        exchange.exposed_s(
-            placement, 1024, {(r, 0): StageEnd(pass_s, spent_s) for r in (0, 1)}, pass_s
-        )
+        exchange.exposed_s(placement, 1024, [StageEnd(pass_s, spent_s)] * 2, pass_s)
         for pass_s, spent_s in ((9.0, 0.0), (100 * whole_s, 100 * whole_s), (1e-6, 1e-6))
     )
     assert plain == pytest.approx(whole_s)

@@ -10,7 +10,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import layer_params
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.share import even_share
-from megatron_hetero.cost.sync import sync_groups
+from megatron_hetero.cost.sync_groups import sync_groups
 from megatron_hetero.runtime.rehearse.small import small_model
 from tests.schedule.test_step import placed, three_nodes
 
