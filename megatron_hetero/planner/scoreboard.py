@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -134,6 +134,12 @@ class Scoreboard:
         return self.nearest_stock if self.problem.objective.stock_only else self.nearest
 
     @cached_property
+    def _by_time(self) -> bool:
+        """Whether of two placements the faster one is the better, whatever else they are."""
+        objective = self.problem.objective
+        return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
+
+    @cached_property
     def _bound_s(self) -> float:
         return work_bound_s(self.problem.costs)
 
@@ -154,8 +160,7 @@ class Scoreboard:
         """Whether a placement with a step no shorter than `least_s` may come before all that are
         known; not every objective goes by time."""
         first = self.wanted
-        by_time = not self.problem.objective.may_want_fewer(self.problem.cluster)
-        return first is None or not by_time or least_s < first.step_time_s
+        return first is None or not self._by_time or least_s < first.step_time_s
 
     @property
     def best_stock(self) -> Candidate | None:
@@ -198,7 +203,7 @@ class Scoreboard:
 
     def score(self, placement: Placement, strategy: str) -> Candidate | None:
         """Price a placement of 1F1B's own counts; the candidate if it fits memory and limits, else
-        None."""
+        None.  One that is slower than all that are kept may be None too."""
         placement, rank_order = canonical(placement, self.problem.gpus)
         if placement in self._seen:
             return self._seen[placement]
@@ -260,6 +265,9 @@ class Scoreboard:
             if key not in self._replicas:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
+        if self._is_beaten(replicas):
+            self.num_priced += 1
+            return None
         cost = costs.combine(placement, tuple(replicas), rows)
         candidate = self.candidate(placement, cost, strategy, rank_order)
         self.num_priced += 1
@@ -278,6 +286,17 @@ class Scoreboard:
             self._with_counts[placement] = with_counts
             self._insert(self._fitting_with_counts, with_counts)
         return candidate
+
+    def _is_beaten(self, replicas: Sequence[ReplicaCost]) -> bool:
+        """Whether a placement that fits is slower than all that are kept, whatever its exchange
+        takes and its launch counts: most are, and the exchange takes longest to price."""
+        if len(self._fitting) < _NUM_KEPT or not self._by_time:
+            return False
+        stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
+        least_s = max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+        return least_s > self._fitting[-1].step_time_s and all(
+            stage.missing_bytes <= 0 for stage in stages
+        )
 
     def _miss(self, candidate: Candidate) -> None:
         shape = candidate.structure

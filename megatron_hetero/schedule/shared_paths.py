@@ -9,7 +9,7 @@ each comes, so those pipelines are run together, event by event, first come firs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -32,16 +32,69 @@ def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> Place
     if not sharing or num_messages(placement, sharing) > MAX_MESSAGES:
         return cost
     costs = costs.sharded_as(placement)
-    run = run_step([_pipeline(costs, placement.replicas[r], cost.replicas[r]) for r in sharing])
     replicas = list(cost.replicas)
-    for number, r in enumerate(sharing):
+    known: dict[Hashable, list[ReplicaCost]] = {}
+    for crowd in _crowds(placement, sharing):
+        likeness = _likeness(placement, cost, crowd)
+        if likeness not in known:
+            known[likeness] = _run_together(
+                costs, [(placement.replicas[r], cost.replicas[r]) for r in crowd]
+            )
+        for r, found in zip(crowd, known[likeness], strict=True):
+            replicas[r] = found
+    return costs.combine(placement, tuple(replicas), costs.vocab_rows(placement.widths))
+
+
+def _run_together(
+    costs: CostModel, crowd: Sequence[tuple[PlacedReplica, ReplicaCost]]
+) -> list[ReplicaCost]:
+    run = run_step([_pipeline(costs, *priced) for priced in crowd])
+    found = []
+    for number, (_, alone) in enumerate(crowd):
         # Rounding apart, nothing is faster for having to wait.
         ends_s = tuple(
             max(alone_s, run.operations[number, s][-1].end_s)
-            for s, alone_s in enumerate(replicas[r].ends_s)
+            for s, alone_s in enumerate(alone.ends_s)
         )
-        replicas[r] = replace(replicas[r], pipeline_s=max(ends_s), ends_s=ends_s)
-    return costs.combine(placement, tuple(replicas), costs.vocab_rows(placement.widths))
+        found.append(replace(alone, pipeline_s=max(ends_s), ends_s=ends_s))
+    return found
+
+
+def _crowds(placement: Placement, sharing: Sequence[int]) -> list[list[int]]:
+    """Replicas that wait for each other, or for others that do: those of a crowd share no path with
+    those of another."""
+    lead = {r: r for r in sharing}
+
+    def leader(r: int) -> int:
+        while lead[r] != r:
+            r = lead[r]
+        return r
+
+    first: dict[tuple[str, str], int] = {}
+    for r in sharing:
+        for path in _paths(placement.replicas[r]):
+            lead[leader(r)] = leader(first.setdefault(path, r))
+    crowds: dict[int, list[int]] = {}
+    for r in sharing:
+        crowds.setdefault(leader(r), []).append(r)
+    return list(crowds.values())
+
+
+def _likeness(placement: Placement, cost: PlacementCost, crowd: Sequence[int]) -> Hashable:
+    """Equal for crowds that run alike: the same replicas on nodes with other names."""
+    names: dict[str, int] = {}
+    return tuple(
+        (
+            id(cost.replicas[r]),  # equal replicas are priced once
+            placement.replicas[r].num_micro_batches,
+            placement.replicas[r].num_in_flight,
+            tuple(
+                names.setdefault(stage.devices[0].node, len(names))
+                for stage in placement.replicas[r].stages
+            ),
+        )
+        for r in crowd
+    )
 
 
 def sharing_replicas(placement: Placement) -> tuple[int, ...]:
