@@ -8,6 +8,7 @@ from functools import cached_property
 
 from megatron_hetero.cluster.node_links import Link as Link
 from megatron_hetero.cluster.node_links import LinkSummary, NodePair, summarise_links
+from megatron_hetero.cluster.site_tour import site_tour
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ class Cluster:
     def link_summary(self) -> LinkSummary:
         """The links between nodes by pairs of sites."""
         return summarise_links({n.name: n.site for n in self.nodes}, self.node_links)
+
+    @cached_property
+    def site_places(self) -> dict[str, int]:
+        """Each site's place in the order in which rings visit them (`site_tour`)."""
+        tour = site_tour([node.site for node in self.nodes], self.link_summary.usual)
+        return {site: place for place, site in enumerate(tour)}
 
     def gpu_type(self, device: Device) -> GpuType:
         return self.node_by_name[device.node].gpu_type

@@ -30,9 +30,9 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
     """The ring over the holders of a buffer, for one pass in which (n - 1) / n of it crosses every
     hop (a reduce-scatter or an all-gather; an all-reduce is both).
 
-    It visits sites, then nodes, one after the other, as NCCL's own search would.  Ranks of the
-    tensor-parallel groups work side by side: inside a node on links of their own, between nodes on
-    one card.
+    It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
+    the tensor-parallel groups work side by side: inside a node on links of their own, between nodes
+    on one card.
     """
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)
@@ -51,9 +51,9 @@ def pass_latency_s(hops: Sequence[Hop]) -> float:
     return sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)
 
 
-def ring_key(cluster: Cluster, device: Device) -> tuple[str, Device]:
-    """Order of a ring: by site, node and place in it."""
-    return cluster.node_by_name[device.node].site, device
+def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:
+    """Order of a ring: by site as the way through them leads, node and place in it."""
+    return cluster.site_places[cluster.node_by_name[device.node].site], device
 
 
 def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:

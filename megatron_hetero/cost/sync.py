@@ -111,7 +111,8 @@ class GradientExchange:
         """The path number of the way out of the port of each node's first device; the way in
         follows, then those of its other devices.  They rise in the order of rings; numbers below
         are of pairs of nodes."""
-        nodes = sorted(self._cluster.nodes, key=lambda node: (node.site, node.name))
+        place = self._cluster.site_places
+        nodes = sorted(self._cluster.nodes, key=lambda node: (place[node.site], node.name))
         counts = accumulate((2 * node.num_gpus for node in nodes), initial=len(nodes) ** 2)
         return {node.name: first for node, first in zip(nodes, counts, strict=False)}
 

@@ -36,10 +36,12 @@ def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host
     """The nodes that the replicas use, in the order of plans that stock Megatron cannot number
     (for the others see `stock_ranks.hosts_in_rank_order`).
 
-    Nodes come in cluster order, but the node of the plan's last device comes last: Megatron prints
-    the log on the last global rank, which has to be the last tensor rank of the last stage of the
-    last replica.  Inside a node, GPUs come in the order of their places (replica, stage, tensor
-    rank).  A stage that spans nodes may then need `in_rank_order`.
+    Nodes come site by site, on the way through the sites on which rings are short
+    (`Cluster.site_places`), and in cluster order on a site.  But the site, and there the node, of
+    the plan's last device comes last: Megatron prints the log on the last global rank, which has to
+    be the last tensor rank of the last stage of the last replica.  Inside a node, GPUs come in the
+    order of their places (replica, stage, tensor rank).  A stage that spans nodes may then need
+    `in_rank_order`.
 
     `replicas` name devices of `cluster`; whether they do is checked by `validate_plan`.
     """
@@ -51,7 +53,9 @@ def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host
                 indices_of_node.setdefault(node, []).append(int(index))
     last_node = replicas[-1].stages[-1].devices[-1].rpartition(":")[0]
     nodes = [n for n in cluster.nodes if n.name in indices_of_node]
-    nodes.sort(key=lambda node: node.name == last_node)
+    place = cluster.site_places
+    behind = place[cluster.node_by_name[last_node].site] + 1
+    nodes.sort(key=lambda n: ((place[n.site] - behind) % len(place), n.name == last_node))
     return tuple(
         Host(n.name, n.host, n.gpu_type.name, tuple(indices_of_node[n.name])) for n in nodes
     )

@@ -40,6 +40,17 @@ def test_the_host_of_the_last_place_comes_last() -> None:
     assert in_rank_order(replicas, hosts) == replicas
 
 
+def test_hosts_come_site_by_site_and_the_site_of_the_last_place_last() -> None:
+    """So that a ring in the order of ranks crosses to each site once."""
+    cluster = cluster_of(*(node(n, 1, site=s) for n, s in zip("abcd", "xyxy", strict=True)))
+    shape = ReplicaShape((StageShape(1, 3), StageShape(1, 3)), 4)
+    for last, order in (("a", "dbca"), ("d", "acbd")):
+        rest = [f"{name}:0" for name in "abcd" if name != last]
+        hosts = canonical_hosts(place([shape, shape], [*rest, f"{last}:0"]), cluster)
+        assert sorted(h.node for h in hosts[:2]) == sorted(order[:2])
+        assert hosts[-1].node == last
+
+
 def test_a_stage_over_two_hosts_is_sorted_with_its_shares() -> None:
     cluster = cluster_of(node("a", 2), node("b", 1))
     shape = ReplicaShape((StageShape(3, 8, (5, 3, 1)),), 16)

@@ -1,0 +1,55 @@
+"""A way through all sites and back on which neighbours are near: the order of rings.
+
+A ring of a collective visits sites, then nodes, one after the other: NCCL joins the nodes in the
+order of the ranks, and a plan numbers its ranks in this order.  Its latency is that of all hops on
+the way, so a way that goes to and fro between far sites costs seconds in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from megatron_hetero.cluster.node_links import Link
+
+_MAX_STARTS = 16
+_PIECE_BYTES = 1 << 20
+"""What a hop of the way is measured by: short messages, in which latency counts most."""
+
+
+def site_tour(sites: Sequence[str], links: Mapping[tuple[str, str], Link]) -> tuple[str, ...]:
+    """From site to the nearest one left, from the start with which the whole way is shortest.
+
+    Args:
+        sites: names; equal ones count once, and their order does not.
+        links: by (site, site); pairs without one count as far apart.
+    """
+    names = sorted(set(sites))
+    if len(names) <= 3:  # all ways are one
+        return tuple(names)
+    seconds = {(a, b): _hop_s(links, a, b) for a in names for b in names if a != b}
+    tours = [_nearest(names, start, seconds) for start in names[:_MAX_STARTS]]
+    return min(tours, key=lambda tour: (_length_s(tour, seconds), tour))
+
+
+def _nearest(
+    names: Sequence[str], start: str, seconds: Mapping[tuple[str, str], float]
+) -> tuple[str, ...]:
+    tour, left = [start], [name for name in names if name != start]
+    while left:
+        here = tour[-1]
+        tour.append(min(left, key=lambda name: (seconds[here, name], name)))
+        left.remove(tour[-1])
+    return tuple(tour)
+
+
+def _length_s(tour: Sequence[str], seconds: Mapping[tuple[str, str], float]) -> float:
+    return sum(seconds[pair] for pair in pairwise((*tour, tour[0])))
+
+
+def _hop_s(links: Mapping[tuple[str, str], Link], a: str, b: str) -> float:
+    """The longer of the two directions."""
+    there, back = links.get((a, b)), links.get((b, a))
+    if there is None or back is None:
+        return float("inf")
+    return max(link.latency_s + _PIECE_BYTES / link.bytes_per_s for link in (there, back))
