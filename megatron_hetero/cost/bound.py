@@ -30,7 +30,7 @@ QUICK_WORK = 1_000_000_000
 THOROUGH_WORK = 4_000_000_000
 """Numbers looked at: of many questions, about a second; of a plan's own bound, several."""
 
-_LONGEST = 16.0
+_LONGEST = 1000.0
 """The bound is looked for up to this many times the bound by work."""
 _MAX_GPUS = 128
 """Larger clusters are bounded by their work alone."""

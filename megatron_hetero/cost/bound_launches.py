@@ -9,32 +9,25 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod
-from typing import Literal
 
 import numpy as np
 
-from megatron_hetero.cost.bound_axes import Axes, by_number, by_pace, by_speed
+from megatron_hetero.cost.bound_axes import Axes, by_pace, by_speed
 from megatron_hetero.cost.bound_chains import ChainTimes
+from megatron_hetero.cost.bound_counting import Counting
 from megatron_hetero.cost.bound_dominance import needed_ways
-from megatron_hetero.cost.bound_kinds import GpuClass, gpu_classes
+from megatron_hetero.cost.bound_ends import EndsCase, ends_cases
+from megatron_hetero.cost.bound_kinds import GpuClass
 from megatron_hetero.cost.bound_packing import ReplicaTimes, least_packed_s
-from megatron_hetero.cost.bound_stages import MANY_IN_FLIGHT, Floats, StageWayMaker, StageWays
+from megatron_hetero.cost.bound_stages import Floats, StageWays
 from megatron_hetero.cost.choices import may_mix_sizes
 from megatron_hetero.cost.model import CostModel
 
-RELAXES = "launch counts, shared network paths, part of the gradient exchange and the update"
-_SHARING = "which GPUs share a node"
 _RATIOS = (2.0, 1.5, 1.2, 1.05)
 """Numbers of sequences this near to each other are taken together: in a branch of several sizes, of
 many numbers of replicas, of few, of few where GPUs are counted finely."""
-_MAX_STATES = 120_000
-"""GPUs of each class, times kinds of stages and layers: above it GPUs have prices first."""
-_MAX_COUNTED = 4_000
-"""GPUs of each class: above it they are counted by price alone."""
 _SMALL = 4
 """Replicas of a number of sequences that is so many times smaller than the mean count roughly."""
 _ROUNDS = 3
@@ -43,6 +36,8 @@ _GAIN = 1.004
 """As long as the bound grows by more than this."""
 _CHANGES = (0.75, 1.3)
 """By which a price is changed."""
+_MUCH = 0.05
+"""Where a tied embedding may be is told apart first if its exchange takes more of the step."""
 _GROUP = 4
 """Of ranges of numbers up to this ratio, all ways needed for the least are tabulated."""
 
@@ -63,7 +58,7 @@ def launch_bound_s(
         classes: GPUs that are alike, wherever they are.
         max_work: numbers looked at; after that nothing more is proved.
     """
-    counting = _Counting(sizes[0], classes)
+    counting = Counting(sizes[0], classes)
     batch = sizes[0].workload.training.global_batch_size
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
     wanted = sizes[0].cluster.limits.num_replicas
@@ -85,7 +80,7 @@ def launch_bound_s(
             proved_s = branch.proved_s(proved_s, enough_s)
             work += branch.work
         else:
-            pieces = branch.parts()
+            pieces = branch.parts(proved_s)
             if not pieces:
                 break
         for piece in pieces:
@@ -96,45 +91,6 @@ def launch_bound_s(
             number += 1
         proved_s = enough_s
     return min(proved_s, enough_s), counting.relaxes
-
-
-class _Counting:
-    """How the GPUs of a cluster are counted, quickly and as finely as it goes."""
-
-    def __init__(self, costs: CostModel, classes: Sequence[GpuClass]) -> None:
-        small = _small_classes(costs)
-        self.classes = classes if small is None else small
-        self.is_small = small is not None
-        self.few = StageWayMaker(self.classes)
-        self.relaxes = RELAXES
-        if small is None:
-            self.relaxes = f"whole GPUs and replicas, {_SHARING}, {RELAXES}"
-        elif any(len(c.nodes) > 1 for c in small):
-            self.relaxes = f"{_SHARING}, {RELAXES}"
-
-    @cached_property
-    def many(self) -> StageWayMaker:
-        """Tells apart many micro-batches in flight."""
-        return StageWayMaker(self.classes, MANY_IN_FLIGHT)
-
-    @cached_property
-    def numbers(self) -> Axes | None:
-        """GPUs by number, unless they are too many."""
-        axes = by_number(self.classes)
-        return axes if self.is_small or prod(axes.shape) <= _MAX_COUNTED else None
-
-
-def _small_classes(costs: CostModel) -> list[GpuClass] | None:
-    """Classes of so few GPUs that they can be counted: by node if that is not too many, else by
-    site, else by type alone; None where all are too many."""
-    num_layers = costs.workload.model.num_layers
-    ways: tuple[Literal["node", "site", ""], ...] = ("node", "site", "")
-    for apart in ways:
-        classes = gpu_classes(costs, apart)
-        states = prod(c.num_gpus + 1 for c in classes)
-        if states * sum(len(c.widths) for c in classes) * num_layers <= _MAX_STATES:
-            return classes
-    return None
 
 
 @dataclass(eq=False)
@@ -148,7 +104,9 @@ class _Branch:
     sizes: Sequence[CostModel]
     is_mixed: bool
     num_replicas: tuple[int, int]
-    counting: _Counting
+    counting: Counting
+    case: EndsCase | None = None
+    """Where its first and last stages are, if only some plans are meant."""
     is_fine: bool = False
     is_bounded: bool = False
     work: int = 0
@@ -156,12 +114,18 @@ class _Branch:
     best_axes: Axes | None = None
     """Prices that have proved most, of the branch that this one is part of or its own."""
 
-    def parts(self) -> list[_Branch]:
-        """Halves of the sizes, then numbers of replicas, then the same more finely; empty where
-        there is no more."""
+    def parts(self, proved_s: float) -> list[_Branch]:
+        """Halves of the sizes, then of the numbers of replicas, then the places of a tied embedding
+        (first where they say much), then the same more finely; empty where there is no more."""
         fewest, most = self.num_replicas
         if self.is_fine:
             return []
+        places = []
+        if self.case is None:
+            cases = ends_cases(self.sizes[0], self.counting.classes, self.num_replicas)
+            places = [replace(self, case=case, is_bounded=False, work=0) for case in cases]
+            if max((case.extra_s for case in cases), default=0.0) > _MUCH * proved_s:
+                return places
         if len(self.sizes) > 1 and not self.is_mixed:
             middle = (len(self.sizes) + 1) // 2
             parts = (self.sizes[:middle], self.sizes[middle:])
@@ -170,13 +134,10 @@ class _Branch:
             # Few replicas first: many have less memory each and exchange more.
             middle = min(2 * fewest - 1, (fewest + most) // 2)
             return [self._part(self.sizes, r) for r in ((fewest, middle), (middle + 1, most))]
-        fine = self._part(self.sizes, self.num_replicas)
-        fine.is_fine = True
-        return [fine]
+        return places or [replace(self, is_fine=True, is_bounded=False, work=0)]
 
     def _part(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> _Branch:
-        counting, best = self.counting, self.best_axes
-        return _Branch(sizes, self.is_mixed, num_replicas, counting, best_axes=best)
+        return replace(self, sizes=sizes, num_replicas=num_replicas, is_bounded=False, work=0)
 
     @property
     def ratio(self) -> float:
@@ -190,16 +151,25 @@ class _Branch:
     def proved_s(self, least_s: float, enough_s: float) -> float:
         """The longest step proved impossible, from `least_s` to `enough_s`."""
         self.is_bounded = True
+        case = self.case or EndsCase(frozenset())
+        # What the case adds comes after pipelines and update, of which the tables are.
+        own_s = self._proved_without_s(
+            max(0.0, least_s - case.extra_s), max(0.0, enough_s - case.extra_s), enough_s
+        )
+        return max(own_s + case.extra_s, case.least_s, least_s)
+
+    def _proved_without_s(self, least_s: float, enough_s: float, cut_s: float) -> float:
+        """See `proved_s`; without what the case adds to steps that last up to `cut_s`."""
         numbers = self.counting.numbers
         if numbers is not None and (self.is_fine or self.counting.is_small):
-            return self._proved_by(numbers, least_s, enough_s)
+            return self._proved_by(numbers, least_s, enough_s, cut_s)
         tried: set[Axes] = set()
         for _ in range(_ROUNDS):
             before_s = least_s
             for axes in self._changed_prices() if self.is_fine else self._prices(least_s):
                 if axes not in tried:
                     tried.add(axes)
-                    proved_s = self._proved_by(axes, least_s, enough_s)
+                    proved_s = self._proved_by(axes, least_s, enough_s, cut_s)
                     if proved_s > least_s:
                         least_s, self.best_axes = proved_s, axes
                     if least_s >= enough_s:
@@ -213,7 +183,7 @@ class _Branch:
         classes = self.counting.classes
         yield self.best_axes or by_speed(self.sizes, classes)
         batch = self.sizes[0].workload.training.global_batch_size
-        ways = self._maker.ways(self.sizes, self.num_replicas)
+        ways = self._ways(self.sizes)
         for deep in (False, True):
             axes = by_pace(ways, classes, batch / self.num_replicas[0], step_s * _GAIN, deep)
             if axes is not None:
@@ -226,26 +196,25 @@ class _Branch:
             for factor in _CHANGES:
                 yield best.changed(self.counting.classes, index, factor)
 
-    @property
-    def _maker(self) -> StageWayMaker:
+    def _ways(self, sizes: Sequence[CostModel]) -> StageWays:
         counting = self.counting
-        return counting.many if self.is_fine and counting.is_small else counting.few
+        maker = counting.many if self.is_fine and counting.is_small else counting.few
+        ways = maker.ways(sizes, self.num_replicas)
+        return ways if self.case is None else self.case.limited(ways)
 
-    def _proved_by(self, axes: Axes, least_s: float, enough_s: float) -> float:
+    def _proved_by(self, axes: Axes, least_s: float, enough_s: float, cut_s: float) -> float:
         # Sizes of one plan are tabulated one by one, those of different plans at their best.
         together = [[costs] for costs in self.sizes] if self.is_mixed else [self.sizes]
-        tables = [self._times(costs, axes, enough_s) for costs in together]
+        tables = [self._times(costs, axes, cut_s) for costs in together]
         known = [table for table in tables if table is not None]
         if not known:
             return enough_s
         batch = self.sizes[0].workload.training.global_batch_size
         return least_packed_s(known, batch, self.num_replicas, least_s, enough_s)
 
-    def _times(
-        self, sizes: Sequence[CostModel], axes: Axes, enough_s: float
-    ) -> ReplicaTimes | None:
+    def _times(self, sizes: Sequence[CostModel], axes: Axes, cut_s: float) -> ReplicaTimes | None:
         fewest, most = self.num_replicas
-        ways = self._maker.ways(sizes, self.num_replicas)
+        ways = self._ways(sizes)
         batch = sizes[0].workload.training.global_batch_size
         largest = batch - (fewest - 1) * min(map(_size, self.sizes))
         # A replica does whole micro-batches; of several sizes any number of sequences.
@@ -257,21 +226,21 @@ class _Branch:
             [(largest // each,) * 2] if most == 1 else _ranges(largest // each, self.ratio, small)
         )
         found = [
-            self._chains(ways, axes, [(int(a), int(b)) for a, b in ranges[part]], enough_s)
+            self._chains(ways, axes, [(int(a), int(b)) for a, b in ranges[part]], cut_s)
             for part in _grouped([int(a) for a in ranges[:, 0]])
         ]
         return ReplicaTimes(ranges, each, np.concatenate(found))
 
     def _chains(
-        self, ways: StageWays, axes: Axes, ranges: list[tuple[int, int]], enough_s: float
+        self, ways: StageWays, axes: Axes, ranges: list[tuple[int, int]], cut_s: float
     ) -> Floats:
         steps = np.array(axes.steps)[ways.gpu_class] * ways.width[:, None]
-        few, few_steps = needed_ways(ways, steps, ranges[0][0], enough_s)
+        few, few_steps = needed_ways(ways, steps, ranges[0][0], cut_s)
         num_layers = self.sizes[0].workload.model.num_layers
         if not len(few.width):
             return np.full((len(ranges), *axes.shape), np.inf)
         chains = ChainTimes(few, num_layers, axes.shape, few_steps)
-        found_s = chains.least_s(ranges, enough_s)
+        found_s = chains.least_s(ranges, cut_s)
         self.work += chains.work
         return found_s
 

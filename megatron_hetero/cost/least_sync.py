@@ -50,3 +50,32 @@ def least_sync(
     words = model.vocab_size * model.hidden_size
     ends_s = words * per_param_s
     return LeastSync(layer_params(model, even_share(model, 1)) * per_param_s, ends_s, ends_s)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The links between parts of a cluster: the fastest of them, all that leave one part together
+    (of the part that has most), and the least latency of any."""
+
+    fastest_bytes_per_s: float
+    all_bytes_per_s: float
+    latency_s: float
+
+
+def least_ends_sync_s(
+    model: ModelSpec, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: int | None
+) -> float:
+    """The least exchange of a tied embedding whose holders, so many or more, are on both sides of
+    a cut; after all pipelines, and the new weights after the update.
+
+    A ring leaves each part on one path; to owners, what the others hold leaves it on all.
+
+    Args:
+        weight_bytes: of an element of the new weights; None is an all-reduce.
+    """
+    words = model.vocab_size * model.hidden_size * (num_holders - 1) / num_holders
+    ring_s = words / cut.fastest_bytes_per_s
+    if weight_bytes is None:
+        return 2 * (gradient_bytes * ring_s + cut.latency_s)
+    owners_s = words * gradient_bytes / cut.all_bytes_per_s
+    return owners_s + weight_bytes * ring_s + 2 * cut.latency_s

@@ -9,7 +9,13 @@ from typing import ClassVar, Self
 
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.cost.compute import update_time_s
-from megatron_hetero.cost.least_sync import NO_SYNC, LeastSync, least_sync
+from megatron_hetero.cost.least_sync import (
+    NO_SYNC,
+    Cut,
+    LeastSync,
+    least_ends_sync_s,
+    least_sync,
+)
 from megatron_hetero.cost.memory import (
     StageMemory,
     StateHolders,
@@ -225,6 +231,15 @@ class CostModel(UnitPrices):
             return NO_SYNC
         gradient_bytes = state_bytes(training).gradient
         return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
+
+    def least_ends_sync(self, num_holders: int, cut: Cut) -> float:
+        """Seconds that the exchange of a tied embedding adds at least to pipelines and update,
+        where its holders are on both sides of a cut.  The lower bound counts on it."""
+        training = self.workload.training
+        states = state_bytes(training)
+        weight_bytes = states.weight if training.use_distributed_optimizer else None
+        model = self.workload.model
+        return least_ends_sync_s(model, num_holders, cut, states.gradient, weight_bytes)
 
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]

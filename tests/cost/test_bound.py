@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import CHOICES, Cluster
-from megatron_hetero.cost import bound_launches
+from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
+from megatron_hetero.cost import bound_counting, bound_launches
 from megatron_hetero.cost.bound import step_time_bound, step_time_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
@@ -78,11 +78,88 @@ def test_no_plan_of_many_is_faster(cluster: Cluster, workload: Workload) -> None
         assert step_time_bound_s(CostModel(cluster, workload)) <= best_s * (1 + 1e-9)
 
 
+@st.composite
+def spread_jobs(draw: st.DrawFn, max_gpus: int) -> tuple[Cluster, Workload]:
+    """Nodes on up to three sites, slow links between them, and exchanges of every kind."""
+    cluster = draw(clusters(max_gpus=max_gpus))
+    site = st.sampled_from(["here", "there", "far"])
+    nodes = tuple(replace(node, site=draw(site)) for node in cluster.nodes)
+    slow = draw(st.sampled_from([1.0, 0.1, 0.01]))
+    site_of = {node.name: node.site for node in nodes}
+    links = {
+        (a, b): link if site_of[a] == site_of[b] else replace(link, bytes_per_s=slow * 1e9)
+        for (a, b), link in cluster.node_links.items()
+    }
+    workload = draw(workloads(max_layers=3, max_micro_batches=4))
+    training = replace(
+        workload.training,
+        use_distributed_optimizer=draw(st.booleans()),
+        overlap_grad_reduce=draw(st.booleans()),
+        recompute=draw(st.sampled_from(["none", "full"])),
+    )
+    model = replace(workload.model, tied_embeddings=draw(st.sampled_from([True, True, False])))
+    return replace(cluster, nodes=nodes, node_links=links), Workload(model, training, (), "test")
+
+
+def check_bounds_of_spread(cluster: Cluster, workload: Workload) -> None:
+    best_s = best_step_time_s(cluster, workload)
+    if best_s is not None:
+        costs = CostModel(cluster, workload)
+        assert step_time_bound_s(costs) <= best_s * (1 + 1e-9)
+        assert bound_by_prices_s(costs) <= best_s * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(spread_jobs(max_gpus=3))
+def test_no_plan_over_sites_is_faster(job: tuple[Cluster, Workload]) -> None:
+    check_bounds_of_spread(*job)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=1000, deadline=None)
+@given(spread_jobs(max_gpus=4))
+def test_no_plan_of_many_over_sites_is_faster(job: tuple[Cluster, Workload]) -> None:
+    check_bounds_of_spread(*job)
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_a_tied_embedding_on_two_sites_is_exchanged_after_all_pipelines(is_divided: bool) -> None:
+    """Two GPUs that need each other's memory, a slow link between them."""
+    workload = make_workload(num_layers=4, tied_embeddings=True)
+    training = replace(workload.training, use_distributed_optimizer=is_divided)
+    tiny = replace(FAST, memory_bytes=160 << 20)
+    link = Link(2e8, 0.0)
+    cluster = make_cluster(("a", tiny, 1), ("b", tiny, 1), between=link, sites=["here", "there"])
+    tied = CostModel(cluster, replace(workload, training=training))
+    best_s = best_step_time_s(cluster, tied.workload)
+    assert best_s is not None
+    assert 0.8 * best_s < step_time_bound_s(tied) <= best_s * (1 + 1e-9)
+    words = 1000 * 512 * (2 + 1 if is_divided else 2 * 2)  # half of 4 bytes, and of 2 or 4 more
+    assert step_time_bound_s(tied) > words / 2e8
+
+
+def test_one_pipeline_that_leaves_its_node_comes_back_on_the_same_paths() -> None:
+    """Both ends on one node: the link carries two boundaries in each direction."""
+    workload = make_workload(
+        num_layers=6, global_batch_size=16, tied_embeddings=True, vocab_size=4000
+    )
+    tiny = replace(FAST, memory_bytes=195 << 20)
+    link = Link(2e8, 0.0)
+    cluster = make_cluster(("a", tiny, 2), ("b", tiny, 1), between=link, sites=["here", "there"])
+    costs = CostModel(cluster, workload)
+    best_s = best_step_time_s(cluster, workload)
+    assert best_s is not None
+    bound_s = step_time_bound_s(costs)
+    assert 2 * 16 * costs.activation_bytes / 2e8 <= bound_s <= best_s * (1 + 1e-9)
+    assert bound_s > 0.8 * best_s
+
+
 def bound_by_prices_s(costs: CostModel) -> float:
     """The bound as in clusters whose GPUs are too many to be counted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_launches, "_MAX_STATES", 0)
-        patch.setattr(bound_launches, "_MAX_COUNTED", 0)
+        patch.setattr(bound_counting, "_MAX_STATES", 0)
+        patch.setattr(bound_counting, "_MAX_COUNTED", 0)
         return step_time_bound_s(costs)
 
 

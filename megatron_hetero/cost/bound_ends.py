@@ -1,0 +1,121 @@
+"""Where the stages that hold a tied embedding may be, for the lower bound: on one node, on several
+of one site, or anywhere.
+
+A tied embedding is held by the first and the last stage of every replica.  Its exchange begins when
+the last first stage is done, so it follows all pipelines; where its holders are apart it crosses a
+link between nodes or sites, and where they are not, only the stages between them have all GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.bound_kinds import GpuClass
+from megatron_hetero.cost.bound_stages import PLACES, StageWays
+from megatron_hetero.cost.least_sync import Cut
+from megatron_hetero.cost.model import CostModel
+
+
+@dataclass(frozen=True)
+class EndsCase:
+    """Plans whose first and last stages are of `classes`; of those whose step lasts `extra_s`
+    longer than pipelines and update, and `least_s` at least.
+
+    `is_inside`: all stages are of these classes.
+    """
+
+    classes: frozenset[int]
+    extra_s: float = 0.0
+    least_s: float = 0.0
+    is_inside: bool = False
+
+    def limited(self, ways: StageWays) -> StageWays:
+        """The ways of such plans."""
+        allowed = np.isin(ways.gpu_class, sorted(self.classes))
+        places = np.array([self.is_inside or first or last for first, last in PLACES])
+        none = ~allowed[:, None] & places[None, :]
+        return replace(
+            ways,
+            time_s=np.where(none[:, :, None, None], np.inf, ways.time_s),
+            rate_s=np.where(none[:, :, None, None], np.inf, ways.rate_s),
+        )
+
+
+def ends_cases(
+    costs: CostModel, classes: Sequence[GpuClass], num_replicas: tuple[int, int]
+) -> list[EndsCase]:
+    """Cases of which every plan of so many replicas is one; none where they would say nothing."""
+    if not costs.workload.model.tied_embeddings:
+        return []
+    found: dict[tuple[frozenset[int], bool], EndsCase] = {}
+    for nodes, case in _all_cases(costs, classes, num_replicas):
+        own = frozenset(i for i, c in enumerate(classes) if nodes & {n.name for n in c.nodes})
+        case = replace(case, classes=own)
+        key = own, case.is_inside
+        # Nodes that no class tells apart have one case, the weakest.
+        held = found.get(key, case)
+        found[key] = replace(
+            case,
+            extra_s=min(case.extra_s, held.extra_s),
+            least_s=min(case.least_s, held.least_s),
+        )
+    everything = EndsCase(frozenset(range(len(classes))))
+    says_nothing = any(replace(case, is_inside=False) == everything for case in found.values())
+    return [] if says_nothing else list(found.values())
+
+
+def _all_cases(
+    costs: CostModel, classes: Sequence[GpuClass], num_replicas: tuple[int, int]
+) -> Iterator[tuple[frozenset[str], EndsCase]]:
+    """Nodes of the ends, and what follows for such plans."""
+    fewest, most = num_replicas
+    num_holders = max(2, fewest)
+    nodes = {node.name: node for c in classes for node in c.nodes}
+    sites: dict[str, list[Node]] = {}
+    for node in nodes.values():
+        sites.setdefault(node.site, []).append(node)
+    none: frozenset[int] = frozenset()
+    for name in nodes:
+        if most > 1:
+            yield frozenset((name,)), EndsCase(none)
+        else:  # the one pipeline stays on the node, or leaves it and comes back
+            yield frozenset((name,)), EndsCase(none, is_inside=True)
+            if len(nodes) > 1:
+                yield frozenset((name,)), EndsCase(none, least_s=_there_and_back_s(costs, name))
+    for own in sites.values():
+        if len(own) > 1:
+            cut = _cut(costs, [[node.name] for node in own])
+            names = frozenset(node.name for node in own)
+            yield names, EndsCase(none, costs.least_ends_sync(num_holders, cut))
+    if len(sites) > 1:
+        cut = _cut(costs, [[node.name for node in own] for own in sites.values()])
+        yield frozenset(nodes), EndsCase(none, costs.least_ends_sync(num_holders, cut))
+
+
+def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut:
+    """The links between nodes of unlike parts."""
+    links = costs.cluster.node_links
+    leaving = [
+        [links[a, b] for a in part for b in (n for p in parts if p is not part for n in p)]
+        for part in parts
+    ]
+    every = [link for of_part in leaving for link in of_part]
+    return Cut(
+        max(link.bytes_per_s for link in every),
+        max(sum(link.bytes_per_s for link in of_part) for of_part in leaving),
+        min(link.latency_s for link in every),
+    )
+
+
+def _there_and_back_s(costs: CostModel, name: str) -> float:
+    """Seconds for which paths out of a node are taken by the one pipeline that leaves it and comes
+    back: the activations of one boundary and the gradients of another, of every micro-batch."""
+    training = costs.workload.training
+    links = costs.cluster.node_links
+    speed = sum(link.bytes_per_s for (a, _), link in links.items() if a == name)
+    num_bytes = costs.activation_bytes / training.micro_batch_size * training.global_batch_size
+    return 2 * num_bytes / speed
