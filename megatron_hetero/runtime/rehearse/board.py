@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,9 +17,10 @@ from megatron_hetero.errors import CheckFailedError
 Key = tuple[object, ...]
 """Names one message or one collective on all ranks alike; its `repr` is what counts."""
 
-FIELDS = ("latest_s", "asked_s", "arrival_s")
-"""latest_s: when the last rank came; asked_s: when a receiver asked; arrival_s: when it is done on
-the described links."""
+FIELDS = ("latest_s", "num_come", "asked_s", "arrival_s")
+"""latest_s: when the last rank came, of `num_come`; asked_s: when a receiver asked; arrival_s: when
+it is done on the described links."""
+_LOOK_AGAIN_S = 1e-3
 
 
 TAKEN_KEPT = 64
@@ -55,6 +57,15 @@ class Board:
         """Note that one more rank has come to something."""
         with self.locked():
             self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
+            self.put(key, "num_come", self.get(key, "num_come") + 1)
+
+    def wait_for(self, key: Key, num_ranks: int) -> None:
+        """Return when so many ranks have come to something."""
+        while True:
+            with self.locked():
+                if self.get(key, "num_come") >= num_ranks:
+                    return
+            time.sleep(_LOOK_AGAIN_S)
 
     def latest_s(self, key: Key) -> float:
         """When the last of those that have come did."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -226,8 +226,8 @@ class Transport:
             real: runs it, asynchronously if told so.
             kind: of `OpSpan`, if the timeline shows it.
         """
-        ranks = _ranks(group)
-        key = self._number(("collective", tuple(ranks), _name(group)))
+        ranks = tuple(_ranks(group))
+        key = self._number(("collective", ranks, _name(group)))
         self.board.come(key, self.clock.time())
         if not async_op:
             real(False)
@@ -238,8 +238,11 @@ class Transport:
         return work
 
     def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
-        """When a collective is done on the described links; all its ranks have come."""
+        """When a collective is done on the described links, once all its ranks have come: the real
+        one may end earlier on some, as a broadcast does on its root."""
         scale = self.clock.scale
+        _, ranks, *_ = key
+        self.board.wait_for(key, len(cast(tuple[int, ...], ranks)))
         with self.board.locked():
             begin_s = self.board.get(key, "latest_s")
             done_s = self.board.get(key, "arrival_s")

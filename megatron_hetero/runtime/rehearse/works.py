@@ -26,7 +26,7 @@ class Waiting(Protocol):
         """The rank asked for something at `asked_s`, and has it now; it was due at `due_s`."""
 
     def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
-        """When a collective is done on the described links; all its ranks have come."""
+        """When a collective is done on the described links, once all its ranks have come."""
 
 
 class SendWork:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,3 +50,18 @@ def test_messages_are_told_apart() -> None:
     board.come(("b",), 1.0)
     with pytest.raises(CheckFailedError, match="more than 4"):
         board.come(("c",), 1.0)
+
+
+def test_what_ends_early_on_one_rank_waits_for_the_others() -> None:
+    """A broadcast's root need not wait for its receivers."""
+    board = Board(num_paths=1, num_slots=4)
+    key = ("collective", (0, 1), "group", 1)
+    board.come(key, 1.0)
+    waiting = threading.Thread(target=board.wait_for, args=(key, 2), daemon=True)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    board.come(key, 3.0)
+    waiting.join(10.0)
+    assert not waiting.is_alive()
+    assert board.latest_s(key) == 3.0
