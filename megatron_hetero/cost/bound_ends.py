@@ -1,9 +1,10 @@
-"""Where the stages that hold a tied embedding may be, for the lower bound: on one node, on several
-of one site, or anywhere.
+"""Where the stages that hold the word embedding may be, for the lower bound: on one node, on
+several of one site, or anywhere.
 
-A tied embedding is held by the first and the last stage of every replica.  Its exchange begins when
-the last first stage is done, so it follows all pipelines; where its holders are apart it crosses a
-link between nodes or sites, and where they are not, only the stages between them have all GPUs.
+It is held by the first stage of every replica, and by the last one too if it is tied.  Its exchange
+begins when the last first stage is done, so it follows all pipelines; where its holders are apart
+it crosses a link between nodes or sites, and where they are not, only the other stages have all
+GPUs.
 """
 
 from __future__ import annotations
@@ -22,21 +23,25 @@ from megatron_hetero.cost.model import CostModel
 
 @dataclass(frozen=True)
 class EndsCase:
-    """Plans whose first and last stages are of `classes`; of those whose step lasts `extra_s`
+    """Plans whose stages with the word embedding are of `classes`, and whose step lasts `extra_s`
     longer than pipelines and update, and `least_s` at least.
 
-    `is_inside`: all stages are of these classes.
+    `has_last`: these are the first and the last stages, not only the first.  `is_inside`: all
+    stages are of these classes.
     """
 
     classes: frozenset[int]
     extra_s: float = 0.0
     least_s: float = 0.0
+    has_last: bool = True
     is_inside: bool = False
 
     def limited(self, ways: StageWays) -> StageWays:
         """The ways of such plans."""
         allowed = np.isin(ways.gpu_class, sorted(self.classes))
-        places = np.array([self.is_inside or first or last for first, last in PLACES])
+        places = np.array(
+            [self.is_inside or first or (last and self.has_last) for first, last in PLACES]
+        )
         none = ~allowed[:, None] & places[None, :]
         return replace(
             ways,
@@ -49,12 +54,13 @@ def ends_cases(
     costs: CostModel, classes: Sequence[GpuClass], num_replicas: tuple[int, int]
 ) -> list[EndsCase]:
     """Cases of which every plan of so many replicas is one; none where they would say nothing."""
-    if not costs.workload.model.tied_embeddings:
+    tied = costs.workload.model.tied_embeddings
+    if not tied and num_replicas[0] == 1:
         return []
     found: dict[tuple[frozenset[int], bool], EndsCase] = {}
     for nodes, case in _all_cases(costs, classes, num_replicas):
         own = frozenset(i for i, c in enumerate(classes) if nodes & {n.name for n in c.nodes})
-        case = replace(case, classes=own)
+        case = replace(case, classes=own, has_last=tied)
         key = own, case.is_inside
         # Nodes that no class tells apart have one case, the weakest.
         held = found.get(key, case)
@@ -63,7 +69,7 @@ def ends_cases(
             extra_s=min(case.extra_s, held.extra_s),
             least_s=min(case.least_s, held.least_s),
         )
-    everything = EndsCase(frozenset(range(len(classes))))
+    everything = EndsCase(frozenset(range(len(classes))), has_last=tied)
     says_nothing = any(replace(case, is_inside=False) == everything for case in found.values())
     return [] if says_nothing else list(found.values())
 

@@ -37,7 +37,7 @@ _GAIN = 1.004
 _CHANGES = (0.75, 1.3)
 """By which a price is changed."""
 _MUCH = 0.05
-"""Where a tied embedding may be is told apart first if its exchange takes more of the step."""
+"""Where the word embedding may be is told apart first if its exchange takes more of the step."""
 _GROUP = 4
 """Of ranges of numbers up to this ratio, all ways needed for the least are tabulated."""
 
@@ -115,13 +115,13 @@ class _Branch:
     """Prices that have proved most, of the branch that this one is part of or its own."""
 
     def parts(self, proved_s: float) -> list[_Branch]:
-        """Halves of the sizes, then of the numbers of replicas, then the places of a tied embedding
+        """Halves of the sizes, then of the numbers of replicas, then the places of the embedding
         (first where they say much), then the same more finely; empty where there is no more."""
         fewest, most = self.num_replicas
         if self.is_fine:
             return []
         places = []
-        if self.case is None:
+        if self.case is None and self.counting.is_small:
             cases = ends_cases(self.sizes[0], self.counting.classes, self.num_replicas)
             places = [replace(self, case=case, is_bounded=False, work=0) for case in cases]
             if max((case.extra_s for case in cases), default=0.0) > _MUCH * proved_s:

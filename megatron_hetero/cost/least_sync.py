@@ -63,19 +63,19 @@ class Cut:
 
 
 def least_ends_sync_s(
-    model: ModelSpec, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: int | None
+    num_params: int, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: int | None
 ) -> float:
-    """The least exchange of a tied embedding whose holders, so many or more, are on both sides of
-    a cut; after all pipelines, and the new weights after the update.
+    """The least exchange of parameters whose holders, so many or more, are on both sides of a cut,
+    and of the new weights.
 
     A ring leaves each part on one path; to owners, what the others hold leaves it on all.
 
     Args:
         weight_bytes: of an element of the new weights; None is an all-reduce.
     """
-    words = model.vocab_size * model.hidden_size * (num_holders - 1) / num_holders
-    ring_s = words / cut.fastest_bytes_per_s
+    others = num_params * (num_holders - 1) / num_holders
+    ring_s = others / cut.fastest_bytes_per_s
     if weight_bytes is None:
         return 2 * (gradient_bytes * ring_s + cut.latency_s)
-    owners_s = words * gradient_bytes / cut.all_bytes_per_s
+    owners_s = others * gradient_bytes / cut.all_bytes_per_s
     return owners_s + weight_bytes * ring_s + 2 * cut.latency_s

@@ -24,10 +24,11 @@ from megatron_hetero.cost.memory import (
     updated_bytes,
     with_some_layers_recomputed,
 )
+from megatron_hetero.cost.parameters import embedding_params, layer_params
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.profile import Profile
-from megatron_hetero.cost.share import TensorShare, member_shares
+from megatron_hetero.cost.share import TensorShare, even_share, member_shares
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, StageCost, path_seconds
 from megatron_hetero.cost.sync import GradientExchange, StageEnd
 from megatron_hetero.cost.unit_prices import UnitPrices
@@ -233,13 +234,19 @@ class CostModel(UnitPrices):
         return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
 
     def least_ends_sync(self, num_holders: int, cut: Cut) -> float:
-        """Seconds that the exchange of a tied embedding adds at least to pipelines and update,
-        where its holders are on both sides of a cut.  The lower bound counts on it."""
-        training = self.workload.training
+        """Seconds that the exchange of the word embedding adds at least to pipelines and update,
+        where its holders are on both sides of a cut.  The lower bound counts on it.
+
+        First stages hold their first layer too, and exchange it when all of them are done unless
+        backward passes hide that; so do those of a tied embedding, but not with all its holders.
+        """
+        training, model = self.workload.training, self.workload.model
         states = state_bytes(training)
         weight_bytes = states.weight if training.use_distributed_optimizer else None
-        model = self.workload.model
-        return least_ends_sync_s(model, num_holders, cut, states.gradient, weight_bytes)
+        num_params = model.vocab_size * model.hidden_size
+        if not (model.tied_embeddings or training.overlap_grad_reduce):
+            num_params += layer_params(model, even_share(model, 1)) + embedding_params(model, 1, 0)
+        return least_ends_sync_s(num_params, num_holders, cut, states.gradient, weight_bytes)
 
     def _distinct(
         self, stage: PlacedStage, memories: Sequence[StageMemory]
