@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
@@ -64,13 +65,20 @@ class Columns:
         found: dict[_Choice, float] = {}
         for pools in _poolings(kinds):
             sites: list[_Site] = []
+            tried: list[list[_Site]] = []
             least_s = min(found.values(), default=inf)
             many = len(pools) > _MAX_WHOLE_EFFORTS
             for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
                 sites = _sites(table, filler, pools, limit, sites, least_s)
+                tried.append(sites)
                 if not self._collect(problem, sites, found, least_s):
                     break
                 least_s = min(found.values(), default=inf)
+            if found and len(pools) > 1:
+                best = min(found, key=lambda choice: found[choice])
+                pipelines_s = found[best] - _exchange_s(problem, best)
+                for choice in _by_exchange(tried, pipelines_s):
+                    _add(problem, found, choice)
         work = 0
         for choice in _in_order(found):
             placement = _placed(problem, choice)
@@ -95,18 +103,24 @@ class Columns:
                 continue
             may_gain = True
             for choice in _choices(problem, chosen, step_s):
-                time_s = _quick_step_s(problem, choice)
-                if time_s is not None:
-                    found.setdefault(choice, time_s)
+                _add(problem, found, choice)
         return may_gain
 
 
+def _add(problem: Problem, found: dict[_Choice, float], choice: _Choice) -> None:
+    if choice not in found:
+        time_s = _quick_step_s(problem, choice)
+        if time_s is not None:
+            found[choice] = time_s
+
+
 def _in_order(found: Mapping[_Choice, float]) -> list[_Choice]:
-    """The soonest of each number of sites, few sites first, then all others: quick times do not see
-    what an exchange between many sites takes."""
+    """By quick time; first the soonest of each number of sites."""
     ranked = sorted(found, key=lambda choice: found[choice])
-    soonest = {len(choice): choice for choice in reversed(ranked)}
-    firsts = [soonest[number] for number in sorted(soonest)]
+    soonest: dict[int, _Choice] = {}
+    for choice in ranked:
+        soonest.setdefault(len(choice), choice)
+    firsts = list(soonest.values())
     known = set(firsts)
     return [*firsts, *(choice for choice in ranked if choice not in known)]
 
@@ -143,10 +157,71 @@ def _quick_step_s(problem: Problem, choice: _Choice) -> float | None:
     pipelines_s = max(pipelines_s, *(slab.filled.fill_s for slab in counted))
     if num_replicas == next(iter(counted)).shape.num_replicas:
         return pipelines_s
-    table = choice[0][0].slabs.table
-    node_layers = max(slab.max_node_layers for slab in counted)
     factor = 2 * (num_replicas - 1) / num_replicas
-    return pipelines_s + factor * node_layers * table.layer_sync_s
+    return pipelines_s + factor * _exchange_s(problem, choice)
+
+
+def _by_exchange(tried: Sequence[Sequence[_Site]], step_s: float) -> Iterator[_Choice]:
+    """For each time that cards may take, of each site the mix that does most with cards no slower;
+    sites without one idle.
+
+    Args:
+        tried: the sites with each limit on layers, in one order.
+        step_s: seconds of the pipelines.
+    """
+    options: dict[int, list[tuple[float, float, Mix]]] = {}
+    for slabs in {id(site.slabs): site.slabs for sites in tried for site in sites}.values():
+        options[id(slabs)] = [
+            (-sum(n * slab.micro_batches(step_s) for slab, n in mix), _card_s(slabs, mix), mix)
+            for mix in slabs.mixes(step_s)
+            if mix
+        ]
+    places = [
+        sorted(
+            (
+                (*option[:2], number, site, option[2])
+                for number, site in enumerate(of_place)
+                for option in options[id(site.slabs)]
+            ),
+            key=lambda entry: entry[:3],
+        )
+        for of_place in zip(*tried, strict=True)
+    ]
+    for limit_s in sorted({entry[1] for entries in places for entry in entries}):
+        best = (next((e for e in entries if e[1] <= limit_s), None) for entries in places)
+        yield tuple((entry[3], entry[4]) for entry in best if entry is not None)
+
+
+def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
+    """One pass of the gradients over the card of a node that has most to do."""
+    table = slabs.table
+    return max(
+        layers * table.layer_sync_s(kind) for slab, _ in mix for kind, layers in slab.node_layers
+    )
+
+
+def _exchange_s(problem: Problem, choice: _Choice) -> float:
+    """About one pass of the gradients through a ring over all nodes: the card that has most to do,
+    or the slowest way between two sites that follow each other, whose latencies add up."""
+    table, cluster = choice[0][0].slabs.table, problem.cluster
+    used = [(site, mix) for site, mix in choice if mix]
+    card_s = max(_card_s(site.slabs, mix) for site, mix in used)
+    if len(used) == 1:
+        return card_s
+    ring = sorted(
+        (cluster.site_places[node.site], node.name, _most_layers(mix))
+        for node, mix in ((site.kinds[0].node, mix) for site, mix in used)
+    )
+    across_s = latency_s = 0.0
+    for (_, one, here), (_, other, there) in pairwise((*ring, ring[0])):
+        across_s = max(across_s, min(here, there) * table.pair_sync_s(one, other))
+        latency_s += cluster.node_links[one, other].latency_s
+    return max(card_s, across_s) + latency_s
+
+
+def _most_layers(mix: Mix) -> int:
+    """Most layers that a node holds."""
+    return max(layers for slab, _ in mix for _, layers in slab.node_layers)
 
 
 def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -37,6 +36,8 @@ class StageTable:
         self._max_layers: dict[tuple[int, int, bool, bool, int], int] = {}
         self._fitting: dict[tuple[int, int, bool], Ints] = {}
         self._held: dict[tuple[Block, bool, int], tuple[Ints, Floats]] = {}
+        self._layer_sync_s: dict[int, float] = {}
+        self._pair_sync_s: dict[int, float] = {}
         self._alike = _first_alike(kinds)
 
     def times_s(self, kind: int, width: int) -> tuple[float, float, float]:
@@ -119,23 +120,32 @@ class StageTable:
         costs = self.problem.costs
         return costs.hop([one], [other]).total_s + costs.hop([other], [one]).total_s
 
-    @cached_property
-    def layer_sync_s(self) -> float:
-        """Seconds of the gradient exchange for each layer that a node holds, between two replicas
-        on different nodes (the slowest pair of kinds); zero with a single node."""
+    def layer_sync_s(self, kind: int) -> float:
+        """Seconds of the gradient exchange for each layer that a node of this kind holds, with its
+        neighbours in a ring on its site; zero where there are none."""
+        if kind not in self._layer_sync_s:
+            own = self.kinds[kind].nodes
+            there = [k.nodes[0] for k in self.kinds if k.node.site == own[0].site]
+            others = {node.name for node in (*there, own[-1])} - {own[0].name}
+            self._layer_sync_s[kind] = max(
+                (self.pair_sync_s(own[0].name, name) for name in others), default=0.0
+            )
+        return self._layer_sync_s[kind]
+
+    def pair_sync_s(self, one: str, other: str) -> float:
+        """Seconds of the gradient exchange between two replicas on two nodes, for each layer."""
         problem = self.problem
-        nodes = [node for kind in self.kinds for node in (kind.nodes[0], kind.nodes[-1])]
-        names = sorted({node.name for node in nodes})
-        if len(names) < 2 or max(problem.replica_counts(), default=1) < 2:
+        if max(problem.replica_counts(), default=1) < 2:
             return 0.0
-        longest_s = 0.0
-        for one, other in pairwise(names):
+        link = problem.likeness.hop(one, other)
+        if link not in self._pair_sync_s:
             pair = tuple(
                 PlacedReplica((PlacedStage((Device(name, 0),), problem.num_layers),), 1)
                 for name in (one, other)
             )
-            longest_s = max(longest_s, problem.costs.sync_s(Placement(pair), self.rows))
-        return longest_s / problem.num_layers
+            total_s = problem.costs.sync_s(Placement(pair), self.rows)
+            self._pair_sync_s[link] = total_s / problem.num_layers
+        return self._pair_sync_s[link]
 
     @cached_property
     def periods_s(self) -> Floats:

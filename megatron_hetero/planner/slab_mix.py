@@ -36,15 +36,20 @@ class Slab:
     shape: SlabShape
     filled: FilledChain
 
+    def micro_batches(self, step_s: float) -> float:
+        """How many it does in a step, as a real number; zero where none comes through."""
+        after_first_s = step_s - self.filled.fill_s
+        done = self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
+        return 0.0 if after_first_s < 0 else done
+
     @property
-    def max_node_layers(self) -> int:
-        """Most layers that a node holds."""
-        start, most = 0, 0
+    def node_layers(self) -> Iterator[tuple[int, int]]:
+        """Of each block its kind and the layers that a node of it holds."""
+        start = 0
         for block in self.shape.blocks:
             end = start + len(block.widths)
-            most = max(most, sum(self.filled.layers[start:end]))
+            yield block.kind, sum(self.filled.layers[start:end])
             start = end
-        return most
 
 
 Mix = tuple[tuple[Slab, int], ...]
