@@ -9,8 +9,6 @@ card carries the gradients of all its layers, and sites are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
@@ -19,7 +17,8 @@ from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.scoreboard import Scoreboard
-from megatron_hetero.planner.slab_mix import Mix, PoolSlabs, Slab, slab_chains
+from megatron_hetero.planner.site_mixes import Choice, Site, by_exchange, exchange_s, quick_step_s
+from megatron_hetero.planner.slab_mix import PoolSlabs, slab_chains
 
 _MAX_JOINED_SITES = 4
 """So many sites are also planned as one pool, with replicas across them."""
@@ -32,18 +31,6 @@ _MAX_WHOLE_EFFORTS = 8
 layers is tried, with one generation of slabs."""
 _SLACKS = (1.0, 1.04)
 """Whole slabs do less than fractions of them: times for which they are chosen, over those."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Site:
-    """One place in which slabs are put: its pool's slabs, and its own kinds in the same order."""
-
-    slabs: PoolSlabs
-    kinds: tuple[Kind, ...]
-
-
-_Choice = tuple[tuple[_Site, Mix], ...]
-"""What each chosen site is divided into."""
 
 
 class Columns:
@@ -62,10 +49,10 @@ class Columns:
         if not kinds:
             return
         table, filler = StageTable(problem, kinds), Filler(problem)
-        found: dict[_Choice, float] = {}
+        found: dict[Choice, float] = {}
         for pools in _poolings(kinds):
-            sites: list[_Site] = []
-            tried: list[list[_Site]] = []
+            sites: list[Site] = []
+            tried: list[list[Site]] = []
             least_s = min(found.values(), default=inf)
             many = len(pools) > _MAX_WHOLE_EFFORTS
             for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
@@ -76,8 +63,8 @@ class Columns:
                 least_s = min(found.values(), default=inf)
             if found and len(pools) > 1:
                 best = min(found, key=lambda choice: found[choice])
-                pipelines_s = found[best] - _exchange_s(problem, best)
-                for choice in _by_exchange(tried, pipelines_s):
+                pipelines_s = found[best] - exchange_s(problem, best)
+                for choice in by_exchange(tried, pipelines_s):
                     _add(problem, found, choice)
         work = 0
         for choice in _in_order(found):
@@ -91,8 +78,8 @@ class Columns:
     def _collect(
         self,
         problem: Problem,
-        sites: Sequence[_Site],
-        found: dict[_Choice, float],
+        sites: Sequence[Site],
+        found: dict[Choice, float],
         least_s: float,
     ) -> bool:
         """Add choices of mixes with their quick times; whether some may beat `least_s`."""
@@ -107,17 +94,17 @@ class Columns:
         return may_gain
 
 
-def _add(problem: Problem, found: dict[_Choice, float], choice: _Choice) -> None:
+def _add(problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
     if choice not in found:
-        time_s = _quick_step_s(problem, choice)
+        time_s = quick_step_s(problem, choice)
         if time_s is not None:
             found[choice] = time_s
 
 
-def _in_order(found: Mapping[_Choice, float]) -> list[_Choice]:
+def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
     """By quick time; first the soonest of each number of sites."""
     ranked = sorted(found, key=lambda choice: found[choice])
-    soonest: dict[int, _Choice] = {}
+    soonest: dict[int, Choice] = {}
     for choice in ranked:
         soonest.setdefault(len(choice), choice)
     firsts = list(soonest.values())
@@ -125,7 +112,7 @@ def _in_order(found: Mapping[_Choice, float]) -> list[_Choice]:
     return [*firsts, *(choice for choice in ranked if choice not in known)]
 
 
-def _choices(problem: Problem, sites: Sequence[_Site], step_s: float) -> Iterator[_Choice]:
+def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
     """Mixes for each site."""
     for slack in _SLACKS:
         mixes = {id(site.slabs): site.slabs.mixes(slack * step_s) for site in sites}
@@ -138,90 +125,6 @@ def _choices(problem: Problem, sites: Sequence[_Site], step_s: float) -> Iterato
     if len(sites) == 1:
         for mix in sites[0].slabs.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
             yield ((sites[0], mix),)
-
-
-def _quick_step_s(problem: Problem, choice: _Choice) -> float | None:
-    """About the step's time: slabs that end together, and the exchange between the nodes of two or
-    more; None where the batch or the limits do not allow so many replicas."""
-    counted: dict[Slab, int] = {}
-    for _, mix in choice:
-        for slab, count in mix:
-            counted[slab] = counted.get(slab, 0) + count * slab.shape.num_replicas
-    num_replicas = sum(counted.values())
-    if num_replicas not in problem.replica_counts():
-        return None
-    # The time until which replicas without whole micro-batches would do them all.
-    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
-    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
-    pipelines_s = (problem.num_micro_batches + lost) / per_s
-    pipelines_s = max(pipelines_s, *(slab.filled.fill_s for slab in counted))
-    if num_replicas == next(iter(counted)).shape.num_replicas:
-        return pipelines_s
-    factor = 2 * (num_replicas - 1) / num_replicas
-    return pipelines_s + factor * _exchange_s(problem, choice)
-
-
-def _by_exchange(tried: Sequence[Sequence[_Site]], step_s: float) -> Iterator[_Choice]:
-    """For each time that cards may take, of each site the mix that does most with cards no slower;
-    sites without one idle.
-
-    Args:
-        tried: the sites with each limit on layers, in one order.
-        step_s: seconds of the pipelines.
-    """
-    options: dict[int, list[tuple[float, float, Mix]]] = {}
-    for slabs in {id(site.slabs): site.slabs for sites in tried for site in sites}.values():
-        options[id(slabs)] = [
-            (-sum(n * slab.micro_batches(step_s) for slab, n in mix), _card_s(slabs, mix), mix)
-            for mix in slabs.mixes(step_s)
-            if mix
-        ]
-    places = [
-        sorted(
-            (
-                (*option[:2], number, site, option[2])
-                for number, site in enumerate(of_place)
-                for option in options[id(site.slabs)]
-            ),
-            key=lambda entry: entry[:3],
-        )
-        for of_place in zip(*tried, strict=True)
-    ]
-    for limit_s in sorted({entry[1] for entries in places for entry in entries}):
-        best = (next((e for e in entries if e[1] <= limit_s), None) for entries in places)
-        yield tuple((entry[3], entry[4]) for entry in best if entry is not None)
-
-
-def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
-    """One pass of the gradients over the card of a node that has most to do."""
-    table = slabs.table
-    return max(
-        layers * table.layer_sync_s(kind) for slab, _ in mix for kind, layers in slab.node_layers
-    )
-
-
-def _exchange_s(problem: Problem, choice: _Choice) -> float:
-    """About one pass of the gradients through a ring over all nodes: the card that has most to do,
-    or the slowest way between two sites that follow each other, whose latencies add up."""
-    table, cluster = choice[0][0].slabs.table, problem.cluster
-    used = [(site, mix) for site, mix in choice if mix]
-    card_s = max(_card_s(site.slabs, mix) for site, mix in used)
-    if len(used) == 1:
-        return card_s
-    ring = sorted(
-        (cluster.site_places[node.site], node.name, _most_layers(mix))
-        for node, mix in ((site.kinds[0].node, mix) for site, mix in used)
-    )
-    across_s = latency_s = 0.0
-    for (_, one, here), (_, other, there) in pairwise((*ring, ring[0])):
-        across_s = max(across_s, min(here, there) * table.pair_sync_s(one, other))
-        latency_s += cluster.node_links[one, other].latency_s
-    return max(card_s, across_s) + latency_s
-
-
-def _most_layers(mix: Mix) -> int:
-    """Most layers that a node holds."""
-    return max(layers for slab, _ in mix for _, layers in slab.node_layers)
 
 
 def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:
@@ -244,9 +147,9 @@ def _sites(
     filler: Filler,
     pools: Sequence[Sequence[int]],
     max_node_layers: int,
-    before: Sequence[_Site],
+    before: Sequence[Site],
     step_s: float,
-) -> list[_Site]:
+) -> list[Site]:
     """The sites of a pooling; those with the same nodes share their slabs.
 
     Args:
@@ -264,7 +167,7 @@ def _sites(
             has_best = before and step_s < inf
             known = before[number].slabs.best_shapes(step_s) if has_best else ()
             shared[content] = PoolSlabs(table, filler, pool, counts, max_node_layers, known, effort)
-        sites.append(_Site(shared[content], kinds))
+        sites.append(Site(shared[content], kinds))
     return sites
 
 
@@ -277,7 +180,7 @@ def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
     return sorted(count for count in counts if count <= max(allowed, default=0))
 
 
-def _site_choices(sites: Sequence[_Site]) -> Iterator[list[_Site]]:
+def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:
     """All sites, and ever fewer of them: the strongest ones."""
     yield list(sites)
     ranked = sorted(sites, key=lambda site: -_strength(site))
@@ -287,7 +190,7 @@ def _site_choices(sites: Sequence[_Site]) -> Iterator[list[_Site]]:
         num_sites //= 2
 
 
-def _strength(site: _Site) -> float:
+def _strength(site: Site) -> float:
     table = site.slabs.table
     return sum(
         len(kind.nodes) * kind.num_gpus / min(w * table.times_s(index, w)[1] for w in kind.widths)
@@ -295,7 +198,7 @@ def _strength(site: _Site) -> float:
     )
 
 
-def _least_step_s(problem: Problem, sites: Sequence[_Site]) -> float | None:
+def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
     """About the least step time in which the sites' slabs, taken in fractions, do the batch."""
     pools = list({id(site.slabs): site.slabs for site in sites}.values())
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
@@ -310,7 +213,7 @@ def _least_step_s(problem: Problem, sites: Sequence[_Site]) -> float | None:
     return step_s
 
 
-def _soonest_s(num_micro_batches: int, sites: Sequence[_Site], low_s: float) -> float | None:
+def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> float | None:
     """The least step time of the slabs known; None if there are none."""
     counts: dict[int, int] = {}
     for site in sites:
@@ -344,7 +247,7 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[_Site], low_s: float) -> 
     return step_s
 
 
-def _placed(problem: Problem, chosen: _Choice) -> Placement | None:
+def _placed(problem: Problem, chosen: Choice) -> Placement | None:
     """Slabs on nodes, and micro-batches in proportion to speed; None with more replicas than the
     batch or the limits allow."""
     chains: list[Chain] = []

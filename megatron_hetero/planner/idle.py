@@ -53,7 +53,9 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         for moved in islice(tries, max(1, _MAX_WORK // stages)):
             work += stages
             placement = filler.placement(moved)
-            candidate = board.score_with_counts(placement, "idle check") if placement else None
+            if placement is None:
+                continue
+            candidate = board.score_with_counts(placement, "idle check", whole=True)
             if candidate is not None:
                 found.append(candidate)
         if found:

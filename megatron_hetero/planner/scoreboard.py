@@ -127,6 +127,7 @@ class Scoreboard:
         self._shapes = ReplicaShapes(problem.likeness)
         self._launch_rule = LaunchRule(problem.costs, self._shapes)
         self._seen: dict[Placement, Candidate | None] = {}
+        self._beaten: set[Placement] = set()
 
     @property
     def wanted(self) -> Candidate | None:
@@ -201,19 +202,30 @@ class Scoreboard:
         """The fastest placements that lack memory, one of each shape (a few dozen)."""
         return tuple(sorted(self._misses.values(), key=lambda candidate: candidate.key))
 
-    def score(self, placement: Placement, strategy: str) -> Candidate | None:
+    def score(
+        self, placement: Placement, strategy: str, *, whole: bool = False
+    ) -> Candidate | None:
         """Price a placement of 1F1B's own counts; the candidate if it fits memory and limits, else
-        None.  One that is slower than all that are kept may be None too."""
+        None.
+
+        Args:
+            whole: also one that is slower than all that are kept, for which there may be None.
+        """
         placement, rank_order = canonical(placement, self.problem.gpus)
         if placement in self._seen:
             return self._seen[placement]
-        candidate = self._price(placement, rank_order, strategy)
-        self._seen[placement] = candidate
+        if placement in self._beaten and not whole:
+            return None
+        candidate = self._price(placement, rank_order, strategy, whole)
+        if placement not in self._beaten or whole:
+            self._seen[placement] = candidate
         return candidate
 
-    def score_with_counts(self, placement: Placement, strategy: str) -> Candidate | None:
+    def score_with_counts(
+        self, placement: Placement, strategy: str, *, whole: bool = False
+    ) -> Candidate | None:
         """`score`, and the candidate with launch counts where they gain."""
-        candidate = self.score(placement, strategy)
+        candidate = self.score(placement, strategy, whole=whole)
         return candidate and self._with_counts.get(candidate.placement, candidate)
 
     def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
@@ -255,7 +267,7 @@ class Scoreboard:
         return candidate
 
     def _price(
-        self, placement: Placement, rank_order: RankOrder | None, strategy: str
+        self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
     ) -> Candidate | None:
         costs = self.problem.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
@@ -265,8 +277,9 @@ class Scoreboard:
             if key not in self._replicas:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
-        if self._is_beaten(replicas):
+        if not whole and self._is_beaten(replicas):
             self.num_priced += 1
+            self._beaten.add(placement)
             return None
         cost = costs.combine(placement, tuple(replicas), rows)
         candidate = self.candidate(placement, cost, strategy, rank_order)
