@@ -32,6 +32,8 @@ THOROUGH_WORK = 4_000_000_000
 
 _LONGEST = 1000.0
 """The bound is looked for up to this many times the bound by work."""
+_MAX_THOROUGH = 64
+"""Clusters of more GPUs are bounded quickly."""
 _MAX_GPUS = 128
 """Larger clusters are bounded by their work alone."""
 _MAX_LAYER_OPTIONS = 4000
@@ -70,6 +72,8 @@ def step_time_bound(costs: CostModel, enough_s: float = inf, max_work: int = QUI
     too_large = costs.workload.model.num_layers * num_options > _MAX_LAYER_OPTIONS
     if not classes or num_gpus > _MAX_GPUS or too_large:
         return Bound(work_s, WORK_BOUND_RELAXES)
+    if num_gpus > _MAX_THOROUGH:
+        max_work = min(max_work, QUICK_WORK)
     rules = costs.fill_rules()
     if rules is None:
         most_s = min(enough_s, _LONGEST * work_s)

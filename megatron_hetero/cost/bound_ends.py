@@ -92,24 +92,33 @@ def _all_cases(
             yield frozenset((name,)), EndsCase(none, is_inside=True)
             if len(nodes) > 1:
                 yield frozenset((name,)), EndsCase(none, least_s=_there_and_back_s(costs, name))
-    for own in sites.values():
-        if len(own) > 1:
-            cut = _cut(costs, [[node.name] for node in own])
-            names = frozenset(node.name for node in own)
-            yield names, EndsCase(none, costs.least_ends_sync(num_holders, cut))
-    if len(sites) > 1:
-        cut = _cut(costs, [[node.name for node in own] for own in sites.values()])
-        yield frozenset(nodes), EndsCase(none, costs.least_ends_sync(num_holders, cut))
+    parts_of: list[tuple[list[str], list[list[str]]]] = [
+        ([node.name for node in own], [[node.name] for node in own]) for own in sites.values()
+    ]
+    parts_of.append((list(nodes), [[node.name for node in own] for own in sites.values()]))
+    for names, parts in parts_of:
+        cut = _cut(costs, parts)
+        if cut is not None:
+            extra_s = costs.least_ends_sync(num_holders, cut)
+            yield frozenset(names), EndsCase(none, extra_s)
 
 
-def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut:
-    """The links between nodes of unlike parts."""
+def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut | None:
+    """The links between nodes of unlike parts; None where there are none."""
     links = costs.cluster.node_links
     leaving = [
-        [links[a, b] for a in part for b in (n for p in parts if p is not part for n in p)]
+        [
+            links[a, b]
+            for a in part
+            for other in parts
+            for b in other
+            if other is not part and (a, b) in links
+        ]
         for part in parts
     ]
     every = [link for of_part in leaving for link in of_part]
+    if not every:
+        return None
     return Cut(
         max(link.bytes_per_s for link in every),
         max(sum(link.bytes_per_s for link in of_part) for of_part in leaving),

@@ -29,11 +29,24 @@ def test_no_plan_is_faster_than_the_bound(cluster: Cluster, workload: Workload) 
         assert step_time_bound_s(CostModel(cluster, workload)) <= best_s * (1 + 1e-9)
 
 
+def over_sites(draw: st.DrawFn, cluster: Cluster) -> Cluster:
+    """The cluster's nodes on up to three sites, slow links between these."""
+    site = st.sampled_from(["here", "there", "far"])
+    nodes = tuple(replace(node, site=draw(site)) for node in cluster.nodes)
+    slow = draw(st.sampled_from([1e9, 1e8, 1e7]))
+    site_of = {node.name: node.site for node in nodes}
+    links = {
+        (a, b): link if site_of[a] == site_of[b] else replace(link, bytes_per_s=slow)
+        for (a, b), link in cluster.node_links.items()
+    }
+    return replace(cluster, nodes=nodes, node_links=links)
+
+
 @st.composite
 def free_jobs(draw: st.DrawFn) -> tuple[Cluster, Workload]:
     """What plans may choose, and what the distributed optimizer and the exchange do, is drawn."""
     held = tuple(name for name in CHOICES if draw(st.booleans()))
-    cluster = draw(clusters(max_gpus=4, limits=replace(FREE, as_given=held)))
+    cluster = over_sites(draw, draw(clusters(max_gpus=4, limits=replace(FREE, as_given=held))))
     workload = draw(workloads(max_layers=5, max_micro_batches=12))
     training = replace(
         workload.training,
@@ -81,16 +94,8 @@ def test_no_plan_of_many_is_faster(cluster: Cluster, workload: Workload) -> None
 
 @st.composite
 def spread_jobs(draw: st.DrawFn, max_gpus: int) -> tuple[Cluster, Workload]:
-    """Nodes on up to three sites, slow links between them, and exchanges of every kind."""
-    cluster = draw(clusters(max_gpus=max_gpus))
-    site = st.sampled_from(["here", "there", "far"])
-    nodes = tuple(replace(node, site=draw(site)) for node in cluster.nodes)
-    slow = draw(st.sampled_from([1.0, 0.1, 0.01]))
-    site_of = {node.name: node.site for node in nodes}
-    links = {
-        (a, b): link if site_of[a] == site_of[b] else replace(link, bytes_per_s=slow * 1e9)
-        for (a, b), link in cluster.node_links.items()
-    }
+    """Nodes on several sites, and exchanges of every kind."""
+    cluster = over_sites(draw, draw(clusters(max_gpus=max_gpus)))
     workload = draw(workloads(max_layers=3, max_micro_batches=4))
     training = replace(
         workload.training,
@@ -99,7 +104,7 @@ def spread_jobs(draw: st.DrawFn, max_gpus: int) -> tuple[Cluster, Workload]:
         recompute=draw(st.sampled_from(["none", "full"])),
     )
     model = replace(workload.model, tied_embeddings=draw(st.booleans()))
-    return replace(cluster, nodes=nodes, node_links=links), Workload(model, training, (), "test")
+    return cluster, Workload(model, training, (), "test")
 
 
 def check_bounds_of_spread(cluster: Cluster, workload: Workload) -> None:
