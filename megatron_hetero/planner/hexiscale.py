@@ -68,7 +68,10 @@ class HexiScale:
                 for cuts_fast in switch.positions():
                     chains = builder.chains(num_pipelines, num_groups, cuts_fast)
                     placement = builder.filler.placement(chains) if chains else None
-                    candidate = board.score(placement, self.name) if placement else None
+                    if placement is not None:
+                        candidate = board.score(placement, self.name, whole=True)
+                    else:
+                        candidate = None
                     best = board.best
                     if candidate is not None and best is not None:
                         switch.learn(cuts_fast, candidate.step_time_s / best.step_time_s)

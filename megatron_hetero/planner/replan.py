@@ -256,7 +256,7 @@ class _Near:
         near = Scoreboard(problem)
         found = []
         for placement in near_placements(problem, old_replicas(problem, ways.old, ways.alive)):
-            candidate = near.score_with_counts(placement, self.name)
+            candidate = near.score_with_counts(placement, self.name, whole=True)
             if candidate is not None and (way := ways.add(candidate)) is not None:
                 found.append(way)
         # With recompute and micro-batch sizes of their own, those too that lack memory without.
@@ -275,7 +275,7 @@ class _Near:
                 priced += 1
                 if priced > _MAX_CLIMB:
                     return
-                candidate = near.score_with_counts(placement, self.name)
+                candidate = near.score_with_counts(placement, self.name, whole=True)
                 if candidate is None or candidate.step_time_s >= best.step_time_s:
                     continue
                 moved = ways.add(candidate)
