@@ -3,7 +3,8 @@
 Nodes that are alike form kinds (`kinds`), whole nodes form slabs (`pricing`), and a linear
 programme divides each pool of nodes into slabs (`slab_mix`).  What the programme does not see, the
 gradient exchange above all, is tried: layers on a node are limited more and more, since a node's
-card carries the gradients of all its layers, and sites are left out.
+card carries the gradients of all its layers, and sites are left out: the weakest, and those whose
+cards are too slow (`site_mixes`).
 """
 
 from __future__ import annotations
