@@ -151,7 +151,7 @@ def _sites(
     before: Sequence[Site],
     step_s: float,
 ) -> list[Site]:
-    """The sites of a pooling; those with the same nodes share their slabs.
+    """The sites of a pooling; those with the same nodes and network share their slabs.
 
     Args:
         before: the same sites with a higher limit, of which the best slabs are taken over.
@@ -159,7 +159,10 @@ def _sites(
     """
     shared: dict[object, PoolSlabs] = {}
     sites = []
-    contents = [tuple(table.kinds[index].content for index in pool) for pool in pools]
+    contents = [
+        tuple((table.kinds[index].content, table.layer_sync_s(index)) for index in pool)
+        for pool in pools
+    ]
     effort = min(1.0, _MAX_WHOLE_EFFORTS / len(set(contents)))
     for number, (pool, content) in enumerate(zip(pools, contents, strict=True)):
         kinds = tuple(table.kinds[index] for index in pool)

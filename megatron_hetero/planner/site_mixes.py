@@ -80,8 +80,11 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
 
 
 def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
-    """One pass of the gradients over the card of a node that has most to do."""
+    """One pass of the gradients over the card of a node that has most to do, between the nodes of
+    its site; a node that is alone there has nothing to do."""
     table = slabs.table
+    if sum(count * sum(slab.shape.num_nodes().values()) for slab, count in mix) == 1:
+        return 0.0
     return max(
         layers * table.layer_sync_s(kind) for slab, _ in mix for kind, layers in slab.node_layers
     )
