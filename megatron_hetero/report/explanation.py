@@ -24,6 +24,8 @@ CAUSES = (
     ("optimizer update", "update_s"),
 )
 """What is printed for each field of `TimeByCause`, in the order in which a step meets them."""
+_ALIKE = 5e-4
+"""Steps that differ by less are the same, as they are printed."""
 
 
 def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> RenderableType:
@@ -121,9 +123,6 @@ def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
         f"  between {least / GIB:.1f} GiB ({tightest}) and {most / GIB:.1f} GiB beside the reserve",
     )
     yield Text()
-
-
-_ALIKE = 5e-4
 
 
 def comparison_lines(
