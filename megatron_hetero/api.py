@@ -20,12 +20,12 @@ from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.search import plan_cluster
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 __all__ = [
     "Cluster",

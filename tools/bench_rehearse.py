@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import load_plan, save_plan
@@ -45,6 +44,7 @@ from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.search import plan_of
 from megatron_hetero.planner.stock_search import StockLimits, best_stock_plan
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = {

@@ -24,7 +24,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search
-from megatron_hetero.planner.search import bare_plan
+from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parent.parent

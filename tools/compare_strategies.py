@@ -23,7 +23,6 @@ from typing import Any
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import CHOICES, Cluster
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
@@ -31,8 +30,9 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.search import bare_plan
+from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 SETTINGS = Path(__file__).resolve().parent.parent / "benchmarks" / "settings"
 STRATEGIES = {

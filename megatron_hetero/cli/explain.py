@@ -11,7 +11,6 @@ from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.stock import is_stock, reasons_not_stock
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.explain import explain_plan
@@ -20,6 +19,7 @@ from megatron_hetero.report.additions import what_if_lines
 from megatron_hetero.report.explanation import explanation_report
 from megatron_hetero.report.terminal import plan_report
 from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
 Show a plan: its replicas and stages, memory, predicted speed, the GPUs it leaves
@@ -66,9 +66,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         # The file's figures are of another moment; a plan that does not fit is shown as such.
         plan = replace(plan, estimates=None)
         validate_plan(plan, cluster, str(arguments.plan))
-        stock = is_stock(plan)
-        plan = replace(plan, estimates=estimate_plan(plan, cluster, profile, is_stock=stock))
-        explanation = explain_plan(plan, cluster, profile, is_stock=stock)
+        plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
+        explanation = explain_plan(plan, cluster, profile)
         if arguments.what_if:
             with output.progress("planning with what could be added") as say:
                 additions = what_to_add(plan, cluster, profile, say=say)

@@ -16,12 +16,12 @@ from megatron_hetero.flags.launch import (
     node_launches,
     rank_rows,
 )
-from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.flags.support import refused_options
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.ranks import rank_lines
+from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
 Print what runs a plan: Megatron's arguments, one torchrun line for each node,

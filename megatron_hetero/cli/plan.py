@@ -16,7 +16,6 @@ from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import EXIT_INTERRUPTED
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
-from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_and_explain
@@ -27,6 +26,7 @@ from megatron_hetero.report.explanation import comparison_lines
 from megatron_hetero.report.outcome import outcome_lines
 from megatron_hetero.report.refusals import refusal_lines
 from megatron_hetero.report.terminal import plan_report
+from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
 Divide a model over a cluster of unlike GPUs: how many replicas, which GPUs form

@@ -8,9 +8,9 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on_cluster
 from megatron_hetero.files import write_json
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.report.simulation import simulation_report, simulation_to_data
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 from megatron_hetero.schedule.trace import chrome_trace
 
 DESCRIPTION = """\

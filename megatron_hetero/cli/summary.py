@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.flags.support import refused_options
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.stock import is_stock
 
 
 def plan_summary(plan: Plan, path: Path | None) -> dict[str, Any]:

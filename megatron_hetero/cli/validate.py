@@ -9,7 +9,6 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.description import cluster_hash, load_cluster
 from megatron_hetero.errors import FileFormatError
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.validate import validate_plan
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         check_schedules(plan, str(arguments.plan))
         if cluster and plan.workload:
             # An edit may have outgrown a GPU, which the figures in the file cannot know.
-            scored = replace(plan, estimates=estimate_plan(plan, cluster, is_stock=is_stock(plan)))
+            scored = replace(plan, estimates=estimate_plan(plan, cluster))
             validate_plan(scored, cluster, str(arguments.plan))
     except FileFormatError as error:
         if arguments.json:

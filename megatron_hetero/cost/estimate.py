@@ -51,13 +51,20 @@ def workload_of(plan: Plan) -> Workload:
 
 
 def estimates_of(
-    costs: CostModel, placement: Placement, cost: PlacementCost, *, in_parts: bool = False
+    costs: CostModel,
+    placement: Placement,
+    cost: PlacementCost,
+    *,
+    in_parts: bool = False,
+    is_stock: bool = False,
 ) -> Estimates:
     """The figures of an already priced placement in the form that plan.json holds.
 
     Args:
         in_parts: stages are in chunks, or backward passes are split; the bound is that of the work
             alone, which holds for them too.
+        is_stock: `cost` is as stock Megatron runs the placement, whose exchange of gradients is
+            another than the one that the bound is of.
 
     Without a bound where the placement is none that the search may find (`cost.space`): a plan
     edited by hand, or with groups of unequal shares, which are searched but not bounded.
@@ -65,7 +72,7 @@ def estimates_of(
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    bound = _bound_of(costs, placement, cost, in_parts)
+    bound = _bound_of(costs, placement, cost, in_parts, is_stock)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -96,7 +103,7 @@ def estimates_of(
 
 
 def _bound_of(
-    costs: CostModel, placement: Placement, cost: PlacementCost, in_parts: bool
+    costs: CostModel, placement: Placement, cost: PlacementCost, in_parts: bool, is_stock: bool
 ) -> Bound | None:
     """The bound on the step of a placement; None where it is of others, or wrong."""
     if why_outside(costs, placement, cost) is not None:
@@ -109,6 +116,8 @@ def _bound_of(
     )
     if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
         return bound
+    if is_stock:
+        return None
     warnings.warn(
         f"the lower bound of {bound.step_time_s:.6g} s is above the step of this plan, "
         f"{cost.step_time_s:.6g} s: a fault in megatron-hetero. The plan is right and is given "

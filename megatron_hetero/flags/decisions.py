@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_hetero.flags.stock import (
-    common_recompute,
-    is_even_split,
-    micro_batch_size,
-    pipeline_layout,
-)
+from megatron_hetero.flags.stock import is_even_split, pipeline_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.stock_ranks import rank_orders
+from megatron_hetero.schedule.stock import common_recompute, micro_batch_size
 
 
 @dataclass(frozen=True)

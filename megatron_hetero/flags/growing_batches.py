@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.flags.table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.stock import is_stock
 
 
 def undivided_batches(plan: Plan) -> tuple[int, ...]:

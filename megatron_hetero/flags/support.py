@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.flags.support_table import SUPPORT, Status, Support
 from megatron_hetero.flags.table import Flag, Option, flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.stock import is_stock
 
 
 @cache

@@ -15,6 +15,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
 from megatron_hetero.planner.outcome import Outcome
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
@@ -143,7 +144,7 @@ def explain_candidate(
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True)
         for device in stage.devices
     }
-    stock, stock_miss = board.best_stock, board.nearest_stock_miss
+    stock, stock_miss = Rescorer(board).best_stock(), board.nearest_stock_miss
     best_stock = _alternative(problem, stock, best) if stock else None
     if searched_stock is not None and (
         best_stock is None or searched_stock.step_time_s < best_stock.step_time_s
@@ -156,7 +157,7 @@ def explain_candidate(
         headroom_bytes=headroom,
         best_stock=best_stock,
         stock_shortage=shortage_of(problem, stock_miss) if stock_miss and not best_stock else None,
-        runners_up=_runners_up(problem, board, best),
+        runners_up=_runners_up(problem, board, best, stock),
         num_priced=board.num_priced,
         idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
         hidden_hops=tuple(
@@ -175,14 +176,11 @@ def explain_plan(
     cluster: Cluster,
     profile: Profile | None = None,
     strategies: Sequence[Strategy] | None = None,
-    *,
-    is_stock: bool = False,
 ) -> Explanation:
     """Explain any validated plan, edited by hand or not, beside what a new search finds.
 
     Args:
         strategies: of that search; by default those of `plan`.
-        is_stock: stock Megatron runs the plan; see `simulate_plan`.
     Raises:
         UsageError: the plan carries no workload.
     """
@@ -190,7 +188,7 @@ def explain_plan(
         raise UsageError("the plan carries no model, so it cannot be explained; give the model")
     problem = make_problem(cluster, plan.workload, profile)
     placement = placement_of(plan, problem.cluster)
-    cost = plan_cost(plan, problem.costs, placement, is_stock)
+    cost = plan_cost(plan, problem.costs, placement)
     candidate = Candidate(placement, cost, "given")
     explanation = explain_candidate(
         problem,
@@ -295,11 +293,10 @@ def _alternative(problem: Problem, other: Candidate, best: Candidate) -> Alterna
 def _stock_alternative(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
     plan, cluster = found.plan, problem.cluster
     assert plan.workload is not None  # the search gives it one
-    cost = CostModel(cluster, plan.workload, problem.costs.profile).placement(
-        placement_of(plan, cluster)
-    )
+    costs = CostModel(cluster, plan.workload, problem.costs.profile)
+    cost = plan_cost(plan, costs, placement_of(plan, cluster))
     longer_s = found.step_time_s - best.step_time_s
-    # The formula knows neither chunks nor sends that wait; where they count, its parts do not.
+    # Where its exchange, which is not the plug-in's, makes a difference, the parts say nothing.
     is_as_priced = abs(cost.step_time_s - found.step_time_s) <= _AS_PRICED * found.step_time_s
     return Alternative(
         format_layout(plan.layout),
@@ -330,12 +327,14 @@ def settings_text(plan: Plan) -> str:
     return "; ".join(words)
 
 
-def _runners_up(problem: Problem, board: Scoreboard, best: Candidate) -> tuple[Alternative, ...]:
+def _runners_up(
+    problem: Problem, board: Scoreboard, best: Candidate, stock: Candidate | None
+) -> tuple[Alternative, ...]:
     """The next best plans that differ from the best two (of all and of stock Megatron) and from
     each other in more than layer counts and which of several equal nodes they use."""
     seen = [_structure(problem, best.placement)]
-    if board.best_stock is not None:
-        seen.append(_structure(problem, board.best_stock.placement))
+    if stock is not None:
+        seen.append(_structure(problem, stock.placement))
     found: list[Alternative] = []
     for candidate in board.ranking_of_all:
         structure = _structure(problem, candidate.placement)

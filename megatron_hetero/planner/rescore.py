@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placement import PlacedReplica
 from megatron_hetero.planner.counts import with_counts, with_replicas
 from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.shared_paths import num_messages, queued, sharing_replicas
 
 _MAX_DISTINCT = 12
@@ -43,7 +45,7 @@ class Rescorer:
         for candidate in distinct(ranking):
             if rescored and candidate.step_time_s > _NEAR * min(c.step_time_s for c in rescored):
                 break
-            if rescored and not self._may_simulate(candidate.placement):
+            if rescored and not self._may_simulate(candidate):
                 break
             rescored.append(self._queued(candidate))
         rescored.sort(key=lambda candidate: candidate.key)
@@ -51,20 +53,38 @@ class Rescorer:
             rescored += self._further_ahead(candidate)
         return min(rescored, key=lambda candidate: candidate.key)
 
-    def _may_simulate(self, placement: Placement) -> bool:
-        return num_messages(placement, sharing_replicas(placement)) <= self._left
+    def best_stock(self) -> Candidate | None:
+        """The best placement of the board that stock Megatron runs, with its waiting for sends;
+        None where the board has none that keeps the limits of time and money."""
+        rescored: list[Candidate] = []
+        for candidate in self.board.ranking_of_stock if self.costs.has_variants else ():
+            if rescored and candidate.step_time_s > min(c.step_time_s for c in rescored):
+                break
+            if rescored and not self._may_simulate(candidate):
+                break
+            rescored.append(self._queued(candidate))
+        best = min(rescored, key=lambda candidate: candidate.key, default=self.board.best_stock)
+        return best if best is not None and best.keeps_limits else None
+
+    def _may_simulate(self, candidate: Candidate) -> bool:
+        return num_messages(candidate.placement, _simulated(candidate)) <= self._left
 
     def _queued(self, candidate: Candidate) -> Candidate:
         placement = candidate.placement
-        self._left -= num_messages(placement, sharing_replicas(placement))
-        cost = queued(self.costs, placement, candidate.cost)
+        self._left -= num_messages(placement, _simulated(candidate))
+        if _is_stock(candidate):
+            plan = bare_plan(self.board.problem, candidate, {})
+            cost = plan_cost(plan, self.costs, placement)
+        else:
+            cost = queued(self.costs, placement, candidate.cost)
         return self.board.candidate(placement, cost, candidate.strategy, candidate.rank_order)
 
     def _further_ahead(self, best: Candidate) -> Iterator[Candidate]:
         """The placement with more forwards ahead where replicas share a path: they hide queues as
-        they hide the hops themselves."""
+        they hide the hops themselves.  One of stock Megatron's is the plug-in's with them, which
+        does not wait for its sends."""
         placement = best.placement
-        sharing = sharing_replicas(placement)
+        sharing = _simulated(best)
         costs = self.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
         for more in _MORE_AHEAD if sharing and self.costs.has_launch_counts else ():
@@ -74,10 +94,23 @@ class Rescorer:
                 priced = ahead, costs.replica(ahead, rows)
                 if all(stage.missing_bytes <= 0 for stage in priced[1].stages):
                     counted[r] = priced
-            changed = with_replicas(costs, counted, rows)
-            if changed[0] == placement or not self._may_simulate(changed[0]):
+            ahead_of, cost = with_replicas(costs, counted, rows)
+            further = replace(best, placement=ahead_of, cost=cost, rank_order=None)
+            if ahead_of == placement or not self._may_simulate(further):
                 return
-            yield self._queued(replace(best, placement=changed[0], cost=changed[1]))
+            yield self._queued(further)
+
+
+def _is_stock(candidate: Candidate) -> bool:
+    return candidate.rank_order is not None
+
+
+def _simulated(candidate: Candidate) -> tuple[int, ...]:
+    """Replicas whose pipelines the cost model times too short."""
+    placement = candidate.placement
+    if _is_stock(candidate):
+        return tuple(range(len(placement.replicas)))
+    return sharing_replicas(placement)
 
 
 def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:

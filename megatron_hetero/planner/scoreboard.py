@@ -22,6 +22,7 @@ Progress = Callable[[float, int, float], None]
 on every step time in seconds (the bound by work, which is known at once)."""
 
 _NUM_KEPT = 64
+_NUM_STOCK = 12
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Scoreboard:
         self._refined: list[Candidate] = []
         self._misses: dict[Hashable, Candidate] = {}
         self._with_counts: dict[Placement, Candidate] = {}
-        self._best_stock: Candidate | None = None
+        self._stock: list[Candidate] = []
         self._replicas: dict[Hashable, ReplicaCost] = {}
         self._shapes = ReplicaShapes(problem.likeness)
         self._launch_rule = LaunchRule(problem.costs, self._shapes)
@@ -167,13 +168,18 @@ class Scoreboard:
     def best_stock(self) -> Candidate | None:
         """The best placement that fits, keeps the limits and that stock Megatron can run, or
         None."""
-        stock = self._best_stock
+        stock = self.nearest_stock
         return stock if stock is not None and stock.keeps_limits else None
 
     @property
     def nearest_stock(self) -> Candidate | None:
         """`nearest`, of those that stock Megatron can run."""
-        return self._best_stock
+        return self._stock[0] if self._stock else None
+
+    @property
+    def ranking_of_stock(self) -> tuple[Candidate, ...]:
+        """The best placements that fit and that stock Megatron can run, best first (a few)."""
+        return tuple(self._stock)
 
     @property
     def ranking(self) -> tuple[Candidate, ...]:
@@ -324,9 +330,12 @@ class Scoreboard:
         self._insert(self._fitting, candidate)
 
     def _keep_stock(self, candidate: Candidate) -> None:
-        stock = self._best_stock
-        if candidate.rank_order is not None and (stock is None or candidate.key < stock.key):
-            self._best_stock = candidate
+        kept = self._stock
+        if candidate.rank_order is None:
+            return
+        if len(kept) < _NUM_STOCK or candidate.coarse_key <= kept[-1].coarse_key:
+            insort(kept, candidate, key=lambda c: c.key)
+            del kept[_NUM_STOCK:]
 
     def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
         before = self.best

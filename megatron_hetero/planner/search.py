@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from megatron_hetero import __version__
-from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.estimate import estimates_of
@@ -15,11 +13,8 @@ from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
-from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.build import canonical_hosts
-from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
-from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.exact import EXACT_RELAXES
 from megatron_hetero.planner.explain import Explanation, explain_candidate, shortage_of
@@ -33,6 +28,7 @@ from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
 from megatron_hetero.planner.stock_search import stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import STOCK, stock_plan_and_explanation
+from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.best import best_of_orders
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.units import format_bytes
@@ -191,8 +187,9 @@ def infeasible_or_limits(problem: Problem, board: Scoreboard) -> InfeasiblePlanE
 
 
 def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
-    if board.best_stock is not None:
-        return board.best_stock
+    stock = Rescorer(board).best_stock()
+    if stock is not None:
+        return stock
     if board.nearest_stock is not None:
         raise limits_error(problem, board.nearest_stock, "plan of stock Megatron")
     miss = board.nearest_stock_miss
@@ -215,56 +212,8 @@ def plan_of(
     problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
 ) -> Plan:
     """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
-    estimates = estimates_of(problem.costs, best.placement, best.cost)
+    is_stock = best.rank_order is not None
+    estimates = estimates_of(problem.costs, best.placement, best.cost, is_stock=is_stock)
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
     return plan
-
-
-def bare_plan(
-    problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
-) -> Plan:
-    """`plan_of` without estimates, whose bound takes time, and not validated."""
-    cluster, workload = problem.cluster, problem.workload
-    replicas = tuple(
-        Replica(
-            tuple(
-                Stage(
-                    StageShape(stage.width, stage.num_layers, stage.shares, stage.context_parallel),
-                    first,
-                    tuple(device.name for device in stage.devices),
-                    recompute=stage.recompute,
-                    recompute_num_layers=stage.recompute_num_layers,
-                    num_launched_forwards=count,
-                    optimizer_share=stage.optimizer_share,
-                )
-                for first, stage, count in zip(
-                    replica.first_layers,
-                    replica.stages,
-                    replica.launch_counts or [None] * len(replica.stages),
-                    strict=True,
-                )
-            ),
-            replica.num_micro_batches,
-            replica.micro_batch_size,
-        )
-        for replica in best.placement.replicas
-    )
-    if best.rank_order is None:
-        hosts = canonical_hosts(replicas, cluster)
-    else:
-        hosts = hosts_in_rank_order(replicas, best.rank_order, cluster)
-    used = {device.name for device in best.placement.devices()}
-    inputs = {"cluster": cluster_hash(cluster), "model": workload_hash(workload)}
-    if problem.costs.profile is not None:
-        inputs["profile"] = problem.costs.profile.content_sha256
-    return Plan(
-        replicas,
-        workload=workload,
-        hosts=hosts,
-        idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
-        idle_reasons=reasons,
-        inputs=inputs,
-        made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
-        + (" (interrupted)" if interrupted else ""),
-    )

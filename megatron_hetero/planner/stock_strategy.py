@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
@@ -15,6 +14,7 @@ from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.scoreboard import Candidate
 from megatron_hetero.planner.stock_search import StockResult, best_stock_plan
+from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
 STOCK = "stock"
 """The name of the strategy; it is no strategy of `run`, because it may change the job's flags."""
@@ -39,7 +39,7 @@ def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
     plan, cluster, profile = found.plan, problem.cluster, problem.costs.profile
     own = make_problem(cluster, plan.workload or problem.workload, profile)
     placement = placement_of(plan, cluster)
-    candidate = Candidate(placement, own.costs.placement(placement), STOCK)
+    candidate = Candidate(placement, plan_cost(plan, own.costs, placement), STOCK)
     board = search(own, None, ())
     reasons = dict.fromkeys(plan.idle_devices, "the best plan of stock Megatron is faster without")
     explanation = explain_candidate(own, board, candidate, reasons, found)
@@ -51,15 +51,14 @@ def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
 
 
 def _simulated(found: StockResult, problem: Problem) -> Estimates:
-    """Estimates with the simulated step, which knows interleaved stages and sends that wait."""
+    """Estimates with the simulated step, which knows stock Megatron's own exchange of gradients."""
     estimates = estimate_plan(found.plan, problem.cluster, problem.costs.profile)
-    faster = estimates.step_time_s / found.step_time_s
-    bound_s = estimates.bound_s if found.plan.schedule == "1f1b" else None
+    step_s, bound_s = found.step_time_s, estimates.bound_s
+    bound_s = None if bound_s is None else min(bound_s, step_s)
     return replace(
         estimates,
-        step_time_s=found.step_time_s,
-        tokens_per_s=estimates.tokens_per_s * faster,
+        step_time_s=step_s,
+        tokens_per_s=estimates.tokens_per_s * estimates.step_time_s / step_s,
         bound_s=bound_s,
-        gap=None if bound_s is None else found.step_time_s / bound_s - 1,
-        bound_relaxes=estimates.bound_relaxes if bound_s is not None else "",
+        gap=None if bound_s is None else step_s / bound_s - 1,
     )

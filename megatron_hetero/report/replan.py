@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any
 
 from megatron_hetero.cost.profile import Profile, Stretch
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.report.page.content import Content, Lane
 from megatron_hetero.schedule.programme import BACKWARDS
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 from megatron_hetero.units import format_duration
 
 WORTH_SAYING = 0.01

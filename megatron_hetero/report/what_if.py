@@ -13,9 +13,9 @@ from megatron_hetero.cluster.node_links import mapped_links
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link
 from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.profile import Profile
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 SLOWER_GPU = 0.9
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import plan_arguments
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import NO_TRANSFORMER_ENGINE, backend
@@ -27,6 +26,7 @@ from megatron_hetero.runtime.arguments import (
 from megatron_hetero.runtime.asymmetric_job import AsymmetricJob
 from megatron_hetero.runtime.stock_job import Step, StockJob
 from megatron_hetero.runtime.world import World, check_world
+from megatron_hetero.schedule.stock import is_stock
 
 
 class Job(Protocol):

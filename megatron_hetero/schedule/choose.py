@@ -22,6 +22,8 @@ from megatron_hetero.schedule.list_schedule import Listed, Pipeline
 from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
 from megatron_hetero.schedule.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.simulate import simulate
+from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 from megatron_hetero.schedule.synthesise import synthesise
 from megatron_hetero.schedule.zero_bubble import zero_bubble
 
@@ -135,6 +137,9 @@ class _Maker:
             times_s.append(simulated.makespan_s)
             peaks.append(simulated.peak_in_flight)
         check_schedules(made)
+        if is_stock(made):  # which waits for its sends
+            run = simulate_plan(made, self.costs.cluster, profile=self.costs.profile, is_stock=True)
+            times_s = [max(stage.compute_end_s for stage in stages) for stages in run.stages]
         return Candidate(name, made, tuple(times_s), tuple(peaks))
 
     def interleaved(self, num_chunks: int) -> Candidate:

@@ -11,45 +11,52 @@ from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.plan import Estimates, Plan
-from megatron_hetero.schedule.shared_paths import queued
+from megatron_hetero.schedule.shared_paths import MAX_MESSAGES, num_messages, queued
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 
-def estimate_plan(
-    plan: Plan, cluster: Cluster, profile: Profile | None = None, *, is_stock: bool = False
-) -> Estimates:
-    """`cost.estimate.estimate_plan`, with queues on shared paths, and chunks and orders of
-    computations as they run.
+def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
+    """`cost.estimate.estimate_plan`, with queues on shared paths, chunks and orders of computations
+    as they run, and stock Megatron's waiting for its sends where it runs the plan.
 
     Orders of whole passes in stages of one piece keep the bound, whose proof asks nothing of the
     order (docs/bound.md).  Chunks and split backward passes have that of the work alone.
 
-    Args:
-        is_stock: stock Megatron runs the plan; see `simulate_plan`.
     Raises:
         UsageError, PlanFormatError, UnsupportedError: as there.
     """
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)
-    cost = plan_cost(plan, costs, placement, is_stock)
-    return estimates_of(costs, placement, cost, in_parts=_has_parts(plan))
+    cost = plan_cost(plan, costs, placement)
+    return estimates_of(costs, placement, cost, in_parts=_has_parts(plan), is_stock=is_stock(plan))
 
 
-def plan_cost(
-    plan: Plan, costs: CostModel, placement: Placement, is_stock: bool = False
-) -> PlacementCost:
-    """The cost of a plan's placement; pipelines with chunks or orders are simulated."""
+def plan_cost(plan: Plan, costs: CostModel, placement: Placement) -> PlacementCost:
+    """The cost of a plan's placement; pipelines with chunks or orders, and those of stock Megatron,
+    are simulated."""
+    stock = is_stock(plan) and _is_small(placement)
     cost = queued(costs, placement, costs.placement(placement))
-    if not has_orders(plan):
+    if not (stock or has_orders(plan)):
         return cost
-    run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=is_stock)
+    run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=stock)
     replicas = tuple(
         replace(replica, pipeline_s=max(ends_s), ends_s=ends_s)
         for replica, stages in zip(cost.replicas, run.stages, strict=True)
         for ends_s in [tuple(stage.compute_end_s for stage in stages)]
     )
     sharded = costs.sharded_as(placement)
-    return sharded.combine(placement, replicas, sharded.vocab_rows(placement.widths))
+    found = sharded.combine(placement, replicas, sharded.vocab_rows(placement.widths))
+    if not stock:
+        return found
+    # Its exchange of gradients is another than the plug-in's.
+    sync_s = run.step_time_s - found.pipelines_s - found.update_s
+    return replace(found, gradient_sync_s=max(sync_s, 0.0))
+
+
+def _is_small(placement: Placement) -> bool:
+    """Larger steps of stock Megatron are left as the cost model has them, without the waiting."""
+    return num_messages(placement, range(len(placement.replicas))) <= MAX_MESSAGES
 
 
 def _has_parts(plan: Plan) -> bool:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.flags.stock import is_stock, reasons_not_stock
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.stock_ranks import rank_orders
@@ -20,6 +19,7 @@ from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.search import plan_of
+from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.cost.builders import FAST, INSIDE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 

@@ -15,7 +15,6 @@ from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.widths import usable_gpus, usable_widths
 from megatron_hetero.flags.emit import megatron_args
-from megatron_hetero.flags.stock import reasons_not_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
@@ -29,6 +28,7 @@ from megatron_hetero.planner.stock_grids import stock_grids
 from megatron_hetero.planner.stock_plan import stock_plan
 from megatron_hetero.planner.stock_search import StockLimits, best_stock_plan
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import reasons_not_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import parts
 from tests.planner.strategies import clusters, workloads

@@ -15,7 +15,6 @@ from functools import cache
 from itertools import product
 from math import lcm
 
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.check_schedule import default_launched_forwards
@@ -23,6 +22,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, Replica, ReplicaShape, StageShape
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.runtime.verify.shrink import Shrunk
+from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.plan_features import FACTORS, SPACE
 from tests.runtime.schedules import with_interleaving, with_zero_bubble
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime import backend, entry
 from megatron_hetero.runtime.arguments import split_arguments
@@ -23,6 +22,7 @@ from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
 from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 

@@ -7,8 +7,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cost.estimate import workload_of
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.shared_paths import queued
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
 from tests.schedule.test_step import placed, three_nodes
 
@@ -39,16 +42,18 @@ def plans(draw: st.DrawFn, **flags: bool) -> Plan:
 
 
 def both(plan: Plan, link: Link) -> tuple[StepSimulation, float]:
-    """The simulation, and the formula's step.
+    """The simulation of the plug-in's runtime, and the formula's step.
 
     The formula does not let the messages of a pipeline wait behind another replica's gradients;
     plans in which they do are left to the simulation.
     """
     cluster = three_nodes(link)
-    found, estimates = simulate_plan(plan, cluster), estimate_plan(plan, cluster)
-    alone_s = max(estimates.replica_times_s)
+    found, placement = simulate_plan(plan, cluster), placement_of(plan, cluster)
+    costs = CostModel(cluster, workload_of(plan))
+    cost = queued(costs, placement, costs.placement(placement))
+    alone_s = max(replica.pipeline_s for replica in cost.replicas)
     assume(found.collectives and found.pipelines_s == pytest.approx(alone_s, rel=1e-6))
-    return found, estimates.step_time_s
+    return found, cost.step_time_s
 
 
 def late_messages_s(found: StepSimulation) -> float:

@@ -17,10 +17,11 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.search import bare_plan
+from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.shared_paths import queued, sharing_replicas
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -45,7 +46,8 @@ def crossing_plan(layout: str = CROSSING) -> Plan:
 
 def test_pipelines_that_share_a_path_take_as_long_as_simulated() -> None:
     plan = crossing_plan()
-    simulated, predicted = simulate_plan(plan, CLUSTER), estimate_plan(plan, CLUSTER)
+    predicted = estimate_plan(plan, CLUSTER)
+    simulated = simulate_plan(plan, CLUSTER, is_stock=is_stock(plan))
     alone = estimate.estimate_plan(plan, CLUSTER)
     assert max(predicted.replica_times_s) == pytest.approx(simulated.pipelines_s)
     assert predicted.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)
@@ -70,7 +72,9 @@ def test_a_replica_that_returns_shares_the_path_with_itself() -> None:
     )
     plan = replace(plan, replicas=(replace(plan.replicas[0], stages=there_and_back),))
     assert sharing_replicas(placement_of(plan, CLUSTER)) == (0,)
-    predicted, simulated = estimate_plan(plan, CLUSTER), simulate_plan(plan, CLUSTER)
+    assert is_stock(plan)  # which waits for its sends
+    predicted = estimate_plan(plan, CLUSTER)
+    simulated = simulate_plan(plan, CLUSTER, is_stock=True)
     assert predicted.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)
 
 

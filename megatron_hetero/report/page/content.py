@@ -10,7 +10,6 @@ from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import megatron_args, render_bash
 from megatron_hetero.flags.launch import NodeLaunch, node_launches
-from megatron_hetero.flags.stock import is_stock, reasons_not_stock
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.explain import Explanation, explain_plan
 from megatron_hetero.planner.run import strategies_of
@@ -18,6 +17,7 @@ from megatron_hetero.report.what_if import Variation, variations
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def gather(
             "`megatron-hetero plan`"
         )
     stock = is_stock(plan)
-    estimates = estimate_plan(plan, cluster, profile, is_stock=stock)
+    estimates = estimate_plan(plan, cluster, profile)
     plan = replace(plan, estimates=estimates)
     simulation = simulate_plan(plan, cluster, profile=profile, is_stock=stock)
     lanes = tuple(
@@ -104,7 +104,6 @@ def gather(
             cluster,
             profile,
             strategies_of("symmetric") if quick else None,
-            is_stock=stock,
         ),
         simulation=simulation,
         timelines=(LaneGroup("predicted", simulation.step_time_s, lanes), *others),

@@ -17,7 +17,6 @@ from pathlib import Path
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -40,6 +39,7 @@ from megatron_hetero.runtime.rehearse.small import SmallModel, small_model
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.schedule.gradient_exchange import stock_bucket_elements
 from megatron_hetero.schedule.step import plan_times, simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""

@@ -23,7 +23,6 @@ import pytest
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import Profile, load_profile
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import save_plan
@@ -35,6 +34,7 @@ from megatron_hetero.runtime.rehearse.run import Options, rehearse
 from megatron_hetero.runtime.verify.jobs import Options as VerifyOptions
 from megatron_hetero.runtime.verify.run import outcome_to_data, verify
 from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/a100-rtx4090"
 _VARIABLES = ("MEGATRON_HETERO_CLUSTER", "MEGATRON_HETERO_MODEL")

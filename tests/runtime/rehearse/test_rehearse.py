@@ -9,12 +9,12 @@ import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
-from megatron_hetero.flags.stock import is_stock
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.rehearse import run as rehearse_run
 from megatron_hetero.runtime.rehearse.network import SlowLink
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.runtime.rehearse.run import Options, rehearse
+from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster
 from tests.runtime.schedules import with_interleaving
 from tests.schedule.test_step import placed

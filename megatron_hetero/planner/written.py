@@ -1,0 +1,64 @@
+"""A placement that a search found, as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_hetero import __version__
+from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.model.load import workload_hash
+from megatron_hetero.plan.build import canonical_hosts
+from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
+from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.scoreboard import Candidate
+
+
+def bare_plan(
+    problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
+) -> Plan:
+    """The plan of a candidate without estimates, whose bound takes time, and not validated;
+    `reasons` says why its idle devices are idle."""
+    cluster, workload = problem.cluster, problem.workload
+    replicas = tuple(
+        Replica(
+            tuple(
+                Stage(
+                    StageShape(stage.width, stage.num_layers, stage.shares, stage.context_parallel),
+                    first,
+                    tuple(device.name for device in stage.devices),
+                    recompute=stage.recompute,
+                    recompute_num_layers=stage.recompute_num_layers,
+                    num_launched_forwards=count,
+                    optimizer_share=stage.optimizer_share,
+                )
+                for first, stage, count in zip(
+                    replica.first_layers,
+                    replica.stages,
+                    replica.launch_counts or [None] * len(replica.stages),
+                    strict=True,
+                )
+            ),
+            replica.num_micro_batches,
+            replica.micro_batch_size,
+        )
+        for replica in best.placement.replicas
+    )
+    if best.rank_order is None:
+        hosts = canonical_hosts(replicas, cluster)
+    else:
+        hosts = hosts_in_rank_order(replicas, best.rank_order, cluster)
+    used = {device.name for device in best.placement.devices()}
+    inputs = {"cluster": cluster_hash(cluster), "model": workload_hash(workload)}
+    if problem.costs.profile is not None:
+        inputs["profile"] = problem.costs.profile.content_sha256
+    return Plan(
+        replicas,
+        workload=workload,
+        hosts=hosts,
+        idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
+        idle_reasons=reasons,
+        inputs=inputs,
+        made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
+        + (" (interrupted)" if interrupted else ""),
+    )

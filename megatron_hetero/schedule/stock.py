@@ -1,0 +1,167 @@
+"""Which plans stock Megatron runs, and what of the others it cannot express."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.check_schedule import default_launched_forwards
+from megatron_hetero.plan.check_workload import divided_sizes
+from megatron_hetero.plan.chunks import chain, stage_chunks
+from megatron_hetero.plan.plan import Plan, Replica, Stage
+from megatron_hetero.plan.stock_ranks import (
+    RANK_ORDERS,
+    NodeGrid,
+    find_stock_arrangement,
+    node_grid,
+    rank_orders,
+    split_node,
+)
+from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.schedule.of_plan import replica_schedule
+
+
+def is_stock(plan: Plan) -> bool:
+    """Whether stock Megatron, without the plug-in, runs exactly this plan.
+
+    All replicas have the same stages, one tensor-parallel width, one micro-batch count and size;
+    every stage follows the same settings; and the ranks bind to places in one of Megatron's two
+    orders.  `plan` is valid.
+    """
+    return not reasons_not_stock(plan)
+
+
+def reasons_not_stock(plan: Plan) -> tuple[str, ...]:
+    """What of the plan stock Megatron cannot express, in words; empty for a stock plan."""
+    return tuple(_shape_reasons(plan)) or tuple(_setting_reasons(plan))
+
+
+def _shape_reasons(plan: Plan) -> Iterator[str]:
+    first = plan.replicas[0]
+    if len(plan.layout.tensor_parallel_widths) > 1:
+        widths = ", ".join(map(str, plan.layout.tensor_parallel_widths))
+        yield f"stages of different tensor-parallel widths ({widths})"
+    if any(len(replica.stages) != len(first.stages) for replica in plan.replicas):
+        yield "replicas of different pipeline depths"
+    elif any(chained_layers(replica) != chained_layers(first) for replica in plan.replicas):
+        yield "replicas with different layers in a stage"
+    if any(r.num_micro_batches != first.num_micro_batches for r in plan.replicas):
+        yield "replicas with different numbers of micro-batches"
+    if len({micro_batch_size(plan, replica) for replica in plan.replicas}) > 1:
+        yield "replicas with different micro-batch sizes"
+    if plan.layout.has_context_parallel:
+        yield "context-parallel stages (their loss is weighted by the tokens of all their ranks)"
+    if any(_is_uneven(plan, stage) for replica in plan.replicas for stage in replica.stages):
+        yield "tensor-parallel groups of uneven shares"
+
+
+def _setting_reasons(plan: Plan) -> Iterator[str]:
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    if common_recompute(plan) is None:
+        yield "stages with different recompute"
+    precision = None if plan.workload is None else plan.workload.training.precision
+    if any(stage.precision not in (None, precision) for stage in stages):
+        yield "stages with a precision of their own"
+    if any(stage.order is not None for stage in stages) and not _is_interleaved_as_megatron(plan):
+        yield "stages with an order of their own"
+    if len({stage.optimizer_share or 1 for stage in stages}) > 1:
+        yield "unequal shares of the optimizer's state"
+    ahead = [
+        str(r)
+        for r, replica in enumerate(plan.replicas)
+        if any(
+            stage.num_launched_forwards not in (None, default_launched_forwards(plan, r, s))
+            for s, stage in enumerate(replica.stages)
+        )
+    ]
+    if ahead:
+        name = "replica" if len(ahead) == 1 else "replicas"
+        yield f"launch counts other than 1F1B's ({name} {', '.join(ahead)})"
+    if not rank_orders(plan):
+        yield _rank_reason(node_grid(plan))
+
+
+def _rank_reason(nodes: NodeGrid) -> str:
+    if find_stock_arrangement(nodes) is not None:
+        return (
+            "ranks in neither of Megatron's two orders (with hosts, their GPUs and replicas listed "
+            "in another order they are: plan again)"
+        )
+    # However they are listed, some node is parted; the plan's own order of replicas shows how.
+    examples = {
+        "ranks {1} and {2} on {0}".format(*found): order
+        for order in RANK_ORDERS
+        if (found := split_node(nodes, order))
+    }
+    shown = examples if len(examples) == 1 else (f"{o}: {words}" for words, o in examples.items())
+    return (
+        "stages that return to a node, whose GPUs stock Megatron numbers one after the other ("
+        f"{', '.join(shown)})"
+    )
+
+
+def _is_interleaved_as_megatron(plan: Plan) -> bool:
+    """Whether the orders are those of Megatron's interleaved schedule, chunks in turn."""
+    for r, replica in enumerate(plan.replicas):
+        on_stage, num_stages = chain(replica), len(replica.stages)
+        num_chunks, rest = divmod(len(on_stage), num_stages)
+        if rest or num_chunks < 2 or on_stage != tuple(range(num_stages)) * num_chunks:
+            return False
+        try:
+            megatrons = interleaved(on_stage, replica.num_micro_batches)
+        except PlanFormatError:
+            return False
+        if replica_schedule(plan, r) != megatrons:
+            return False
+    return True
+
+
+def chained_layers(replica: Replica) -> list[int]:
+    """Along the chain of model chunks."""
+    pieces = [chunk for stage in replica.stages for chunk in stage_chunks(stage)]
+    return [chunk.num_layers for chunk in sorted(pieces, key=lambda c: c.first_layer)]
+
+
+def _is_uneven(plan: Plan, stage: Stage) -> bool:
+    """Equal shares (1:1) are stock's own where the width divides everything."""
+    shares = stage.shape.shares
+    if shares is None:
+        return False
+    if len(set(shares)) > 1 or plan.workload is None:
+        return True
+    return any(units % len(shares) for *_, units in divided_sizes(plan.workload.model))
+
+
+def micro_batch_size(plan: Plan, replica: Replica) -> int | None:
+    """Sequences in a micro-batch of a replica; None if neither plan nor workload says."""
+    if replica.micro_batch_size is not None or plan.workload is None:
+        return replica.micro_batch_size
+    return plan.workload.training.micro_batch_size
+
+
+def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
+    """Granularity and number of recomputed layers (None: all) of a stage.
+
+    The granularity is None if neither stage nor workload says.
+    """
+    if stage.recompute is not None:
+        return stage.recompute, stage.recompute_num_layers
+    return (None if plan.workload is None else plan.workload.training.recompute), None
+
+
+def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
+    """The recompute of all stages as one job has it; None where no job's flags say it.
+
+    Megatron recomputes so many layers of every stage (`--recompute-method block`), or all of those
+    that have fewer.
+    """
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    found = {recompute(plan, stage) for stage in stages}
+    if len(found) == 1:
+        return found.pop()
+    counts = [count for _, count in found if count is not None]
+    if {granularity for granularity, _ in found} != {"full"} or len(counts) < len(found):
+        return None
+    most = max(counts)
+    fits = all(stage.recompute_num_layers in (most, stage.shape.num_layers) for stage in stages)
+    return ("full", most) if fits else None
