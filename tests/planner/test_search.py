@@ -21,9 +21,10 @@ from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.symmetric import Symmetric
-from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.shared_paths import queued
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s, naive_placements
 from tests.planner.strategies import cases, clusters, workloads
@@ -74,10 +75,12 @@ def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload:
     assert estimates.bound_s <= estimates.step_time_s * (1 + 1e-12)
     others = list(naive_placements(cluster, workload)) + ([naive.placement] if naive else [])
     for placement in others:
-        cost = problem.costs.placement(placement)
-        if cost.missing_bytes <= 0:
-            # Plans are priced with the queues on paths that replicas share; so is this one.
-            other_s = queued(problem.costs, placement, cost).step_time_s
+        candidate = Scoreboard(problem).score(placement, "naive")
+        if candidate is not None:
+            # Plans are priced as they run: with the queues on paths that replicas share, and by
+            # stock Megatron if it can.  So is this one.
+            other = bare_plan(problem, candidate, {})
+            other_s = plan_cost(other, problem.costs, candidate.placement).step_time_s
             assert estimates.step_time_s <= other_s * (1 + 1e-12)
 
 
