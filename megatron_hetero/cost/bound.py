@@ -27,7 +27,7 @@ WORK_BOUND_RELAXES = (
 )
 
 QUICK_WORK = 1_000_000_000
-THOROUGH_WORK = 4_000_000_000
+THOROUGH_WORK = 2_000_000_000
 """Numbers looked at: of many questions, about a second; of a plan's own bound, several."""
 
 _LONGEST = 1000.0
