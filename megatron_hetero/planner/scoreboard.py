@@ -283,7 +283,7 @@ class Scoreboard:
             if key not in self._replicas:
                 self._replicas[key] = costs.replica(replica, rows)
             replicas.append(self._replicas[key])
-        if not whole and self._is_beaten(replicas):
+        if not whole and self._is_beaten(replicas, rank_order is not None):
             self.num_priced += 1
             self._beaten.add(placement)
             return None
@@ -306,13 +306,16 @@ class Scoreboard:
             self._insert(self._fitting_with_counts, with_counts)
         return candidate
 
-    def _is_beaten(self, replicas: Sequence[ReplicaCost]) -> bool:
-        """Whether a placement that fits is slower than all that are kept, whatever its exchange
-        takes and its launch counts: most are, and the exchange takes longest to price."""
+    def _is_beaten(self, replicas: Sequence[ReplicaCost], is_stock: bool) -> bool:
+        """Whether a placement that fits is slower than all that are kept, of stock Megatron's too
+        if it is one, whatever its exchange takes and its launch counts: most are, and the exchange
+        takes longest to price."""
         if len(self._fitting) < _NUM_KEPT or not self._by_time:
             return False
         stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
         least_s = max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+        if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):
+            return False
         return least_s > self._fitting[-1].step_time_s and all(
             stage.missing_bytes <= 0 for stage in stages
         )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.fill import Filler
@@ -27,3 +29,20 @@ def test_only_what_is_slower_than_all_kept_is_not_priced_whole() -> None:
             else:
                 assert found == whole
     assert num_beaten > 0
+
+
+def test_the_best_of_stock_megatron_is_known_however_slow() -> None:
+    problem = make_problem(make_cluster(("a", FAST, 5), ("b", SLOW, 3)), make_workload(12, 1024))
+    other, board = Scoreboard(problem), Scoreboard(problem)
+    for strategy in (Constructive(), LocalSearch()):
+        strategy.search(other)
+    plug_in = [candidate for candidate in other.ranking if candidate.rank_order is None]
+    for start in plug_in[:4]:
+        for placement in (start.placement, *neighbours(problem, Filler(problem), start.placement)):
+            if canonical(placement, problem.gpus)[1] is None:
+                board.score(placement, "test")
+    assert len(board.ranking) == 64 and board.best_stock is None
+    one = Placement((PlacedReplica((PlacedStage((Device("b", 0),), 12),), 4),))
+    slow = board.score(one, "test")
+    assert slow is not None and slow.step_time_s > board.ranking[-1].step_time_s
+    assert board.best_stock is slow
