@@ -24,6 +24,8 @@ _MORE_AHEAD = (1, 2, 4)
 _NEAR = 1.02
 """Further than this behind the best with its queues, by the cost model, none is simulated; nearer,
 more forwards ahead may still bring it before."""
+_MAX_STOCK = 4
+"""Of the best that stock Megatron runs, those that are simulated."""
 _NUM_FURTHER = 3
 """Of the best with their queues, those that try to launch further ahead."""
 
@@ -57,7 +59,8 @@ class Rescorer:
         """The best placement of the board that stock Megatron runs, with its waiting for sends;
         None where the board has none that keeps the limits of time and money."""
         rescored: list[Candidate] = []
-        for candidate in self.board.ranking_of_stock if self.costs.has_variants else ():
+        ranking = self.board.ranking_of_stock if self.costs.has_variants else ()
+        for candidate in ranking[:_MAX_STOCK]:
             if rescored and candidate.step_time_s > min(c.step_time_s for c in rescored):
                 break
             if rescored and not self._may_simulate(candidate):

@@ -11,9 +11,12 @@ from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.plan import Estimates, Plan
-from megatron_hetero.schedule.shared_paths import MAX_MESSAGES, num_messages, queued
+from megatron_hetero.schedule.shared_paths import num_messages, queued
 from megatron_hetero.schedule.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
+
+_MAX_STOCK_MESSAGES = 10_000
+"""Steps of stock Megatron with more messages are not simulated whole, which takes seconds."""
 
 
 def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
@@ -35,10 +38,9 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
 def plan_cost(plan: Plan, costs: CostModel, placement: Placement) -> PlacementCost:
     """The cost of a plan's placement; pipelines with chunks or orders, and those of stock Megatron,
     are simulated."""
-    stock = is_stock(plan) and _is_small(placement)
-    cost = queued(costs, placement, costs.placement(placement))
-    if not (stock or has_orders(plan)):
-        return cost
+    stock, cost = is_stock(plan), costs.placement(placement)
+    if not (has_orders(plan) or (stock and _is_small(placement))):
+        return queued(costs, placement, cost, is_stock=stock)
     run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=stock)
     replicas = tuple(
         replace(replica, pipeline_s=max(ends_s), ends_s=ends_s)
@@ -55,8 +57,9 @@ def plan_cost(plan: Plan, costs: CostModel, placement: Placement) -> PlacementCo
 
 
 def _is_small(placement: Placement) -> bool:
-    """Larger steps of stock Megatron are left as the cost model has them, without the waiting."""
-    return num_messages(placement, range(len(placement.replicas))) <= MAX_MESSAGES
+    """Of larger steps of stock Megatron only the pipelines are simulated, like ones once; the
+    exchange of gradients is the plug-in's."""
+    return num_messages(placement, range(len(placement.replicas))) <= _MAX_STOCK_MESSAGES
 
 
 def _has_parts(plan: Plan) -> bool:

@@ -26,9 +26,17 @@ MAX_MESSAGES = 40_000
 simulation of so many takes about a second, and with so many micro-batches queues matter less."""
 
 
-def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> PlacementCost:
-    """The cost with the times of pipelines that share paths taken from a simulation."""
-    sharing = sharing_replicas(placement)
+def queued(
+    costs: CostModel, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
+) -> PlacementCost:
+    """The cost with the times of pipelines that share paths taken from a simulation.
+
+    Args:
+        is_stock: stock Megatron runs the placement: every stage waits for its sends, which the cost
+            model does not know, so all pipelines are simulated.
+    """
+    every = tuple(range(len(placement.replicas)))
+    sharing = every if is_stock else sharing_replicas(placement)
     if not sharing or num_messages(placement, sharing) > MAX_MESSAGES:
         return cost
     costs = costs.sharded_as(placement)
@@ -38,7 +46,7 @@ def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> Place
         likeness = _likeness(placement, cost, crowd)
         if likeness not in known:
             known[likeness] = _run_together(
-                costs, [(placement.replicas[r], cost.replicas[r]) for r in crowd]
+                costs, [(placement.replicas[r], cost.replicas[r]) for r in crowd], is_stock
             )
         for r, found in zip(crowd, known[likeness], strict=True):
             replicas[r] = found
@@ -46,9 +54,9 @@ def queued(costs: CostModel, placement: Placement, cost: PlacementCost) -> Place
 
 
 def _run_together(
-    costs: CostModel, crowd: Sequence[tuple[PlacedReplica, ReplicaCost]]
+    costs: CostModel, crowd: Sequence[tuple[PlacedReplica, ReplicaCost]], is_stock: bool
 ) -> list[ReplicaCost]:
-    run = run_step([_pipeline(costs, *priced) for priced in crowd])
+    run = run_step([_pipeline(costs, *priced, is_stock) for priced in crowd])
     found = []
     for number, (_, alone) in enumerate(crowd):
         # Rounding apart, nothing is faster for having to wait.
@@ -123,13 +131,16 @@ def _paths(replica: PlacedReplica) -> list[tuple[str, str]]:
     return hops + [(b, a) for a, b in hops]
 
 
-def _pipeline(costs: CostModel, replica: PlacedReplica, cost: ReplicaCost) -> Pipeline:
+def _pipeline(
+    costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, is_stock: bool
+) -> Pipeline:
     counts = replica.num_in_flight
     costs = costs.variant(micro_batch_size=replica.micro_batch_size)
     hops = list(pairwise(replica.stages))
     return Pipeline(
         one_f_one_b(len(replica.stages), replica.num_micro_batches, counts),
         tuple((ChunkTimes(s.times.forward_s, s.times.backward_s),) for s in cost.stages),
-        tuple(crossing(costs, here, there, False) for here, there in hops),
-        tuple(crossing(costs, there, here, False) for here, there in hops),
+        tuple(crossing(costs, here, there, is_stock) for here, there in hops),
+        tuple(crossing(costs, there, here, is_stock) for here, there in hops),
+        "waited" if is_stock else "buffered",
     )
