@@ -77,7 +77,7 @@ class Rescorer:
         self._left -= num_messages(placement, _simulated(candidate))
         if _is_stock(candidate):
             plan = bare_plan(self.board.problem, candidate, {})
-            cost = plan_cost(plan, self.costs, placement)
+            cost = plan_cost(plan, self.costs, placement, candidate.cost)
         else:
             cost = queued(self.costs, placement, candidate.cost)
         return self.board.candidate(placement, cost, candidate.strategy, candidate.rank_order)

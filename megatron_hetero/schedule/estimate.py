@@ -35,10 +35,16 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
     return estimates_of(costs, placement, cost, in_parts=_has_parts(plan), is_stock=is_stock(plan))
 
 
-def plan_cost(plan: Plan, costs: CostModel, placement: Placement) -> PlacementCost:
+def plan_cost(
+    plan: Plan, costs: CostModel, placement: Placement, priced: PlacementCost | None = None
+) -> PlacementCost:
     """The cost of a plan's placement; pipelines with chunks or orders, and those of stock Megatron,
-    are simulated."""
-    stock, cost = is_stock(plan), costs.placement(placement)
+    are simulated.
+
+    Args:
+        priced: by `costs` alone, if that is known.
+    """
+    stock, cost = is_stock(plan), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):
         return queued(costs, placement, cost, is_stock=stock)
     run = simulate_plan(plan, costs.cluster, costs.workload, costs.profile, is_stock=stock)
