@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.planner import scoreboard
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.fill import Filler
@@ -9,6 +12,11 @@ from megatron_hetero.planner.local import LocalSearch, neighbours
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.scoreboard import Scoreboard
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+
+
+@pytest.fixture(autouse=True)
+def _as_in_large_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoreboard, "MAX_GPUS_PRICED_WHOLE", 0)
 
 
 def test_only_what_is_slower_than_all_kept_is_not_priced_whole() -> None:
