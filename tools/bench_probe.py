@@ -65,7 +65,7 @@ gpu_types:
   CPU: {{memory: 4 GiB, memory_bandwidth: {memory:.3f} GB/s, fp32: {fp32:.4f} TFLOPS}}
 links:
   inside_node: {{CPU: {{bandwidth: {link:.3f} GB/s, latency: {latency:.1f} us}}}}
-limits: {{max_tensor_parallel: 1, memory_reserve: 256 MiB{more}}}
+limits: {{max_tensor_parallel: 1, memory_reserve: 256 MiB, as_given: [micro_batch_size]{more}}}
 """
 
 
