@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import inf
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.bound import (
@@ -108,14 +109,15 @@ def _bound_of(
     """The bound on the step of a placement; None where it is of others, or wrong."""
     if why_outside(costs, placement, cost) is not None:
         return None
-    # More than this need not be proved: a bound beyond the step is a fault already.
-    of_work = Bound(work_bound_s(costs, in_parts=True), WORK_BOUND_RELAXES)
-    bound = of_work
+    most_s = cost.step_time_s * (1 + 1e-9)
+    bound = Bound(inf, "")
     if not in_parts:
+        # More than this need not be proved: a bound beyond the step is a fault already.
         bound = step_time_bound(costs, 1.01 * cost.step_time_s, THOROUGH_WORK)
-    for found in (bound, of_work) if is_stock else (bound,):
-        if found.step_time_s <= cost.step_time_s * (1 + 1e-9):
-            return found
+    if bound.step_time_s > most_s and (in_parts or is_stock):
+        bound = Bound(work_bound_s(costs, in_parts=True), WORK_BOUND_RELAXES)
+    if bound.step_time_s <= most_s:
+        return bound
     warnings.warn(
         f"the lower bound of {bound.step_time_s:.6g} s is above the step of this plan, "
         f"{cost.step_time_s:.6g} s: a fault in megatron-hetero. The plan is right and is given "

@@ -190,7 +190,7 @@ class _Ways:
         """Measure a candidate, unless it was or breaks a limit."""
         if candidate.placement in self._seen or not candidate.keeps_limits:
             return None
-        if self.problem.objective.stock_only and candidate.rank_order is None:
+        if self.problem.objective.stock_only and not candidate.is_stock:
             return None
         self._seen.add(candidate.placement)
         way = self.way(candidate)

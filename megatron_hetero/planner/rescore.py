@@ -75,7 +75,7 @@ class Rescorer:
     def _queued(self, candidate: Candidate) -> Candidate:
         placement = candidate.placement
         self._left -= num_messages(placement, _simulated(candidate))
-        if _is_stock(candidate):
+        if candidate.is_stock:
             plan = bare_plan(self.board.problem, candidate, {})
             cost = plan_cost(plan, self.costs, placement, candidate.cost)
         else:
@@ -104,14 +104,10 @@ class Rescorer:
             yield self._queued(further)
 
 
-def _is_stock(candidate: Candidate) -> bool:
-    return candidate.rank_order is not None
-
-
 def _simulated(candidate: Candidate) -> tuple[int, ...]:
     """Replicas whose pipelines the cost model times too short."""
     placement = candidate.placement
-    if _is_stock(candidate):
+    if candidate.is_stock:
         return tuple(range(len(placement.replicas)))
     return sharing_replicas(placement)
 

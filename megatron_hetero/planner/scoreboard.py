@@ -47,6 +47,11 @@ class Candidate:
         return self.standing.excess == 0.0
 
     @property
+    def is_stock(self) -> bool:
+        """Whether stock Megatron can run it, without the plug-in."""
+        return self.rank_order is not None
+
+    @property
     def step_time_s(self) -> float:
         """Predicted seconds of one step."""
         return self.cost.step_time_s
@@ -83,7 +88,7 @@ class Candidate:
             )
             for r in self.placement.replicas
         )
-        return (*self.coarse_key, len(devices), self.rank_order is None, (devices, shape))
+        return (*self.coarse_key, len(devices), not self.is_stock, (devices, shape))
 
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
@@ -338,7 +343,7 @@ class Scoreboard:
 
     def _keep_stock(self, candidate: Candidate) -> None:
         kept = self._stock
-        if candidate.rank_order is None:
+        if not candidate.is_stock:
             return
         if len(kept) < _NUM_STOCK or candidate.coarse_key <= kept[-1].coarse_key:
             insort(kept, candidate, key=lambda c: c.key)

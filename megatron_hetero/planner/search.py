@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -129,17 +129,15 @@ def _searched(
     return board, best, plan
 
 
-def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> list[Plan]:
+def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterator[Plan]:
     """Plans of other shapes that are nearly as fast, and all that the objective lets compare by
     their steps."""
     if problem.objective.name != "throughput":
-        return []
+        return
     most_s = (1 + _NEAR) * best.step_time_s
-    return [
-        bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
-        for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]
-        if candidate.placement != best.placement and candidate.step_time_s <= most_s
-    ]
+    for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]:
+        if candidate.placement != best.placement and candidate.step_time_s <= most_s:
+            yield bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
 
 
 def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
@@ -212,8 +210,7 @@ def plan_of(
     problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
 ) -> Plan:
     """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
-    is_stock = best.rank_order is not None
-    estimates = estimates_of(problem.costs, best.placement, best.cost, is_stock=is_stock)
+    estimates = estimates_of(problem.costs, best.placement, best.cost, is_stock=best.is_stock)
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
     return plan

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.profile import Profile
@@ -19,7 +20,7 @@ _MAX_PASSES = 40_000
 
 
 def best_of_orders(
-    best: Plan, others: Sequence[Plan], cluster: Cluster, profile: Profile | None = None
+    best: Plan, others: Iterable[Plan], cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
     """`best`, or the plan with the shortest step that other orders make of it or of `others`.
 
@@ -28,7 +29,8 @@ def best_of_orders(
 
     Args:
         best: valid, with estimates.
-        others: nearly as good, with a workload; they need no estimates.
+        others: nearly as good, with a workload; they need no estimates, and are taken one by one
+            as far as the limit of work allows.
     """
     if best.estimates is None:
         raise ValueError("the best plan has no estimates to compare with")
@@ -36,9 +38,7 @@ def best_of_orders(
         return best
     found, found_s = best, best.estimates.step_time_s * (1 - LEAST_GAIN)
     left = _MAX_PASSES
-    for plan in (best, *others):
-        if plan is not best and left <= 0:
-            break
+    for plan in chain([best], others):
         left -= sum(len(r.stages) * r.num_micro_batches for r in plan.replicas)
         plain, *kinds = candidates(plan, cluster, profile)
         for made in kinds:
@@ -47,6 +47,8 @@ def best_of_orders(
             estimates = estimate_plan(made.plan, cluster, profile)
             if estimates.step_time_s < found_s:
                 found, found_s = replace(made.plan, estimates=estimates), estimates.step_time_s
+        if left <= 0:
+            break
     if found is not best:
         validate_plan(found, cluster)
     return found
