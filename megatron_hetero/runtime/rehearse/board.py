@@ -12,19 +12,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from megatron_hetero.errors import CheckFailedError
 
 Key = tuple[object, ...]
 """Names one message or one collective on all ranks alike; its `repr` is what counts."""
+Hops = Sequence[tuple[Sequence[int], float]]
+"""The paths that a message or a collective takes at once, and for how many seconds, hop by hop."""
 
 FIELDS = ("latest_s", "num_come", "asked_s", "arrival_s")
 """latest_s: when the last rank came, of `num_come`; asked_s: when a receiver asked; arrival_s: when
 it is done on the described links."""
-_LOOK_AGAIN_S = 1e-3
-
-
+LOOK_AGAIN_S = 1e-3
 TAKEN_KEPT = 64
 """How many messages on a path may be taken out of turn before a gap is forgotten."""
+MOST_DUE = 256
+"""How many messages may be due on a path before the first of them takes it."""
 
 
 class Board:
@@ -35,6 +39,12 @@ class Board:
         # The latest times for which each path is taken, as (begin, end), round and round.
         self._taken_s = multiprocessing.RawArray("d", num_paths * 2 * TAKEN_KEPT)
         self._num_taken = multiprocessing.RawArray("Q", num_paths)
+        # [path][place] of what is due on each path: since when, and its name (0: nothing).
+        shape = max(num_paths, 1), MOST_DUE
+        since = multiprocessing.RawArray("d", shape[0] * MOST_DUE)
+        names = multiprocessing.RawArray("Q", shape[0] * MOST_DUE)
+        self._due_s = np.frombuffer(since, np.float64).reshape(shape)
+        self._due_names = np.frombuffer(names, np.uint64).reshape(shape)
         self._num_slots = num_slots
         self._keys = multiprocessing.RawArray("Q", num_slots)
         self._values = multiprocessing.RawArray("d", num_slots * len(FIELDS))
@@ -53,11 +63,13 @@ class Board:
         """Write one field."""
         self._values[self._slot(key) + FIELDS.index(field)] = value
 
-    def come(self, key: Key, at_s: float) -> None:
-        """Note that one more rank has come to something."""
+    def come(self, key: Key, at_s: float) -> int:
+        """Note that one more rank has come to something; returns how many have."""
         with self.locked():
+            num_come = round(self.get(key, "num_come")) + 1
             self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
-            self.put(key, "num_come", self.get(key, "num_come") + 1)
+            self.put(key, "num_come", num_come)
+            return num_come
 
     def wait_for(self, key: Key, num_ranks: int) -> None:
         """Return when so many ranks have come to something."""
@@ -65,22 +77,42 @@ class Board:
             with self.locked():
                 if self.get(key, "num_come") >= num_ranks:
                     return
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(LOOK_AGAIN_S)
 
     def latest_s(self, key: Key) -> float:
         """When the last of those that have come did."""
         with self.locked():
             return self.get(key, "latest_s")
 
-    def take(self, hops: Sequence[tuple[Sequence[int], float]], from_s: float) -> float:
+    def announce(self, key: Key, hops: Hops, from_s: float) -> None:
+        """Say that something will take these paths, and is there from `from_s` on."""
+        for path in _paths(hops):
+            free = np.flatnonzero(self._due_names[path] == 0)
+            if not free.size:
+                raise CheckFailedError(f"more than {MOST_DUE} messages are due on one link")
+            self._due_s[path, free[0]], self._due_names[path, free[0]] = from_s, _name(key)
+
+    def is_its_turn(self, key: Key, hops: Hops, from_s: float) -> bool:
+        """Whether nothing else is due on these paths that was there before; of two that came at
+        once, the one with the lower name is first."""
+        paths = _paths(hops)
+        names, due_s = self._due_names[paths], self._due_s[paths]
+        is_before = (due_s < from_s) | ((due_s == from_s) & (names < _name(key)))
+        return not (is_before & (names != 0)).any()
+
+    def take(self, key: Key, hops: Hops, from_s: float) -> float:
         """Take the paths of every hop for its seconds, each in the first gap of all its paths.
 
-        This is what holds a link to its bandwidth, whoever sends.  Ranks come here in the order in
-        which this machine runs them, which is not quite that of their own times: hence gaps.
+        This is what holds a link to its bandwidth, whoever sends.  What was announced takes its
+        paths in the order of the ranks' own times, unless this machine is so late that somebody
+        comes after his turn: he takes the first gap.
 
         Returns:
             When the last hop is done.
         """
+        name = _name(key)
+        for path in _paths(hops):
+            self._due_names[path, self._due_names[path] == name] = 0
         last_s = from_s
         for paths, seconds in hops:
             start_s = self._first_gap(paths, from_s, seconds)
@@ -108,10 +140,18 @@ class Board:
         self._num_taken[path] += 1
 
     def _slot(self, key: Key) -> int:
-        name = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest()) or 1
+        name = _name(key)
         for step in range(self._num_slots):
             slot = (name + step) % self._num_slots
             if self._keys[slot] in (0, name):
                 self._keys[slot] = name
                 return slot * len(FIELDS)
         raise CheckFailedError(f"the rehearsal has more than {self._num_slots} messages")
+
+
+def _name(key: Key) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest()) or 1
+
+
+def _paths(hops: Hops) -> list[int]:
+    return sorted({path for paths, _ in hops for path in paths})

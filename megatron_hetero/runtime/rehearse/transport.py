@@ -12,6 +12,7 @@ so that the lag of this machine's own threads and sockets does not add up over t
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from megatron_hetero.runtime.rehearse.board import Board, Key
-from megatron_hetero.runtime.rehearse.clock import Clock, sleep_until
+from megatron_hetero.runtime.rehearse.board import LOOK_AGAIN_S, Board, Hops, Key
+from megatron_hetero.runtime.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.runtime.rehearse.network import Network, Ring
 from megatron_hetero.runtime.rehearse.works import (
     CollectiveWork,
@@ -95,19 +96,33 @@ class Transport:
         tensor = operation.tensor
         num_bytes = tensor.numel() * tensor.element_size() * self.activation_ratio
         hop = self.network.hop(self.rank, operation.peer)
-        scale = self.clock.scale
+        scale, begin_s = self.clock.scale, self.clock.step_begin_s
         posted_s = self.clock.time()
-        with self.board.locked():
-            done_s = self.board.take([(hop.paths, hop.seconds(num_bytes) * scale)], posted_s)
-            arrival_s = done_s + hop.latency_s * scale
-            self.board.put(key, "arrival_s", arrival_s)
-        begin_s = self.clock.step_begin_s
-        self.sent.append(
-            SentSpan(operation.peer, num_bytes, posted_s - begin_s, arrival_s - begin_s)
-        )
+        hops = [(hop.paths, hop.seconds(num_bytes) * scale)]
         work = SendWork(self, key)
-        self._courier.deliver(arrival_s, lambda: work.left(self._batch([operation])))
+
+        def take() -> None:
+            with self.board.locked():
+                if not self.board.is_its_turn(key, hops, posted_s):
+                    self._courier.call_at(now() + LOOK_AGAIN_S, take)
+                    return
+                arrival_s = self.board.take(key, hops, posted_s) + hop.latency_s * scale
+                self.board.put(key, "arrival_s", arrival_s)
+            self.sent.append(
+                SentSpan(operation.peer, num_bytes, posted_s - begin_s, arrival_s - begin_s)
+            )
+            self._courier.call_at(arrival_s, lambda: work.left(self._batch([operation])))
+
+        with self.board.locked():
+            self.board.announce(key, hops, posted_s)
+        self._courier.call_at(self._turn_s(hops, posted_s), take)
         return work
+
+    def _turn_s(self, hops: Hops, from_s: float) -> float:
+        """When to take the paths of what is there at `from_s`: while it could not be over yet, and
+        so late that what comes before it in the ranks' time has been announced."""
+        longest_s = max(seconds for _, seconds in hops)
+        return from_s + min(self.clock.allowance_s, longest_s / 2)
 
     def _held_all_reduce(
         self,
@@ -228,7 +243,10 @@ class Transport:
         """
         ranks = tuple(_ranks(group))
         key = self._number(("collective", ranks, _name(group)))
-        self.board.come(key, self.clock.time())
+        hops = self._hops(ring)
+        if self.board.come(key, self.clock.time()) == len(ranks) and hops:
+            with self.board.locked():
+                self.board.announce(key, hops, self.board.get(key, "latest_s"))
         if not async_op:
             real(False)
             self._until(self.done_s(key, ring, kind))
@@ -243,19 +261,29 @@ class Transport:
         scale = self.clock.scale
         _, ranks, *_ = key
         self.board.wait_for(key, len(cast(tuple[int, ...], ranks)))
-        with self.board.locked():
-            begin_s = self.board.get(key, "latest_s")
-            done_s = self.board.get(key, "arrival_s")
-            if not done_s:
-                done_s = begin_s
-                if ring is not None:
-                    hops = [(paths, seconds * scale) for paths, seconds in ring.hops]
-                    done_s = self.board.take(hops, begin_s) + ring.latency_s * scale
-                self.board.put(key, "arrival_s", done_s)
+        begin_s = self.board.latest_s(key)
+        hops = self._hops(ring)
+        if hops:
+            sleep_until(self._turn_s(hops, begin_s))
+        while True:
+            with self.board.locked():
+                done_s = self.board.get(key, "arrival_s")
+                if not done_s and self.board.is_its_turn(key, hops, begin_s):
+                    latency_s = ring.latency_s * scale if ring else 0.0
+                    done_s = self.board.take(key, hops, begin_s) + latency_s
+                    self.board.put(key, "arrival_s", done_s)
+            if done_s:
+                break
+            time.sleep(LOOK_AGAIN_S)
         if ring is not None and kind:
             step_s = self.clock.step_begin_s
             self.collectives.append((kind, begin_s - step_s, done_s - step_s))
         return done_s
+
+    def _hops(self, ring: Ring | None) -> Hops:
+        """In this machine's seconds."""
+        scale = self.clock.scale
+        return [(paths, seconds * scale) for paths, seconds in ring.hops] if ring else []
 
     def _until(self, at_s: float) -> None:
         sleep_until(at_s)

@@ -114,7 +114,7 @@ class CollectiveWork(threading.Thread):
 
 
 class Courier(threading.Thread):
-    """Hands messages to the real transport when they are due."""
+    """Does things when they are due: takes paths, hands messages to the real transport."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -122,13 +122,13 @@ class Courier(threading.Thread):
         self._changed = threading.Condition()
         self._number = 0
 
-    def deliver(self, at_s: float, hand_over: Callable[[], None]) -> None:
-        """Call `hand_over` at `at_s`; equal times in the order in which they were given."""
-        if not self.is_alive():
+    def call_at(self, at_s: float, action: Callable[[], None]) -> None:
+        """Call `action` at `at_s`; equal times in the order in which they were given."""
+        if self.ident is None:
             self.start()
         with self._changed:
             self._number += 1
-            heapq.heappush(self._due, (at_s, self._number, hand_over))
+            heapq.heappush(self._due, (at_s, self._number, action))
             self._changed.notify()
 
     def run(self) -> None:
@@ -138,5 +138,5 @@ class Courier(threading.Thread):
                 while not self._due or self._due[0][0] > now():
                     timeout_s = self._due[0][0] - now() if self._due else None
                     self._changed.wait(timeout_s)
-                _, _, hand_over = heapq.heappop(self._due)
-            hand_over()
+                _, _, action = heapq.heappop(self._due)
+            action()
