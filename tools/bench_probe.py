@@ -1,11 +1,14 @@
 """Probe this CPU, plan with what it measured, train on the plan, and compare the step times.
 
-    python tools/bench_probe.py [--steps 15] [--json]
+    python tools/bench_probe.py [--rounds 3] [--steps 8] [--json]
 
 Nothing is dilated: two processes on two cores train a small GPT in Megatron's own loop.  The probe
 gives the model's pieces (profile.json), memory bandwidth and the link between two processes
 (cluster.yaml); the planner makes three plans of them: one process, a pipeline of two, and its own
 choice for two.
+
+All of it is done `--rounds` times and medians are compared, because the speed of shared machines
+drifts within minutes.
 
 Other load on the machine falsifies all of it: medians of short passes do not see that a process is
 held back now and then, a whole step does.  So the one process, which never waits for another, also
@@ -21,6 +24,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -57,7 +61,7 @@ TRAINING = (
     "--num-workers=0",
 )
 NUM_RANKS = 2
-SKIPPED_STEPS = 4
+SKIPPED_STEPS = 3
 LEAST_SHARE = 0.9
 CLUSTER = """version: 1
 nodes: [{{name: here, gpu: CPU, count: {ranks}}}]
@@ -72,12 +76,19 @@ limits: {{max_tensor_parallel: 1, memory_reserve: 256 MiB, as_given: [micro_batc
 def main() -> None:
     """Measure, plan, train, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="of each training")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each probe")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-probe-") as name:
-        rows = compare(Path(name), arguments.steps, arguments.seconds)
+        rounds = []
+        for number in range(arguments.rounds):
+            folder = Path(name) / f"round-{number}"
+            folder.mkdir()
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+            rounds.append(compare(folder, arguments.steps, arguments.seconds))
+    rows = [middle(row) for row in zip(*rounds, strict=True)]
     share = rows[0]["cpu_share"]
     void = share < LEAST_SHARE
     if arguments.json:
@@ -86,7 +97,8 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['layout']:<28} predicted {row['predicted_step_time_s'] * 1e3:7.1f} ms   "
-            f"measured {row['measured_step_time_s'] * 1e3:7.1f} ms   error {row['error']:+.1%}"
+            f"measured {row['measured_step_time_s'] * 1e3:7.1f} ms   error {row['error']:+.1%}   "
+            f"(rounds {', '.join(f'{error:+.1%}' for error in row['errors'])})"
         )
     row = rows[0]
     print(
@@ -94,6 +106,16 @@ def main() -> None:
         "the wall's" + ("; other load: the figures are void" * void)
     )
     sys.exit(int(void))
+
+
+def middle(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One plan's medians over all rounds."""
+    of = {
+        key: median(row[key] for row in rounds)
+        for key in ("predicted_step_time_s", "measured_step_time_s", "measured_cpu_s", "cpu_share")
+    }
+    error = of["predicted_step_time_s"] / of["measured_step_time_s"] - 1
+    return rounds[0] | of | {"error": error, "errors": [row["error"] for row in rounds]}
 
 
 def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:

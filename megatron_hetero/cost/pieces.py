@@ -16,12 +16,14 @@ from megatron_hetero.cost.compute import (
     slowest,
     uses_flash_attention,
 )
+from megatron_hetero.cost.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.network import context_parallel_times, tensor_parallel_times
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.profile import NO_STRETCH, Piece, Profile
-from megatron_hetero.cost.share import TensorShare, even_share_or_none
+from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import Workload
 
+PIECES: tuple[Piece, ...] = ("embedding", "decoder_layer", "head")
 Member = tuple[GpuType, TensorShare]
 """A GPU of a stage, what it holds and which part of a sequence it computes."""
 
@@ -69,6 +71,35 @@ def price_pieces(
         link: the slowest of a tensor-parallel group.
         context_link: the slowest among GPUs that hold the same, and other parts of sequences.
     """
+    context = members[0][1].context_parallel
+    modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
+    found = {
+        piece: _gauged(workload, profile, piece, members, link, vocab_rows) for piece in PIECES
+    }
+    times = {
+        piece: modelled[piece].total if (gauged := found[piece]) is None else gauged.times
+        for piece in PIECES
+    }
+    is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
+    is_even = context == 1 and len({share for _, share in members}) == 1
+    exchange = _context_exchange(workload, members, context_link)
+    stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
+    apart = PassTimes(0.0, 0.0)
+    if "decoder_layer" not in is_measured:
+        apart = modelled["decoder_layer"].communication
+    return PieceTimes(
+        stretch.of(times["embedding"]),
+        stretch.of(times["decoder_layer"] + exchange),
+        stretch.of(times["head"]),
+        stretch.of(apart + exchange),
+        is_even and is_measured == set(PIECES),
+    )
+
+
+def _modelled(
+    workload: Workload, piece: Piece, members: Sequence[Member], link: Link, vocab_rows: int
+) -> Modelled:
+    """A piece as the analytic model has it."""
     model, training = workload.model, workload.training
     width, context = members[0][1].width, members[0][1].context_parallel
     comm = tensor_parallel_times(
@@ -78,34 +109,49 @@ def price_pieces(
         training.sequence_parallel,
         members[0][1].num_tokens(model, training),
     )
-    layer_comm = PassTimes(comm.layer_forward_s, comm.layer_backward_s)
-    if training.recompute == "full":
-        layer_comm = PassTimes(comm.layer_forward_s, comm.layer_backward_s + comm.layer_forward_s)
+    if piece == "decoder_layer":
+        again_s = comm.layer_forward_s if training.recompute == "full" else 0.0
+        return Modelled(
+            group_layer_times(workload, members),
+            PassTimes(comm.layer_forward_s, comm.layer_backward_s + again_s),
+        )
     # Each member prices a vocabulary of which an even share is what it holds.
-    rows_of = [share.rows_as_if_even(model, vocab_rows) for _, share in members]
-    priced = [
-        (workload, gpu, width, rows, None, context)
-        for (gpu, _), rows in zip(members, rows_of, strict=True)
-    ]
-    analytic: dict[Piece, PassTimes] = {
-        "embedding": slowest([embedding_times(*asked) for asked in priced])
-        + PassTimes(comm.embedding_s, 0.0),
-        "decoder_layer": group_layer_times(workload, members) + layer_comm,
-        "head": slowest([head_times(*asked) for asked in priced])
-        + PassTimes(comm.head_forward_s, comm.head_backward_s),
-    }
-    found = {piece: _measured(workload, profile, piece, members) for piece in analytic}
-    times = {piece: found[piece] or analytic[piece] for piece in analytic}
-    is_as_measured = context == 1 and len({share for _, share in members}) == 1
-    exchange = _context_exchange(workload, members, context_link)
-    stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
-    return PieceTimes(
-        stretch.of(times["embedding"]),
-        stretch.of(times["decoder_layer"] + exchange),
-        stretch.of(times["head"]),
-        stretch.of(exchange if found["decoder_layer"] else layer_comm + exchange),
-        is_as_measured and all(value is not None for value in found.values()),
+    of = embedding_times if piece == "embedding" else head_times
+    computing = slowest(
+        [
+            of(workload, gpu, width, share.rows_as_if_even(model, vocab_rows), None, context)
+            for gpu, share in members
+        ]
     )
+    if piece == "embedding":
+        return Modelled(computing, PassTimes(comm.embedding_s, 0.0))
+    return Modelled(computing, PassTimes(comm.head_forward_s, comm.head_backward_s))
+
+
+def _gauged(
+    workload: Workload,
+    profile: Profile | None,
+    piece: Piece,
+    members: Sequence[Member],
+    link: Link,
+    vocab_rows: int,
+) -> Gauged | None:
+    """A piece from the profile, where it knows every GPU of the group: its slowest member's."""
+    if profile is None:
+        return None
+    found = []
+    for gpu, share in members:
+
+        def model(
+            workload: Workload, piece: Piece, share: TensorShare, gpu: GpuType = gpu
+        ) -> Modelled:
+            return _modelled(workload, piece, [(gpu, share)], link, vocab_rows)
+
+        gauged = gauged_times(workload, profile, gpu.name, share, piece, model)
+        if gauged is None:
+            return None
+        found.append(gauged)
+    return Gauged(slowest([g.times for g in found]), all(g.is_measured for g in found))
 
 
 def _context_exchange(
@@ -132,33 +178,3 @@ def _context_exchange(
     if training.recompute != "none":
         backward_s += forward_s
     return PassTimes(forward_s, backward_s)
-
-
-def _measured(
-    workload: Workload, profile: Profile | None, piece: Piece, members: Sequence[Member]
-) -> PassTimes | None:
-    """A piece from the profile, where it has it for every GPU of the group.
-
-    A layer was measured in equal shares; a member with a share of its own, or with a part of the
-    sequence, takes as much longer or shorter as the analytic model says.
-    """
-    found = []
-    for gpu, share in members:
-        even = even_share_or_none(workload.model, share.width)
-        measured = profile and profile.times(workload, gpu.name, share.width, piece)
-        if not measured:
-            return None
-        if piece == "decoder_layer" and share != even:
-            if even is None:
-                return None
-            own = group_layer_times(workload, [(gpu, share)])
-            usual = group_layer_times(workload, [(gpu, even)])
-            measured = PassTimes(
-                measured.forward_s * own.forward_s / usual.forward_s,
-                measured.backward_s * own.backward_s / usual.backward_s,
-            )
-        elif share.context_parallel > 1:
-            part = 1 / share.context_parallel
-            measured = PassTimes(part * measured.forward_s, part * measured.backward_s)
-        found.append(measured)
-    return slowest(found)

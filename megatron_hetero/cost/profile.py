@@ -2,14 +2,17 @@
 
 A point holds the time of one piece (a decoder layer, the embedding or the head) at one tensor
 parallel width and micro-batch size, for one model shape.  Between two measured micro-batch sizes
-times are interpolated; outside of them the analytic model answers and the plan says so.
+times are interpolated; elsewhere the analytic model says how the time differs from that of the
+nearest point (`gauge`), and the plan says so.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import log2
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -22,7 +25,9 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 
 PROFILE_SCHEMA_VERSION = 1
 Piece = Literal["embedding", "decoder_layer", "head"]
+Recompute = Literal["none", "selective", "full"]
 PositiveInt = Annotated[int, Field(gt=0)]
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 Seconds = Annotated[float, Field(ge=0, le=1e5)]
 
 
@@ -53,7 +58,7 @@ class PointModel(_Strict):
     tensor_parallel: PositiveInt
     micro_batch_size: PositiveInt
     piece: Piece
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Recompute = "none"
     sequence_parallel: bool = False
     shape: ShapeModel
     forward_s: Seconds
@@ -68,7 +73,26 @@ class ProfileModel(_Strict):
     points: list[PointModel] = Field(min_length=1, max_length=100_000)
 
 
-_Key = tuple[str, str, int, str, str, bool, tuple[int, ...]]
+class PointKey(NamedTuple):
+    """What one series of measured micro-batch sizes is of."""
+
+    gpu_name: str
+    precision: str
+    width: int
+    piece: Piece
+    recompute: Recompute
+    sequence_parallel: bool
+    shape: tuple[int, ...]
+
+
+class Measured(NamedTuple):
+    """What was measured, or lies between two measured micro-batch sizes."""
+
+    width: int
+    micro_batch_size: int
+    recompute: Recompute
+    sequence_parallel: bool
+    times: PassTimes
 
 
 class Stretch(NamedTuple):
@@ -93,7 +117,7 @@ class Profile:
     (`report.replan`); all its pieces are priced so much longer, measured ones and modelled ones.
     """
 
-    points: Mapping[_Key, tuple[tuple[int, PassTimes], ...]]
+    points: Mapping[PointKey, tuple[tuple[int, PassTimes], ...]]
     content_sha256: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
     stretches: Mapping[str, Stretch] = field(default_factory=dict)
@@ -103,38 +127,57 @@ class Profile:
         found = [self.stretches.get(name, NO_STRETCH) for name in gpu_names]
         return Stretch(max(s.forward for s in found), max(s.backward for s in found))
 
-    def times(
+    def nearest(
         self, workload: Workload, gpu_name: str, width: int, piece: Piece
-    ) -> PassTimes | None:
-        """Seconds of one micro-batch, or None where nothing was measured around it."""
+    ) -> Measured | None:
+        """What was measured of this model on this type with the nearest settings: the nearest
+        width, if possible of the same recomputation and sequence parallelism, and then the nearest
+        micro-batch size."""
         training = workload.training
-        key = (
-            gpu_name,
-            training.precision,
-            width,
-            piece,
-            training.recompute,
-            training.sequence_parallel,
-            _shape_key(workload.model),
+        keys = self._keys_of.get(
+            (gpu_name, training.precision, piece, _shape_key(workload.model)), ()
         )
-        series = self.points.get(key)
-        if series is None:
+        if not keys:
             return None
-        sizes = [size for size, _ in series]
-        at = bisect_left(sizes, training.micro_batch_size)
-        if at == len(series):
-            return None
-        upper_size, upper = series[at]
-        if upper_size == training.micro_batch_size:
-            return upper
-        if at == 0:
-            return None
-        lower_size, lower = series[at - 1]
-        weight = (training.micro_batch_size - lower_size) / (upper_size - lower_size)
-        return PassTimes(
-            lower.forward_s + weight * (upper.forward_s - lower.forward_s),
-            lower.backward_s + weight * (upper.backward_s - lower.backward_s),
-        )
+
+        def distance(key: PointKey) -> tuple[float, ...]:
+            return (
+                abs(log2(key.width / width)),
+                key.recompute != training.recompute,
+                key.sequence_parallel != training.sequence_parallel,
+                # None of two that are equally far is better; the same one always.
+                key.width,
+                _RECOMPUTES.index(key.recompute),
+            )
+
+        key = min(keys, key=distance)
+        size, times = _at_size(self.points[key], training.micro_batch_size)
+        return Measured(key.width, size, key.recompute, key.sequence_parallel, times)
+
+    @cached_property
+    def _keys_of(self) -> Mapping[tuple[str, str, Piece, tuple[int, ...]], Sequence[PointKey]]:
+        """(GPU type, precision, piece, shape) -> what was measured of it."""
+        found: dict[tuple[str, str, Piece, tuple[int, ...]], list[PointKey]] = {}
+        for key in self.points:
+            of = key.gpu_name, key.precision, key.piece, key.shape
+            found.setdefault(of, []).append(key)
+        return found
+
+
+def _at_size(series: Sequence[tuple[int, PassTimes]], size: int) -> tuple[int, PassTimes]:
+    """Times of a micro-batch size between two measured ones, or the nearest end."""
+    sizes = [measured for measured, _ in series]
+    if size <= sizes[0]:
+        return series[0]
+    if size >= sizes[-1]:
+        return series[-1]
+    at = bisect_left(sizes, size)
+    (lower_size, lower), (upper_size, upper) = series[at - 1], series[at]
+    weight = (size - lower_size) / (upper_size - lower_size)
+    return size, PassTimes(
+        lower.forward_s + weight * (upper.forward_s - lower.forward_s),
+        lower.backward_s + weight * (upper.backward_s - lower.backward_s),
+    )
 
 
 def load_profile(path: Path | str) -> Profile:
@@ -146,9 +189,9 @@ def load_profile(path: Path | str) -> Profile:
     """
     document = read_json(path)
     model = validate_document(document, ProfileModel, ProfileError)
-    series: dict[_Key, dict[int, PassTimes]] = {}
+    series: dict[PointKey, dict[int, PassTimes]] = {}
     for index, point in enumerate(model.points):
-        key = (
+        key = PointKey(
             point.gpu,
             point.precision,
             point.tensor_parallel,

@@ -54,17 +54,43 @@ def test_measured_times_replace_the_analytic_ones(tmp_path: Path) -> None:
     assert not CostModel(cluster, workload, partial).pieces(cluster.nodes[0], 1, 1024).measured
 
 
-def test_between_measured_sizes_times_are_interpolated_and_outside_unknown(tmp_path: Path) -> None:
+def test_between_measured_sizes_times_are_interpolated_outside_the_end_is_nearest(
+    tmp_path: Path,
+) -> None:
     points = [point(micro_batch_size=2), point(micro_batch_size=4, forward_s=3.0, backward_s=8.0)]
     profile = load_profile(write(tmp_path / "profile.json", *points))
 
-    def times(size: int) -> PassTimes | None:
-        return profile.times(make_workload(micro_batch_size=size), "FAST", 1, "decoder_layer")
+    def near(size: int) -> tuple[int, PassTimes]:
+        found = profile.nearest(make_workload(micro_batch_size=size), "FAST", 1, "decoder_layer")
+        assert found is not None
+        return found.micro_batch_size, found.times
 
-    assert times(2) == PassTimes(1.0, 2.0)
-    assert times(3) == PassTimes(2.0, 5.0)
-    assert times(1) is None and times(5) is None
-    assert profile.times(make_workload(hidden_size=1024), "FAST", 1, "decoder_layer") is None
+    assert near(2) == (2, PassTimes(1.0, 2.0))
+    assert near(3) == (3, PassTimes(2.0, 5.0))
+    assert near(1) == (2, PassTimes(1.0, 2.0))
+    assert near(5) == (4, PassTimes(3.0, 8.0))
+    assert profile.nearest(make_workload(hidden_size=1024), "FAST", 1, "decoder_layer") is None
+    assert profile.nearest(make_workload(precision="fp32"), "FAST", 1, "decoder_layer") is None
+
+
+def test_the_nearest_point_has_the_nearest_width_then_the_same_recomputation(
+    tmp_path: Path,
+) -> None:
+    points = [
+        point(tensor_parallel=width, recompute=recompute)
+        for width, recompute in ((1, "selective"), (4, "none"), (4, "full"), (8, "selective"))
+    ]
+    profile = load_profile(write(tmp_path / "profile.json", *points))
+
+    def near(width: int, recompute: str) -> tuple[int, str]:
+        found = profile.nearest(make_workload(recompute=recompute), "FAST", width, "decoder_layer")
+        assert found is not None
+        return found.width, found.recompute
+
+    assert near(1, "none") == (1, "selective")
+    assert near(4, "full") == (4, "full")
+    assert near(4, "selective") == (4, "none")
+    assert near(8, "full") == (8, "selective")
 
 
 @pytest.mark.parametrize(

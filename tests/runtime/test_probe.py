@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.profile import load_profile
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.model.load import load_workload
@@ -109,10 +110,10 @@ def test_what_is_measured_is_not_measured_again(
     probe(request(tmp_path, widths=(1, 2), micro_batch_sizes=(1, 2, 4)), print)
     assert launched == [(1, (1, 2)), (1, (4,)), (2, (1, 2, 4))]
     profile = load_profile(asked.output)
-    times = profile.times(asked.workload, "CPU", 2, "head")
-    assert times is not None
-    assert (times.forward_s, times.backward_s) == (0.5, 1.0)
-    assert profile.times(asked.workload, "OTHER", 2, "head") is None
+    near = profile.nearest(asked.workload, "CPU", 2, "head")
+    assert near is not None
+    assert (near.width, near.times) == (2, PassTimes(0.5, 1.0))
+    assert profile.nearest(asked.workload, "OTHER", 2, "head") is None
 
 
 def test_an_interrupted_probe_keeps_what_it_has(
@@ -127,7 +128,7 @@ def test_an_interrupted_probe_keeps_what_it_has(
     asked = request(tmp_path, widths=(1, 2))
     with pytest.raises(CheckFailedError):
         probe(asked, print)
-    assert load_profile(asked.output).times(asked.workload, "CPU", 1, "head") is not None
+    assert load_profile(asked.output).nearest(asked.workload, "CPU", 1, "head") is not None
 
 
 def test_times_of_other_software_are_not_mixed(
@@ -153,7 +154,6 @@ def test_a_whole_probe_at_two_widths(tmp_path: Path) -> None:
     assert two.result["link"]["bytes_per_s"] > 0
     profile = load_profile(asked.output)
     for width in (1, 2):
-        assert profile.times(asked.workload, "CPU", width, "decoder_layer") is None  # size 2
-    small = load_workload(None, (*FLAGS, "--micro-batch-size=1"))
-    for width in (1, 2):
-        assert profile.times(small, "CPU", width, "decoder_layer") is not None
+        near = profile.nearest(asked.workload, "CPU", width, "decoder_layer")
+        assert near is not None
+        assert (near.width, near.micro_batch_size) == (width, 1)
