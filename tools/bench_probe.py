@@ -122,7 +122,7 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
     """A row for each plan: layout, predicted and measured step time, error, CPU seconds."""
     workload = load_workload(None, MODEL)
     profile_path = folder / "profile.json"
-    request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path)
+    request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
     one, two = probe(request, lambda words: print(words, file=sys.stderr))
     assert one.result is not None and two.result is not None
     rates = {rate["what"]: rate["value"] for rate in one.result["rates"]}

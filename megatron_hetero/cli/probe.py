@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel widths; each needs as many GPUs (default: 1)",
     )  # fmt: skip
     parser.add_argument(
+        "--gpus", type=int, metavar="N",
+        help="GPUs that compute at the same time, as in training, where they share power and "
+        "memory (default: all of this machine; without GPUs as many processes as the widest width)",
+    )  # fmt: skip
+    parser.add_argument(
         "--micro-batch-sizes", type=_numbers, metavar="1,2",
         help="in sequences (default: the job's --micro-batch-size)",
     )  # fmt: skip
@@ -64,6 +69,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, write, show."""
     if arguments.layers < 1 or not 0.1 <= arguments.seconds <= 600:
         raise UsageError("--layers is at least 1, --seconds from 0.1 to 600")
+    if arguments.gpus is not None and arguments.gpus < 1:
+        raise UsageError(f"--gpus {arguments.gpus}: at least 1 computes")
     workload = load_workload(arguments.model, arguments.megatron_args)
     require_runtime()
     command = importlib.import_module("megatron_hetero.runtime.probe.command")
@@ -75,6 +82,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         num_layers=min(arguments.layers, workload.model.num_layers),
         seconds=arguments.seconds,
         output=arguments.output,
+        num_busy=arguments.gpus or command.num_gpus() or max(arguments.widths),
     )
     with output.progress("measuring") as on_progress:
         measured = command.probe(request, on_progress)

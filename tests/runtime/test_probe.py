@@ -91,6 +91,14 @@ def test_flags_that_touch_files_are_left_out(tmp_path: Path) -> None:
     assert "--swiglu" in flags
     assert "--tensor-model-parallel-size=2" in flags
     assert "--num-layers=2" in flags
+    assert "--global-batch-size=2" in flags
+
+
+def test_all_gpus_of_a_machine_are_busy_in_groups_of_the_width(tmp_path: Path) -> None:
+    asked = request(tmp_path, num_busy=8)
+    assert [asked.num_ranks(width) for width in (1, 2, 3, 8)] == [8, 8, 6, 8]
+    assert "--global-batch-size=8" in megatron_flags(asked, 2), "of the larger micro-batch, 4 times"
+    assert request(tmp_path).num_ranks(2) == 2
 
 
 def test_what_is_measured_is_not_measured_again(
@@ -146,7 +154,8 @@ def test_times_of_other_software_are_not_mixed(
 
 @pytest.mark.slow
 def test_a_whole_probe_at_two_widths(tmp_path: Path) -> None:
-    asked = request(tmp_path, widths=(1, 2), micro_batch_sizes=(1,))
+    asked = request(tmp_path, widths=(1, 2), micro_batch_sizes=(1,), num_busy=2)
+    assert [asked.num_ranks(width) for width in (1, 2)] == [2, 2]
     one, two = probe(asked, print)
     assert one.result is not None
     assert {rate["what"] for rate in one.result["rates"]} == {"product", "attention", "memory"}

@@ -50,7 +50,8 @@ _NOT_FOR_A_PROBE = (
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure.  `gpu` is the name under which plans will look the times up."""
+    """What to measure.  `gpu` is the name under which plans will look the times up; `num_busy` GPUs
+    compute at the same time, as in training, where they share power, memory and cooling."""
 
     workload: Workload
     gpu: str
@@ -59,6 +60,11 @@ class Request:
     num_layers: int
     seconds: float
     output: Path
+    num_busy: int = 1
+
+    def num_ranks(self, width: int) -> int:
+        """Processes that measure a width: one group of it, or as many as are to be busy."""
+        return width * max(1, self.num_busy // width)
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,25 @@ def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[Measure
     return tuple(measured)
 
 
-def _check_gpus(request: Request) -> None:
+def num_gpus() -> int:
+    """GPUs that torch sees on this machine; 0 without CUDA."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.device_count() < max(request.widths):
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _check_gpus(request: Request) -> None:
+    count = num_gpus()
+    if not count:
+        return
+    if count < max(request.widths):
         raise EnvironmentMismatchError(
             f"width {max(request.widths)} needs as many GPUs on this machine; torch sees "
-            f"{torch.cuda.device_count()}. Give smaller --widths."
+            f"{count}. Give smaller --widths."
+        )
+    if count < request.num_busy:
+        raise EnvironmentMismatchError(
+            f"--gpus {request.num_busy}: torch sees {count} on this machine"
         )
 
 
@@ -113,14 +131,16 @@ def _existing(request: Request) -> dict[str, Any]:
         f"{request.gpu}: torch": importlib.metadata.version("torch"),
         f"{request.gpu}: megatron-core": importlib.metadata.version("megatron-core"),
         f"{request.gpu}: machine": platform.node(),
+        f"{request.gpu}: busy GPUs": str(request.num_busy),
     }
     if not request.output.exists():
         return {"version": PROFILE_SCHEMA_VERSION, "provenance": provenance, "points": []}
     load_profile(request.output)
+    may_differ = {f"{request.gpu}: machine", f"{request.gpu}: busy GPUs"}
     data: dict[str, Any] = read_json(request.output).data
     for key, value in provenance.items():
         known = data["provenance"].get(key)
-        if known is not None and known != value and not key.endswith("machine"):
+        if known is not None and known != value and key not in may_differ:
             raise UsageError(
                 f"{request.output} was measured with {key} {known}, and here it is {value}; times "
                 "of both in one file would not go together. Write to another file."
@@ -181,11 +201,12 @@ def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
     options = last_of_each(flag_table().split(request.workload.megatron_args))
     kept = [o for o in options if not set(o.flag.names) & set(_NOT_FOR_A_PROBE)]
     batch = max(request.micro_batch_sizes)
+    copies = request.num_ranks(width) // width
     own = [
         f"--num-layers={request.num_layers}",
         f"--tensor-model-parallel-size={width}",
         f"--micro-batch-size={batch}",
-        f"--global-batch-size={batch}",
+        f"--global-batch-size={batch * copies}",
         "--train-iters=1",
         "--eval-iters=0",
         "--eval-interval=1000000",
@@ -204,10 +225,12 @@ def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
 
 def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any]:
     model = request.workload.model
+    num_ranks = request.num_ranks(width)
     spec = {
         "megatron": list(megatron_flags(request, width)),
         "micro_batch_sizes": list(sizes),
         "seconds": request.seconds,
+        "width": width,
         "shapes": {
             "hidden": model.hidden_size,
             "ffn": model.ffn_hidden_size,
@@ -220,7 +243,7 @@ def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any
         folder = Path(name)
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         (folder / "store").touch()
-        ranks = [_start(folder, rank, width) for rank in range(width)]
+        ranks = [_start(folder, rank, num_ranks) for rank in range(num_ranks)]
         try:
             _wait(ranks, folder)
         finally:
@@ -232,11 +255,11 @@ def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any
         return result
 
 
-def _start(folder: Path, rank: int, width: int) -> subprocess.Popen[bytes]:
-    connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if width > 1 else {}
+def _start(folder: Path, rank: int, num_ranks: int) -> subprocess.Popen[bytes]:
+    connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if num_ranks > 1 else {}
     environment = {
         **os.environ,
-        **rank_environment(rank, width, str(folder / "store")),
+        **rank_environment(rank, num_ranks, str(folder / "store")),
         **connections,
         "MASTER_ADDR": "127.0.0.1",
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from megatron_hetero.cluster.measurements import LinkFit, fit_link
 from megatron_hetero.runtime import backend
@@ -81,14 +82,14 @@ def link_between_first_two() -> LinkFit:
 
 
 def all_reduce_rates() -> list[tuple[int, float]]:
-    """(bytes, seconds) of an all-reduce over the world, by size."""
-    device = _device()
+    """(bytes, seconds) of an all-reduce over a tensor-parallel group, by size."""
+    device, group = _device(), parallel_state.get_tensor_model_parallel_group()
     found = []
     for num_bytes in _MESSAGE_BYTES:
         values = torch.zeros(num_bytes // 4, device=device)
 
         def reduce(values: Any = values) -> Any:
-            return dist.all_reduce(values)
+            return dist.all_reduce(values, group=group)
 
         # A fixed count, or ranks would disagree about when to stop.
         found.append((num_bytes, _counted_s(reduce, 10)))

@@ -198,7 +198,7 @@ def _batch(size: int) -> dict[str, Any]:
 
 
 def _all_agree(mine: bool) -> bool:
-    """Ranks of a tensor-parallel group make equally many passes, or one would wait for ever."""
+    """All ranks make equally many passes, or one of a tensor-parallel group would wait for ever."""
     if torch.distributed.get_world_size() == 1:
         return mine
     device = "cuda" if backend.cuda_is_usable() else "cpu"

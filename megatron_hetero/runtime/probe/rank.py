@@ -26,7 +26,7 @@ from megatron_hetero.runtime.probe.pieces import PieceProbe, ProbeDoneError, Too
 def main(spec_path: Path, result_path: Path) -> None:
     """Measure what the specification says; rank 0 writes the result."""
     spec = read_json(spec_path).data
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     if not backend.cuda_is_usable():
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     probe = PieceProbe(tuple(spec["micro_batch_sizes"]), spec["seconds"])
@@ -46,7 +46,7 @@ def main(spec_path: Path, result_path: Path) -> None:
         "link": None,
         "all_reduce": [],
     }
-    if size == 1:
+    if spec["width"] == 1:
         rates = machine.device_rates(**spec["shapes"])
         result["rates"] = [asdict(rate) for rate in rates]
     else:
