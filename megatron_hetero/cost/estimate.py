@@ -1,11 +1,10 @@
-"""What a plan is predicted to take: `Estimates` of a Plan on a Cluster."""
+"""What a priced placement is predicted to take, as plan.json holds it (`Estimates`)."""
 
 from __future__ import annotations
 
 import warnings
 from math import inf
 
-from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.bound import (
     THOROUGH_WORK,
     WORK_BOUND_RELAXES,
@@ -14,27 +13,13 @@ from megatron_hetero.cost.bound import (
     work_bound_s,
 )
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.price import price_of
-from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.space import why_outside
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.errors import BoundFaultWarning, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan
-
-
-def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
-    """Predict time and memory of a validated plan; fits or not, the numbers say.
-
-    Raises:
-        UsageError: the plan carries no workload.
-        PlanFormatError: it names no devices, or devices that the cluster lacks.
-        UnsupportedError: it asks for something that cannot be priced yet (named).
-    """
-    costs = CostModel(cluster, workload_of(plan), profile)
-    placement = placement_of(plan, cluster)
-    return estimates_of(costs, placement, costs.placement(placement))
 
 
 def workload_of(plan: Plan) -> Workload:

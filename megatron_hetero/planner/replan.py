@@ -5,37 +5,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 from typing import Literal
 
-from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.estimate import estimate_plan
-from megatron_hetero.cost.holdings import (
-    StateSizes,
-    holdings,
-    parts_of_placement,
-    parts_of_plan,
-)
-from megatron_hetero.cost.movement import Movement, Mover, surviving
+from megatron_hetero.cost.movement import Movement
 from megatron_hetero.cost.profile import Profile
-from megatron_hetero.errors import HeteroError, UsageError
-from megatron_hetero.model.load import workload_hash
+from megatron_hetero.errors import UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.local import fine_moves
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.refine import Refine
-from megatron_hetero.planner.relabel import nearest_labels
 from megatron_hetero.planner.repair import near_placements, old_replicas
+from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
+from megatron_hetero.planner.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.search import infeasible_or_limits, plan_of
 from megatron_hetero.planner.stock_strategy import STOCK
+from megatron_hetero.planner.ways import LEFT_IDLE, Way, Ways
 
 Prefer = Literal["near", "best", "pays"]
 
@@ -47,7 +38,6 @@ _MAX_CLIMB = 300
 _DEFAULT_STEPS = 1000.0
 """Steps that moving has to pay in, while climbing, where their number is not known."""
 _NUM_SHOWN = 4
-LEFT_IDLE = "left idle to stay near the plan before"
 
 
 @dataclass(frozen=True)
@@ -73,22 +63,6 @@ class Replanning:
     ways: tuple[Replanned, ...]
     chosen: int
     interrupted: bool = False
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A candidate with its movement; `plan` where it is the old plan itself."""
-
-    step_time_s: float
-    movement: Movement
-    candidate: Candidate | None
-    plan: Plan | None = None
-
-    @property
-    def key(self) -> tuple[float, float]:
-        """Least movement first; unknown times by bytes alone."""
-        move_s = self.movement.time_s
-        return (inf if move_s is None else move_s), self.movement.moved_bytes
 
 
 def replan(
@@ -132,16 +106,17 @@ def replan(
             "keeps to plans of stock Megatron"
         )
     problem = make_problem(cluster, workload, profile, objective=objective)
-    ways = _Ways(problem, old, store_bytes_per_s)
+    ways = Ways(problem, old, store_bytes_per_s)
     board = search(problem, progress, strategies_of(strategy))
     if not board.interrupted:
         _Near(ways).search(board)
     for candidate in board.ranking_of_all[:_NUM_MEASURED]:
         ways.add(candidate)
-    if board.best is not None:
-        ways.add(board.best)
+    rescorer = Rescorer(board)
+    if (best := rescorer.best()) is not None:
+        ways.add(best)
     ways.add_kept(profile)
-    front = _front(ways.found)
+    front = ways.front(rescorer)
     if not front:
         raise infeasible_or_limits(problem, board)
     shown = _shown(front, objective.num_steps or _DEFAULT_STEPS)
@@ -159,95 +134,13 @@ def replan(
     return Replanning(found, chosen, board.interrupted)
 
 
-class _Ways:
-    """Candidates with their movements from the old plan."""
-
-    def __init__(self, problem: Problem, old: Plan, store_bytes_per_s: float | None) -> None:
-        self.problem = problem
-        self.old = old
-        self.found: list[_Way] = []
-        self.sizes = StateSizes(problem.workload)
-        types = {host.node: host.gpu_type for host in old.hosts}
-        self.alive = frozenset(
-            f"{node.name}:{index}"
-            for node in problem.nodes
-            for index in problem.gpus[node.name]
-            if types.get(node.name, node.gpu_type.name) == node.gpu_type.name
-        )
-        kept = surviving(holdings(problem.workload, parts_of_plan(old)), self.alive)
-        self.kept = kept
-        self.mover = Mover(problem.cluster, self.sizes, kept, store_bytes_per_s)
-        self._seen: set[object] = set()
-
-    def way(self, candidate: Candidate) -> _Way:
-        """A candidate on the GPUs that keep most."""
-        placement = nearest_labels(self.problem, candidate.placement, self.kept, self.sizes)
-        wanted = holdings(self.problem.workload, parts_of_placement(placement))
-        movement = self.mover.to(wanted)
-        return _Way(candidate.step_time_s, movement, replace(candidate, placement=placement))
-
-    def add(self, candidate: Candidate) -> _Way | None:
-        """Measure a candidate, unless it was or breaks a limit."""
-        if candidate.placement in self._seen or not candidate.keeps_limits:
-            return None
-        if self.problem.objective.stock_only and not candidate.is_stock:
-            return None
-        self._seen.add(candidate.placement)
-        way = self.way(candidate)
-        self.found.append(way)
-        return way
-
-    def add_kept(self, profile: Profile | None) -> None:
-        """The old plan as it is, where it still can run: with its shares, orders and recompute."""
-        problem, old = self.problem, self.old
-        cluster = problem.cluster
-        used = {d for r in old.replicas for s in r.stages for d in s.devices}
-        if not used <= self.alive:
-            return
-        idle = tuple(d.name for d in cluster.devices if d.name not in used)
-        reasons = {d: problem.idle_reasons.get(d, LEFT_IDLE) for d in idle}
-        plan = replace(
-            old,
-            workload=problem.workload,
-            idle_devices=idle,
-            idle_reasons=reasons,
-            estimates=None,
-            inputs={"cluster": cluster_hash(cluster), "model": workload_hash(problem.workload)}
-            | ({} if profile is None else {"profile": profile.content_sha256}),
-        )
-        try:
-            validate_plan(plan, cluster)
-            plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
-            validate_plan(plan, cluster)
-        except HeteroError:
-            return  # it breaks a limit, does not fit, or is for another batch
-        estimates = plan.estimates
-        if estimates is None or not self._keeps_limits(plan):
-            return
-        none = Movement(0.0, 0.0, 0.0)
-        self.found.append(_Way(estimates.step_time_s, none, None, plan))
-
-    def _keeps_limits(self, plan: Plan) -> bool:
-        """Whether a plan that no candidate stands for keeps the limits of time and money."""
-        estimates, objective = plan.estimates, self.problem.objective
-        if estimates is None:
-            return False
-        standing = objective.standing_of(
-            self.problem.cluster,
-            plan.layout.num_devices,
-            estimates.step_time_s,
-            estimates.price_per_hour,
-        )
-        return standing.excess == 0.0
-
-
 class _Near:
     """Scores what is near the old plan, and climbs from the nearest by layers and micro-batches, as
     far as moving pays within the steps that are left."""
 
     name = _NEAR
 
-    def __init__(self, ways: _Ways) -> None:
+    def __init__(self, ways: Ways) -> None:
         self.ways = ways
 
     def search(self, board: Scoreboard) -> None:
@@ -284,21 +177,12 @@ class _Near:
                     break
 
 
-def _total_s(way: _Way, num_steps: float) -> float:
+def _total_s(way: Way, num_steps: float) -> float:
     """Until the run ends; what has to come from a checkpoint first is not counted."""
     return (way.movement.time_s or 0.0) + num_steps * way.step_time_s
 
 
-def _front(ways: Sequence[_Way]) -> list[_Way]:
-    """Least movement first, each faster than all that move less."""
-    found: list[_Way] = []
-    for way in sorted(ways, key=lambda way: (*way.key, way.step_time_s)):
-        if not found or way.step_time_s < found[-1].step_time_s * (1 - 1e-6):
-            found.append(way)
-    return found
-
-
-def _shown(front: Sequence[_Way], num_steps: float) -> list[_Way]:
+def _shown(front: Sequence[Way], num_steps: float) -> list[Way]:
     """The first, the last, and between them those that end soonest."""
     if len(front) <= _NUM_SHOWN:
         return list(front)
@@ -306,7 +190,7 @@ def _shown(front: Sequence[_Way], num_steps: float) -> list[_Way]:
     return [way for way in front if way in (front[0], front[-1]) or way in middle]
 
 
-def _chosen(shown: Sequence[_Way], prefer: Prefer, num_steps: float | None) -> int:
+def _chosen(shown: Sequence[Way], prefer: Prefer, num_steps: float | None) -> int:
     if prefer == "near":
         return 0
     if prefer == "best" or num_steps is None:
@@ -314,14 +198,14 @@ def _chosen(shown: Sequence[_Way], prefer: Prefer, num_steps: float | None) -> i
     return min(range(len(shown)), key=lambda i: (_total_s(shown[i], num_steps), i))
 
 
-def _pays_after(before: _Way, way: _Way) -> int | None:
+def _pays_after(before: Way, way: Way) -> int | None:
     if before.movement.time_s is None or way.movement.time_s is None:
         return None
     saved_s = before.step_time_s - way.step_time_s
     return max(0, ceil((way.movement.time_s - before.movement.time_s) / saved_s))
 
 
-def _plan_of(problem: Problem, board: Scoreboard, way: _Way) -> Plan:
+def _plan_of(problem: Problem, board: Scoreboard, way: Way) -> Plan:
     if way.plan is not None:
         return way.plan
     candidate = way.candidate

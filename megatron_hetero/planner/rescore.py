@@ -49,7 +49,7 @@ class Rescorer:
                 break
             if rescored and not self._may_simulate(candidate):
                 break
-            rescored.append(self._queued(candidate))
+            rescored.append(self.with_queues(candidate))
         rescored.sort(key=lambda candidate: candidate.key)
         for candidate in rescored[:_NUM_FURTHER]:
             rescored += self._further_ahead(candidate)
@@ -65,14 +65,15 @@ class Rescorer:
                 break
             if rescored and not self._may_simulate(candidate):
                 break
-            rescored.append(self._queued(candidate))
+            rescored.append(self.with_queues(candidate))
         best = min(rescored, key=lambda candidate: candidate.key, default=self.board.best_stock)
         return best if best is not None and best.keeps_limits else None
 
     def _may_simulate(self, candidate: Candidate) -> bool:
         return num_messages(candidate.placement, _simulated(candidate)) <= self._left
 
-    def _queued(self, candidate: Candidate) -> Candidate:
+    def with_queues(self, candidate: Candidate) -> Candidate:
+        """The candidate as its plan is priced (`schedule.estimate`)."""
         placement = candidate.placement
         self._left -= num_messages(placement, _simulated(candidate))
         if candidate.is_stock:
@@ -101,7 +102,7 @@ class Rescorer:
             further = replace(best, placement=ahead_of, cost=cost, rank_order=None)
             if ahead_of == placement or not self._may_simulate(further):
                 return
-            yield self._queued(further)
+            yield self.with_queues(further)
 
 
 def _simulated(candidate: Candidate) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
+from megatron_hetero.model.arguments import Argument, command_line_words, group_arguments
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.check_schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
@@ -72,9 +73,9 @@ def candidates(
 def why_not_split(workload: Workload) -> str:
     """Why the job cannot run backward passes in two parts (`runtime.support`); empty where it can,
     or where it brings no flags that say."""
-    args = workload.megatron_args
-    places = [i for i, flag in enumerate(args[:-1]) if flag == "--transformer-impl"]
-    if args and not (places and args[places[-1] + 1] == "local"):
+    given = {argument.flag: argument for argument in _flags(workload)}
+    layers = given.get("--transformer-impl")
+    if given and not (layers and [word.text for word in layers.values] == ["local"]):
         return (
             "it splits backward passes, for which only --transformer-impl local has layers that "
             "can put off weight gradients"
@@ -89,9 +90,13 @@ def why_not_split(workload: Workload) -> str:
 
 def why_no_orders(workload: Workload) -> str:
     """Why the job runs 1F1B only (`runtime.batches`); empty where it does not."""
-    if any(word.partition("=")[0] == _GROWING for word in workload.megatron_args):
+    if any(argument.flag == _GROWING for argument in _flags(workload)):
         return f"{_GROWING}: orders are for one number of micro-batches"
     return ""
+
+
+def _flags(workload: Workload) -> tuple[Argument, ...]:
+    return group_arguments(command_line_words(workload.megatron_args))
 
 
 def _without_orders(plan: Plan) -> Plan:

@@ -20,14 +20,18 @@ _MAX_STOCK_MESSAGES = 10_000
 
 
 def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
-    """`cost.estimate.estimate_plan`, with queues on shared paths, chunks and orders of computations
-    as they run, and stock Megatron's waiting for its sends where it runs the plan.
+    """Predict time and memory of a validated plan; fits or not, the numbers say.
+
+    With queues on shared paths, chunks and orders of computations as they run, and stock Megatron's
+    waiting for its sends where it runs the plan.
 
     Orders of whole passes in stages of one piece keep the bound, whose proof asks nothing of the
     order (docs/bound.md).  Chunks and split backward passes have that of the work alone.
 
     Raises:
-        UsageError, PlanFormatError, UnsupportedError: as there.
+        UsageError: the plan carries no workload.
+        PlanFormatError: it names no devices, or devices that the cluster lacks.
+        UnsupportedError: it asks for something that cannot be priced yet (named).
     """
     costs = CostModel(cluster, workload_of(plan), profile)
     placement = placement_of(plan, cluster)

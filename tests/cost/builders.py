@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cost.estimate import estimates_of, workload_of
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Estimates, Plan
 
 GIB = 1 << 30
 
@@ -113,3 +116,9 @@ def place_plan(plan: Plan, cluster: Cluster) -> Plan:
         for r in plan.replicas
     )
     return replace(plan, replicas=replicas)
+
+
+def estimate_plan(plan: Plan, cluster: Cluster) -> Estimates:
+    """A plan as the cost model alone prices it: no queues, and no waiting of stock Megatron."""
+    costs, placement = CostModel(cluster, workload_of(plan)), placement_of(plan, cluster)
+    return estimates_of(costs, placement, costs.placement(placement))

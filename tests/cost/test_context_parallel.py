@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
 from megatron_hetero.cost.compute import core_attention_times, gemm_efficiency, group_layer_times
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.holdings import StateSizes, held_bytes, holdings, parts_of_plan
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
@@ -21,7 +20,16 @@ from megatron_hetero.cost.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.stage_ranges import StageRanks, pieces
 from megatron_hetero.schedule.step import simulate_plan
-from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster, make_workload, place
+from tests.cost.builders import (
+    BETWEEN,
+    FAST,
+    INSIDE,
+    SLOW,
+    estimate_plan,
+    make_cluster,
+    make_workload,
+    place,
+)
 
 CLUSTER = make_cluster(("a", FAST, 8), ("b", SLOW, 8))
 

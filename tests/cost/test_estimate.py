@@ -7,7 +7,6 @@ import pytest
 
 from megatron_hetero.cluster.spec import Device, Link
 from megatron_hetero.cost.bound import Bound
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, placement_of
 from megatron_hetero.cost.space import why_outside
@@ -26,6 +25,7 @@ from tests.cost.builders import (
     FAST,
     FREE,
     SLOW,
+    estimate_plan,
     make_cluster,
     make_workload,
     place,

@@ -5,14 +5,21 @@ from dataclasses import replace
 import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Limits
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.price import price_of, price_per_hour
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.check_cluster import price_limit_holds
 from megatron_hetero.planner import plan_cluster
-from tests.cost.builders import CLUSTER, FAST, SLOW, make_cluster, make_workload, place
+from tests.cost.builders import (
+    CLUSTER,
+    FAST,
+    SLOW,
+    estimate_plan,
+    make_cluster,
+    make_workload,
+    place,
+)
 
 
 def priced(cluster: Cluster, **prices: tuple[float | None, float | None]) -> Cluster:

@@ -9,7 +9,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Limits, Node
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import plan_to_data
@@ -19,6 +18,7 @@ from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.objective import Objective
 from megatron_hetero.planner.replan import Replanning, replan
 from megatron_hetero.planner.run import STRATEGIES
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 from tests.planner.strategies import clusters, workloads

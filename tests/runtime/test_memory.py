@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cluster.spec import GpuType, Link
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import entry
@@ -18,6 +17,7 @@ from megatron_hetero.runtime.local_launch import Job, run_jobs
 from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
 from megatron_hetero.runtime.verify.shrink import shrink
 from megatron_hetero.runtime.verify.text import VOCAB_SIZE
+from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import make_cluster, place_plan
 from tests.runtime.memory_probe import MemoryProbe
 from tests.runtime.workloads import plan, workload

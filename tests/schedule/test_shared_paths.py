@@ -9,7 +9,6 @@ import pytest
 
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.cost import estimate
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.load import load_workload
@@ -22,6 +21,7 @@ from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.shared_paths import queued, sharing_replicas
 from megatron_hetero.schedule.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
+from tests.cost import builders
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload, place
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -48,7 +48,7 @@ def test_pipelines_that_share_a_path_take_as_long_as_simulated() -> None:
     plan = crossing_plan()
     predicted = estimate_plan(plan, CLUSTER)
     simulated = simulate_plan(plan, CLUSTER, is_stock=is_stock(plan))
-    alone = estimate.estimate_plan(plan, CLUSTER)
+    alone = builders.estimate_plan(plan, CLUSTER)
     assert max(predicted.replica_times_s) == pytest.approx(simulated.pipelines_s)
     assert predicted.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)
     assert predicted.step_time_s > 1.05 * alone.step_time_s

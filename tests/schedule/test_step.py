@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Link
-from megatron_hetero.cost.estimate import estimate_plan
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import PlanFormatError, UsageError
@@ -16,7 +15,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.step import simulate_plan
-from tests.cost.builders import BETWEEN, FAST, SLOW, make_cluster, make_workload
+from tests.cost.builders import BETWEEN, FAST, SLOW, estimate_plan, make_cluster, make_workload
 
 
 def placed(layout: str, *devices: list[str], num_layers: int = 4, **changes: object) -> Plan:
