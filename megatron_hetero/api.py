@@ -25,7 +25,6 @@ from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.search import plan_cluster
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 
 __all__ = [
     "Cluster",
@@ -71,12 +70,7 @@ def simulate(plan: Plan, cluster: Cluster, *, profile: Path | str | None = None)
     Raises:
         HeteroError: the plan names no devices of this cluster, or no model.
     """
-    return simulate_plan(
-        plan,
-        cluster,
-        profile=load_profile(profile) if profile else None,
-        is_stock=is_stock(plan),
-    )
+    return simulate_plan(plan, cluster, profile=load_profile(profile) if profile else None)
 
 
 def apply(

@@ -44,7 +44,6 @@ from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.search import plan_of
 from megatron_hetero.planner.stock_search import StockLimits, best_stock_plan
 from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = {
@@ -128,8 +127,7 @@ def main() -> int:
         for case in kept_cases(name, options.plans):
             if options.kinds and case.kind not in options.kinds:
                 continue
-            stock = is_stock(case.plan)
-            predicted = simulate_plan(case.plan, case.cluster, is_stock=stock).step_time_s
+            predicted = simulate_plan(case.plan, case.cluster).step_time_s
             layout = format_layout(case.plan.layout)
             print(f"{case.key}: {layout}, predicted {predicted:.3f} s", file=sys.stderr)
             if options.predict or case.key in results:
@@ -194,7 +192,7 @@ def _best_job(cluster: Cluster, model: str) -> tuple[Problem, Scoreboard, Candid
         board = search(problem, None, strategies_of("auto"))
         if board.best is not None:
             plan = plan_of(problem, board.best, {})
-            step_s = simulate_plan(plan, cluster, is_stock=is_stock(plan)).step_time_s
+            step_s = simulate_plan(plan, cluster).step_time_s
             found.append((step_s, len(found), problem, board, board.best))
     if not found:
         raise SystemExit("no plan")

@@ -32,7 +32,6 @@ from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search, strategies_of
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 
 SETTINGS = Path(__file__).resolve().parent.parent / "benchmarks" / "settings"
 STRATEGIES = {
@@ -59,7 +58,7 @@ def compare(folder: Path) -> dict[str, Any]:
             continue
         plan, predicted_s = planned
         search_s = time.perf_counter() - started
-        simulation = simulate_plan(plan, cluster, is_stock=is_stock(plan))
+        simulation = simulate_plan(plan, cluster)
         found[name] = {
             "simulated_s": simulation.step_time_s,
             "predicted_s": predicted_s,

@@ -10,7 +10,6 @@ from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on
 from megatron_hetero.files import write_json
 from megatron_hetero.report.simulation import simulation_report, simulation_to_data
 from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 from megatron_hetero.schedule.trace import chrome_trace
 
 DESCRIPTION = """\
@@ -39,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Simulate and report."""
     found = read_plan_on_cluster(arguments)
-    stock = is_stock(found.plan)
-    simulation = simulate_plan(found.plan, found.cluster, profile=found.profile, is_stock=stock)
+    simulation = simulate_plan(found.plan, found.cluster, profile=found.profile)
     if arguments.trace:
         write_json(
             arguments.trace,

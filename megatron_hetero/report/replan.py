@@ -21,7 +21,6 @@ from megatron_hetero.planner import plan_cluster
 from megatron_hetero.report.page.content import Content, Lane
 from megatron_hetero.schedule.programme import BACKWARDS
 from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 from megatron_hetero.units import format_duration
 
 WORTH_SAYING = 0.01
@@ -57,10 +56,7 @@ def replan(content: Content, profile: Profile | None) -> Replan:
     if plan.workload is None:  # `gather` has refused it
         raise ValueError("the plan carries no model")
     new = plan_cluster(cluster, plan.workload, profile=stretched)
-    kept_s, new_s = (
-        simulate_plan(p, cluster, profile=stretched, is_stock=is_stock(p)).step_time_s
-        for p in (plan, new)
-    )
+    kept_s, new_s = (simulate_plan(p, cluster, profile=stretched).step_time_s for p in (plan, new))
     return Replan(ratios, kept_s, new_s, format_layout(new.layout))
 
 

@@ -15,7 +15,6 @@ from megatron_hetero.cost.compute import PassTimes
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 
 SLOWER_GPU = 0.9
 
@@ -32,10 +31,9 @@ class Variation:
 def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Variation, ...]:
     """Links between nodes and inside them at twice and half their speed, and each GPU type at 90 %
     of its own, worst for the plan first."""
-    stock = is_stock(plan)
 
     def step_time_s(cluster: Cluster, profile: Profile | None) -> float:
-        return simulate_plan(plan, cluster, profile=profile, is_stock=stock).step_time_s
+        return simulate_plan(plan, cluster, profile=profile).step_time_s
 
     own_s = step_time_s(cluster, profile)
     found = [

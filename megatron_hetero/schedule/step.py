@@ -38,6 +38,7 @@ from megatron_hetero.schedule.simulator_parts import (
     Pipeline,
     SendMode,
 )
+from megatron_hetero.schedule.stock import is_stock as can_be_stock
 from megatron_hetero.schedule.timelines import (
     LinkTimeline,
     StageTimeline,
@@ -126,13 +127,14 @@ def simulate_plan(
     workload: Workload | None = None,
     profile: Profile | None = None,
     *,
-    is_stock: bool = False,
+    is_stock: bool | None = None,
 ) -> StepSimulation:
     """Simulate one step of a validated plan.
 
     Args:
         workload: what is trained; by default the plan's own.
-        is_stock: stock Megatron runs the plan (`flags.stock.is_stock`), which waits for its sends.
+        is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
+            it can, as `flags` emits it.
     Raises:
         UsageError: neither the plan nor the caller says which model it is.
         PlanFormatError: the plan names no devices, or devices that the cluster lacks.
@@ -141,6 +143,8 @@ def simulate_plan(
     """
     workload = workload or workload_of(plan)
     placement = placement_of(plan, cluster)
+    if is_stock is None:
+        is_stock = can_be_stock(plan)
     costs = CostModel(cluster, workload, profile).sharded_as(placement)
     rows = costs.vocab_rows(placement.widths)
     sends = _sends(plan, is_stock)

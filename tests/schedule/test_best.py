@@ -20,7 +20,6 @@ from megatron_hetero.schedule.best import best_of_orders
 from megatron_hetero.schedule.choose import candidates
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.stock import is_stock
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = load_cluster(ROOT / "benchmarks/rehearsal/three-and-one.yaml")
@@ -74,7 +73,7 @@ def test_the_price_of_orders_is_their_simulation() -> None:
     assert {made.schedule for made in offered} >= {"1f1b", "interleaved", "synthesised"}
     for made in offered:
         priced = plan_cost(made, costs, placement_of(made, cluster))
-        simulated = simulate_plan(made, cluster, workload, is_stock=is_stock(made))
+        simulated = simulate_plan(made, cluster, workload)
         assert priced.step_time_s == pytest.approx(simulated.step_time_s, rel=0.02)
         for replica, stages in zip(priced.replicas, simulated.stages, strict=True):
             assert replica.ends_s == pytest.approx([stage.compute_end_s for stage in stages])

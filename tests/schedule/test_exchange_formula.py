@@ -48,7 +48,7 @@ def both(plan: Plan, link: Link) -> tuple[StepSimulation, float]:
     plans in which they do are left to the simulation.
     """
     cluster = three_nodes(link)
-    found, placement = simulate_plan(plan, cluster), placement_of(plan, cluster)
+    found, placement = simulate_plan(plan, cluster, is_stock=False), placement_of(plan, cluster)
     costs = CostModel(cluster, workload_of(plan))
     cost = queued(costs, placement, costs.placement(placement))
     alone_s = max(replica.pipeline_s for replica in cost.replicas)

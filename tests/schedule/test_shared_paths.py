@@ -47,7 +47,7 @@ def crossing_plan(layout: str = CROSSING) -> Plan:
 def test_pipelines_that_share_a_path_take_as_long_as_simulated() -> None:
     plan = crossing_plan()
     predicted = estimate_plan(plan, CLUSTER)
-    simulated = simulate_plan(plan, CLUSTER, is_stock=is_stock(plan))
+    simulated = simulate_plan(plan, CLUSTER)
     alone = builders.estimate_plan(plan, CLUSTER)
     assert max(predicted.replica_times_s) == pytest.approx(simulated.pipelines_s)
     assert predicted.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)

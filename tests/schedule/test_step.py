@@ -49,7 +49,7 @@ def test_a_lone_replica_takes_what_the_cost_model_says(
     cluster = three_nodes(Link(bytes_per_s, 1e-4))
     plan = placed(f"{layers} @{num_micro_batches}", ["a:0", "b:0", "c:0"][:depth])
     estimates = estimate_plan(plan, cluster)
-    found = simulate_plan(plan, cluster)
+    found = simulate_plan(plan, cluster, is_stock=False)
     assert found.step_time_s == pytest.approx(estimates.step_time_s)
     assert found.peak_memory_bytes == {
         name: device.peak_bytes for name, device in estimates.devices.items()
@@ -124,7 +124,7 @@ def test_gradients_are_exchanged_once_their_holders_are_done() -> None:
 def test_stock_megatron_waits_for_its_sends() -> None:
     plan = placed("tp1:2,tp1:2 @6", ["a:0", "b:0"])
     cluster = three_nodes(Link(2e7, 1e-4))
-    ours = simulate_plan(plan, cluster)
+    ours = simulate_plan(plan, cluster, is_stock=False)
     stock = simulate_plan(plan, cluster, is_stock=True)
     assert stock.step_time_s > ours.step_time_s
     for message in stock.messages:

@@ -17,7 +17,7 @@ from megatron_hetero.report.what_if import Variation, variations
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator_parts import OpSpan
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
-from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
+from megatron_hetero.schedule.stock import reasons_not_stock
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,9 @@ def gather(
             "the plan carries no model, so there is nothing to report; make it with "
             "`megatron-hetero plan`"
         )
-    stock = is_stock(plan)
     estimates = estimate_plan(plan, cluster, profile)
     plan = replace(plan, estimates=estimates)
-    simulation = simulate_plan(plan, cluster, profile=profile, is_stock=stock)
+    simulation = simulate_plan(plan, cluster, profile=profile)
     lanes = tuple(
         Lane(stage.replica, stage.stage, stage.devices, stage.operations)
         for stage in simulation.timelines

@@ -103,7 +103,7 @@ def rehearse(
         RankFailedError: a process failed.
     """
     stock = is_stock(plan)
-    predicted = simulate_plan(plan, cluster, profile=profile, is_stock=stock)
+    predicted = simulate_plan(plan, cluster, profile=profile)
     played = options.rehearsed_plan or plan
     table = rank_table(played)
     check_capacity(len(table))

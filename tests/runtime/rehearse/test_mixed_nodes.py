@@ -117,9 +117,7 @@ def test_mixed_nodes_train_faster_than_stock_and_alike(
     times_s = {}
     for name, candidate in (("ours", plan), ("stock", stock.plan)):
         times_s[name] = at.step_time_s(candidate, tmp_path / name)
-        predicted = simulate_plan(
-            candidate, at.cluster, profile=at.profile, is_stock=is_stock(candidate)
-        )
+        predicted = simulate_plan(candidate, at.cluster, profile=at.profile)
         error = predicted.step_time_s / times_s[name] - 1
         assert abs(error) < _MOST_ERROR[at.kind], (name, error)
     assert is_stock(stock.plan)
