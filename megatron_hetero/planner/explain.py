@@ -11,8 +11,15 @@ from megatron_hetero.cost.placement import PlacedReplica, Placement, placement_o
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.errors import UsageError
-from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.alternatives import (
+    Alternative,
+    Shortage,
+    alternative_to,
+    runners_up,
+    shortage_of,
+    stock_alternative_to,
+)
 from megatron_hetero.planner.outcome import Outcome
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.rescore import Rescorer
@@ -21,10 +28,6 @@ from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
 from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
-from megatron_hetero.units import format_duration
-
-_NUM_RUNNERS_UP = 3
-_AS_PRICED = 0.02
 
 
 @dataclass(frozen=True)
@@ -69,31 +72,6 @@ class HiddenHop:
     pipeline_s: float
     own_pipeline_s: float
     """The pipeline's time under 1F1B's own counts."""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """Another plan that fits, and how it loses."""
-
-    layout: str
-    strategy: str
-    step_time_s: float
-    slower_by: float
-    """Ratio to the plan's step time, minus 1."""
-    because: str
-    settings: str = ""
-    """What it has beside its layout, in words."""
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A plan that does not fit, and what each GPU of its worst stage lacks beside the reserve."""
-
-    layout: str
-    devices: tuple[str, ...]
-    gpu_type: str
-    missing_bytes: int
-    reserve_bytes: int
 
 
 @dataclass(frozen=True)
@@ -145,11 +123,11 @@ def explain_candidate(
         for device in stage.devices
     }
     stock, stock_miss = Rescorer(board).best_stock(), board.nearest_stock_miss
-    best_stock = _alternative(problem, stock, best) if stock else None
+    best_stock = alternative_to(problem, stock, best) if stock else None
     if searched_stock is not None and (
         best_stock is None or searched_stock.step_time_s < best_stock.step_time_s
     ):
-        best_stock = _stock_alternative(problem, searched_stock, best)
+        best_stock = stock_alternative_to(problem, searched_stock, best)
     return Explanation(
         step_time_s=best.step_time_s,
         binding=binding,
@@ -157,7 +135,7 @@ def explain_candidate(
         headroom_bytes=headroom,
         best_stock=best_stock,
         stock_shortage=shortage_of(problem, stock_miss) if stock_miss and not best_stock else None,
-        runners_up=_runners_up(problem, board, best, stock),
+        runners_up=runners_up(problem, board, best, stock),
         num_priced=board.num_priced,
         idle_reasons=dict(problem.idle_reasons if idle_reasons is None else idle_reasons),
         hidden_hops=tuple(
@@ -201,42 +179,6 @@ def explain_plan(
     return replace(explanation, hidden_hops=()) if has_orders(plan) else explanation
 
 
-def layout_text(placement: Placement) -> str:
-    """The one-line layout of a placement."""
-    return format_layout(
-        Layout(
-            tuple(
-                ReplicaShape(
-                    tuple(
-                        StageShape(s.width, s.num_layers, s.shares, s.context_parallel)
-                        for s in r.stages
-                    ),
-                    r.num_micro_batches,
-                    r.micro_batch_size,
-                )
-                for r in placement.replicas
-            )
-        )
-    )
-
-
-def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
-    """What a placement lacks on the stage that lacks most."""
-    stages = [
-        (cost.missing_bytes, stage)
-        for replica, replica_cost in zip(miss.placement.replicas, miss.cost.replicas, strict=True)
-        for stage, cost in zip(replica.stages, replica_cost.stages, strict=True)
-    ]
-    missing_bytes, stage = max(stages, key=lambda item: item[0])
-    return Shortage(
-        layout_text(miss.placement),
-        tuple(device.name for device in stage.devices),
-        problem.cluster.node_by_name[stage.devices[0].node].gpu_type.name,
-        missing_bytes,
-        problem.cluster.limits.memory_reserve_bytes,
-    )
-
-
 def _causes(placement: Placement, cost: PlacementCost) -> tuple[BindingStage, TimeByCause]:
     r = max(range(len(cost.replicas)), key=lambda i: cost.replicas[i].pipeline_s)
     replica, replica_cost = placement.replicas[r], cost.replicas[r]
@@ -278,106 +220,3 @@ def _hidden_hop(
         pipeline_s=cost.pipeline_s,
         own_pipeline_s=costs.replica(own, vocab_rows).pipeline_s,
     )
-
-
-def _alternative(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
-    return Alternative(
-        layout_text(other.placement),
-        other.strategy,
-        other.step_time_s,
-        other.step_time_s / best.step_time_s - 1,
-        _why_worse(problem, other, best),
-    )
-
-
-def _stock_alternative(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
-    plan, cluster = found.plan, problem.cluster
-    assert plan.workload is not None  # the search gives it one
-    costs = CostModel(cluster, plan.workload, problem.costs.profile)
-    cost = plan_cost(plan, costs, placement_of(plan, cluster))
-    longer_s = found.step_time_s - best.step_time_s
-    # Where its exchange, which is not the plug-in's, makes a difference, the parts say nothing.
-    is_as_priced = abs(cost.step_time_s - found.step_time_s) <= _AS_PRICED * found.step_time_s
-    return Alternative(
-        format_layout(plan.layout),
-        "stock",
-        found.step_time_s,
-        found.step_time_s / best.step_time_s - 1,
-        _why_slower(cost, best.cost)
-        if is_as_priced and plan.schedule == "1f1b"
-        else f"its simulated step takes {format_duration(max(longer_s, 0.0))} more",
-        settings_text(plan),
-    )
-
-
-def settings_text(plan: Plan) -> str:
-    """Micro-batch size, recompute and model chunks of a plan of stock Megatron."""
-    training = plan.workload.training if plan.workload else None
-    words = []
-    if training is not None and training.micro_batch_size > 1:
-        words.append(f"micro-batches of {training.micro_batch_size}")
-    stages = plan.replicas[0].stages
-    some = max((stage.recompute_num_layers or 0 for stage in stages), default=0)
-    if some:
-        words.append(f"{some} layers of a stage recomputed")
-    elif training is not None and training.recompute != "none":
-        words.append(f"{training.recompute} recompute")
-    if stages[0].chunks:
-        words.append(f"interleaved, {len(stages[0].chunks)} chunks a stage")
-    return "; ".join(words)
-
-
-def _runners_up(
-    problem: Problem, board: Scoreboard, best: Candidate, stock: Candidate | None
-) -> tuple[Alternative, ...]:
-    """The next best plans that differ from the best two (of all and of stock Megatron) and from
-    each other in more than layer counts and which of several equal nodes they use."""
-    seen = [_structure(problem, best.placement)]
-    if stock is not None:
-        seen.append(_structure(problem, stock.placement))
-    found: list[Alternative] = []
-    for candidate in board.ranking_of_all:
-        structure = _structure(problem, candidate.placement)
-        if candidate.keeps_limits and structure not in seen and len(found) < _NUM_RUNNERS_UP:
-            seen.append(structure)
-            found.append(_alternative(problem, candidate, best))
-    return tuple(found)
-
-
-def _structure(problem: Problem, placement: Placement) -> list[list[tuple[str, str, int]]]:
-    """Site, GPU and width of each stage."""
-    nodes = problem.cluster.node_by_name
-    return sorted(
-        [
-            (nodes[d.node].site, nodes[d.node].gpu_type.name, stage.width)
-            for stage in replica.stages
-            for d in stage.devices[:1]
-        ]
-        for replica in placement.replicas
-    )
-
-
-def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
-    """What the objective holds against it, else what makes it slower."""
-    more, least = (
-        problem.objective.standing(problem.costs, c.placement, c.cost, c.step_time_s).value
-        for c in (other, best)
-    )
-    if more <= least:
-        return _why_slower(other.cost, best.cost)
-    if problem.objective.name == "fewest-gpus":
-        return f"it takes {more - least:.0f} more GPUs"
-    return f"its tokens cost {more / least - 1:.1%} more"
-
-
-def _why_slower(other: PlacementCost, best: PlacementCost) -> str:
-    """The part of the step that grew most."""
-    growth = {
-        "its slowest pipeline": other.pipelines_s - best.pipelines_s,
-        "its gradient exchange": other.gradient_sync_s - best.gradient_sync_s,
-        "its optimizer update": other.update_s - best.update_s,
-    }
-    cause = max(growth, key=lambda key: growth[key])
-    if growth[cause] <= 0:
-        return "it takes no longer"
-    return f"{cause} takes {format_duration(growth[cause])} more"

@@ -16,8 +16,9 @@ from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner.alternatives import shortage_of
 from megatron_hetero.planner.exact import EXACT_RELAXES
-from megatron_hetero.planner.explain import Explanation, explain_candidate, shortage_of
+from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.idle import idle_reasons
 from megatron_hetero.planner.infeasible import infeasible_error
 from megatron_hetero.planner.objective import THROUGHPUT, Objective

@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from megatron_hetero.planner.explain import Alternative, Explanation, HiddenHop
+from megatron_hetero.planner.alternatives import Alternative
+from megatron_hetero.planner.explain import Explanation, HiddenHop
 from megatron_hetero.report.terminal import GIB, count, devices_by_node, facts
 from megatron_hetero.units import format_bytes, format_duration
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from megatron_hetero.planner.alternatives import Alternative, Shortage
 from megatron_hetero.planner.explain import (
-    Alternative,
     BindingStage,
     Explanation,
     HiddenHop,
-    Shortage,
     TimeByCause,
 )
 from megatron_hetero.report.explanation import comparison_lines, explanation_report

@@ -7,7 +7,7 @@ from html import escape
 
 from megatron_hetero import __version__
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.explain import Alternative
+from megatron_hetero.planner.alternatives import Alternative
 from megatron_hetero.report.page.bars import (
     busy_bars,
     comparison_bars,
