@@ -38,9 +38,10 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.search import plan_of
 from megatron_hetero.planner.stock_search import StockLimits, best_stock_plan
 from megatron_hetero.schedule.step import simulate_plan

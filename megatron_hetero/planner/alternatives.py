@@ -9,8 +9,9 @@ from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.stock_search import StockResult
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.units import format_duration

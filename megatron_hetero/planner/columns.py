@@ -19,7 +19,8 @@ from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.site_mixes import Choice, Site, by_exchange, exchange_s, quick_step_s
-from megatron_hetero.planner.slab_mix import PoolSlabs, slab_chains
+from megatron_hetero.planner.slab_mix import PoolSlabs
+from megatron_hetero.planner.slab_shapes import slab_chains
 
 _MAX_JOINED_SITES = 4
 """So many sites are also planned as one pool, with replicas across them."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.sandwiches import sandwiches
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
 
 _MANY_GPUS = 256

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
+from megatron_hetero.planner.candidate import ranked_time_s
 from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.prune import wanted_placements
-from megatron_hetero.planner.scoreboard import Scoreboard, ranked_time_s
+from megatron_hetero.planner.scoreboard import Scoreboard
 
 _MAX_STRUCTURES = 5_000
 

@@ -20,11 +20,12 @@ from megatron_hetero.planner.alternatives import (
     shortage_of,
     stock_alternative_to,
 )
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.outcome import Outcome
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.rescore import Rescorer
 from megatron_hetero.planner.run import search
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.stock_search import StockResult, stock_beside_a_plan
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.schedule.estimate import has_orders, plan_cost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from megatron_hetero.planner.candidate import is_plain
 from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.objective import Standing
@@ -16,7 +17,7 @@ from megatron_hetero.planner.offers import (
     restricted,
     some_selections,
 )
-from megatron_hetero.planner.scoreboard import Scoreboard, is_plain
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.strategy import Strategy
 
 _MAX_SELECTIONS = 4096

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.local import insertions
 from megatron_hetero.planner.problem import Problem, Unit
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.units import format_duration
 
 _MAX_WORK = 20_000

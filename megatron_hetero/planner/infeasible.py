@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.capacity import MoreGpus, may_fit
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -19,7 +20,7 @@ from megatron_hetero.planner.relaxations import (
     settings_changes,
     with_more,
 )
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.symmetric import Symmetric
 from megatron_hetero.units import format_bytes
 

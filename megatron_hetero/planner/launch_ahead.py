@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.counts import search_counts, with_replicas
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.local import climb, unlike
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 
 
 class LaunchAhead:

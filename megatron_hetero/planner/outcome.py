@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.objective import ObjectiveName
 from megatron_hetero.planner.objective_bound import ObjectiveBound, objective_bound
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.units import format_duration
 
 

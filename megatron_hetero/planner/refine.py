@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.canonical import is_symmetric
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
 from megatron_hetero.planner.refill import Filling, KnownWays, Refiller, share_batch
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.unlike_groups import joined
 
 _WORTH = 1 - 1e-3

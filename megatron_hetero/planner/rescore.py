@@ -11,8 +11,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.counts import with_counts, with_replicas
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.shared_paths import num_messages, queued, sharing_replicas

@@ -17,6 +17,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.alternatives import shortage_of
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.exact import EXACT_RELAXES
 from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.idle import idle_reasons
@@ -26,7 +27,7 @@ from megatron_hetero.planner.outcome import Outcome, limits_error, outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.rescore import Rescorer, distinct
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.scoreboard import Candidate, Progress, Scoreboard
+from megatron_hetero.planner.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.stock_search import stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import STOCK, stock_plan_and_explanation
 from megatron_hetero.planner.written import bare_plan

@@ -7,12 +7,12 @@ from dataclasses import replace
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.explain import Explanation, explain_candidate
 from megatron_hetero.planner.infeasible import infeasible_error
 from megatron_hetero.planner.outcome import outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.scoreboard import Candidate
 from megatron_hetero.planner.stock_search import StockResult, best_stock_plan
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 

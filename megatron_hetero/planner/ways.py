@@ -19,10 +19,10 @@ from megatron_hetero.errors import HeteroError
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.relabel import nearest_labels
 from megatron_hetero.planner.rescore import Rescorer
-from megatron_hetero.planner.scoreboard import Candidate
 from megatron_hetero.schedule.estimate import estimate_plan
 
 LEFT_IDLE = "left idle to stay near the plan before"

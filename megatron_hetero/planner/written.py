@@ -10,8 +10,8 @@ from megatron_hetero.model.load import workload_hash
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.scoreboard import Candidate
 
 
 def bare_plan(

@@ -10,9 +10,10 @@ import pytest
 from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.files import canonical_json
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.scoreboard import Candidate, Scoreboard
+from megatron_hetero.planner.scoreboard import Scoreboard
 from tools.scale_clusters import MODEL_FLAGS
 
 FAST, SLOW = "400 Gb/s", "1 Gb/s"

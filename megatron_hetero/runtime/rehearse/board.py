@@ -63,13 +63,15 @@ class Board:
         """Write one field."""
         self._values[self._slot(key) + FIELDS.index(field)] = value
 
-    def come(self, key: Key, at_s: float) -> int:
-        """Note that one more rank has come to something; returns how many have."""
+    def come(self, key: Key, at_s: float, num_ranks: int = 0, hops: Hops = ()) -> None:
+        """Note that one more rank has come to something; with the last of `num_ranks`, `hops` are
+        announced before anybody can take them."""
         with self.locked():
             num_come = round(self.get(key, "num_come")) + 1
             self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
             self.put(key, "num_come", num_come)
-            return num_come
+            if num_come == num_ranks:
+                self.announce(key, hops, self.get(key, "latest_s"))
 
     def wait_for(self, key: Key, num_ranks: int) -> None:
         """Return when so many ranks have come to something."""

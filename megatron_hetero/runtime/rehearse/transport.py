@@ -243,10 +243,7 @@ class Transport:
         """
         ranks = tuple(_ranks(group))
         key = self._number(("collective", ranks, _name(group)))
-        hops = self._hops(ring)
-        if self.board.come(key, self.clock.time()) == len(ranks) and hops:
-            with self.board.locked():
-                self.board.announce(key, hops, self.board.get(key, "latest_s"))
+        self.board.come(key, self.clock.time(), len(ranks), self._hops(ring))
         if not async_op:
             real(False)
             self._until(self.done_s(key, ring, kind))

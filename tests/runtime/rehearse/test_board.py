@@ -102,3 +102,15 @@ def test_a_path_on_which_too_much_is_due_is_an_error() -> None:
         board.announce(("message", number), [((0,), 1.0)], 1.0)
     with pytest.raises(CheckFailedError, match=f"more than {MOST_DUE}"):
         board.announce(("one more",), [((0,), 1.0)], 1.0)
+
+
+def test_a_collective_is_due_when_the_last_of_its_ranks_has_come() -> None:
+    board = Board(num_paths=1, num_slots=8)
+    key, behind, hops = ("collective", (0, 1), "group", 1), ("message", 2, 3, 1), [((0,), 2.0)]
+    board.come(key, 5.0, 2, hops)
+    assert board.is_its_turn(behind, hops, 8.0)
+    board.come(key, 7.0, 2, hops)
+    assert not board.is_its_turn(behind, hops, 8.0)
+    assert board.is_its_turn(key, hops, 7.0)
+    board.take(key, hops, 7.0)
+    assert board.is_its_turn(behind, hops, 8.0)
