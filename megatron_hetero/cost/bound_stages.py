@@ -195,7 +195,9 @@ def _syncs_s(
         (costs.least_sync(node, width, fewest) for node in gpu_class.nodes),
         key=lambda sync: sync.layer_s,
     )
-    ends_s = sync.embedding_s * first + sync.head_s * last
+    # A stage that is both ends holds tied words once.
+    has_head = last and not (first and costs.workload.model.tied_embeddings)
+    ends_s = sync.embedding_s * first + sync.head_s * has_head
     num_layers = costs.workload.model.num_layers
     return [ends_s + layers * sync.layer_s for layers in range(num_layers + 1)]
 

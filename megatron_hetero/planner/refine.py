@@ -8,7 +8,7 @@ groups of unequal shares.  Placements that lacked memory are among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
@@ -40,7 +40,8 @@ class Refine:
         num_starts: int = 6,
         num_joined: int = 3,
         num_sizes: int = 2,
-        max_work: int = 300_000,
+        num_polished: int = 4,
+        max_work: int = 150_000,
     ) -> None:
         self.num_starts = num_starts
         """Of the placements that fit, and as many of those that lack memory."""
@@ -48,8 +49,10 @@ class Refine:
         """Of these, the first ones whose stages are joined."""
         self.num_sizes = num_sizes
         """Micro-batch sizes that are priced exactly, of each placement."""
+        self.num_polished = num_polished
+        """Placements of unlike stages that are polished: the best before is often not after."""
         self.max_work = max_work
-        """Limit in stages times micro-batches priced, of all small moves together."""
+        """Limit in stages times micro-batches priced, of the small moves of each."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
@@ -57,6 +60,7 @@ class Refine:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS
         num_starts = 2 if is_large else self.num_starts
+        num_polished = 2 if is_large else self.num_polished
         max_work = self.max_work // 4 if is_large else self.max_work
         starts = unlike(board.ranking_with_counts, num_starts)
         starts += unlike(board.misses, num_starts)
@@ -69,8 +73,11 @@ class Refine:
                 if best is not None:
                     found.append((best, refiller))
         found.sort(key=lambda entry: entry[0].key)
-        for candidate, refiller in found[:2]:
-            polished = Polish(refiller, candidate.placement).run(max_work // 2)
+        unlike_stages: dict[Hashable, tuple[Candidate, Refiller]] = {}
+        for candidate, refiller in found:
+            unlike_stages.setdefault(candidate.structure, (candidate, refiller))
+        for candidate, refiller in list(unlike_stages.values())[:num_polished]:
+            polished = Polish(refiller, candidate.placement).run(max_work)
             if polished != candidate.placement:
                 self._keep(board, refiller, candidate, polished)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -21,12 +22,19 @@ from tests.planner.naive import best_step_time_s
 from tests.planner.strategies import clusters, workloads
 
 
+def check_bounds(costs: CostModel, best_s: float) -> None:
+    """Not above a plan there is; nor where it is asked for no more than that plan takes, which
+    leaves everything out of its tables that takes longer."""
+    for enough_s in (inf, 1.001 * best_s):
+        assert step_time_bound(costs, enough_s).step_time_s <= best_s * (1 + 1e-9)
+
+
 @settings(max_examples=60, deadline=None)
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
 def test_no_plan_is_faster_than_the_bound(cluster: Cluster, workload: Workload) -> None:
     best_s = best_step_time_s(cluster, workload)
     if best_s is not None:
-        assert step_time_bound_s(CostModel(cluster, workload)) <= best_s * (1 + 1e-9)
+        check_bounds(CostModel(cluster, workload), best_s)
 
 
 def over_sites(draw: st.DrawFn, cluster: Cluster) -> Cluster:
@@ -62,10 +70,13 @@ def check_no_plan_beats_it(cluster: Cluster, workload: Workload) -> None:
     """No plan that any strategy prices on its way, with settings of its own or without."""
     problem = make_problem(cluster, workload)
     board = search(problem)
-    bound_s = step_time_bound_s(CostModel(problem.cluster, workload))
-    for candidate in board.ranking_of_all:
-        has_shares = any(s.shares for r in candidate.placement.replicas for s in r.stages)
-        assert has_shares or bound_s <= candidate.step_time_s * (1 + 1e-9)
+    found_s = [
+        candidate.step_time_s
+        for candidate in board.ranking_of_all
+        if not any(s.shares for r in candidate.placement.replicas for s in r.stages)
+    ]
+    if found_s:
+        check_bounds(CostModel(problem.cluster, workload), min(found_s))
 
 
 @settings(max_examples=15, deadline=None)
@@ -89,7 +100,7 @@ def test_no_plan_of_many_with_settings_is_faster(job: tuple[Cluster, Workload]) 
 def test_no_plan_of_many_is_faster(cluster: Cluster, workload: Workload) -> None:
     best_s = best_step_time_s(cluster, workload)
     if best_s is not None:
-        assert step_time_bound_s(CostModel(cluster, workload)) <= best_s * (1 + 1e-9)
+        check_bounds(CostModel(cluster, workload), best_s)
 
 
 @st.composite
@@ -111,7 +122,7 @@ def check_bounds_of_spread(cluster: Cluster, workload: Workload) -> None:
     best_s = best_step_time_s(cluster, workload)
     if best_s is not None:
         costs = CostModel(cluster, workload)
-        assert step_time_bound_s(costs) <= best_s * (1 + 1e-9)
+        check_bounds(costs, best_s)
         assert bound_by_prices_s(costs) <= best_s * (1 + 1e-9)
 
 
@@ -240,6 +251,16 @@ def test_a_model_that_needs_all_memory_is_bounded_by_it() -> None:
     by_work_s = 32 * 16 / (1 / fast + 2 / slow)
     assert bound.step_time_s > 1.02 * by_work_s
     assert "memory" not in bound.relaxes
+
+
+def test_a_stage_that_is_both_ends_exchanges_tied_words_once() -> None:
+    """Two replicas of a stage each: the bound once counted the words as embedding and as head."""
+    small = replace(SLOW, memory_bytes=100 << 20)
+    cluster = make_cluster(("a", small, 4), inside=Link(1e9, 3e-6))
+    workload = make_workload(num_layers=1, global_batch_size=3, seq_length=2048)
+    best_s = best_step_time_s(cluster, workload)
+    assert best_s is not None
+    check_bounds(CostModel(cluster, workload), best_s)
 
 
 def test_one_gpu_is_bounded_by_its_own_work() -> None:
