@@ -36,8 +36,9 @@ class Board:
 
     def __init__(self, num_paths: int, num_slots: int) -> None:
         self._lock = multiprocessing.Lock()
-        # The latest times for which each path is taken, as (begin, end), round and round.
-        self._taken_s = multiprocessing.RawArray("d", num_paths * 2 * TAKEN_KEPT)
+        # The latest times for which each path is taken, as (begin, end, there since), round and
+        # round.
+        self._taken_s = multiprocessing.RawArray("d", num_paths * 3 * TAKEN_KEPT)
         self._num_taken = multiprocessing.RawArray("Q", num_paths)
         # [path][place] of what is due on each path: since when, and its name (0: nothing).
         shape = max(num_paths, 1), MOST_DUE
@@ -63,15 +64,17 @@ class Board:
         """Write one field."""
         self._values[self._slot(key) + FIELDS.index(field)] = value
 
-    def come(self, key: Key, at_s: float, num_ranks: int = 0, hops: Hops = ()) -> None:
+    def come(self, key: Key, at_s: float, num_ranks: int = 0, hops: Hops = ()) -> float:
         """Note that one more rank has come to something; with the last of `num_ranks`, `hops` are
-        announced before anybody can take them."""
+        announced before anybody can take them.  Returns what `announce` does."""
         with self.locked():
             num_come = round(self.get(key, "num_come")) + 1
             self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
             self.put(key, "num_come", num_come)
+            overtaken_s = 0.0
             if num_come == num_ranks:
-                self.announce(key, hops, self.get(key, "latest_s"))
+                overtaken_s = self.announce(key, hops, self.get(key, "latest_s"))
+        return overtaken_s
 
     def wait_for(self, key: Key, num_ranks: int) -> None:
         """Return when so many ranks have come to something."""
@@ -86,13 +89,22 @@ class Board:
         with self.locked():
             return self.get(key, "latest_s")
 
-    def announce(self, key: Key, hops: Hops, from_s: float) -> None:
-        """Say that something will take these paths, and is there from `from_s` on."""
+    def announce(self, key: Key, hops: Hops, from_s: float) -> float:
+        """Say that something will take these paths, and is there from `from_s` on.
+
+        Returns:
+            By how much they move each other where a path of these is taken already by what came
+            later: this machine was too late to keep the order of the ranks' times.
+        """
+        overtaken_s = 0.0
+        for path, seconds in _seconds(hops).items():
+            overtaken_s = max(overtaken_s, self._overtaken_s(path, from_s, seconds))
         for path in _paths(hops):
             free = np.flatnonzero(self._due_names[path] == 0)
             if not free.size:
                 raise CheckFailedError(f"more than {MOST_DUE} messages are due on one link")
             self._due_s[path, free[0]], self._due_names[path, free[0]] = from_s, _name(key)
+        return overtaken_s
 
     def is_its_turn(self, key: Key, hops: Hops, from_s: float) -> bool:
         """Whether nothing else is due on these paths that was there before; of two that came at
@@ -119,26 +131,36 @@ class Board:
         for paths, seconds in hops:
             start_s = self._first_gap(paths, from_s, seconds)
             for path in paths:
-                self._take_path(path, start_s, start_s + seconds)
+                self._take_path(path, start_s, start_s + seconds, from_s)
             last_s = max(last_s, start_s + seconds)
         return last_s
 
+    def _overtaken_s(self, path: int, from_s: float, seconds: float) -> float:
+        until_s = from_s + seconds
+        before_s = sum(
+            end_s - max(begin_s, from_s)
+            for begin_s, end_s, since_s in self._taken(path)
+            if since_s > from_s and end_s > from_s and begin_s < until_s
+        )
+        return before_s + seconds if before_s else 0.0
+
     def _first_gap(self, paths: Sequence[int], from_s: float, seconds: float) -> float:
-        taken = sorted(interval for path in paths for interval in self._intervals(path))
+        taken = sorted(interval for path in paths for interval in self._taken(path))
         start_s = from_s
-        for begin_s, end_s in taken:
+        for begin_s, end_s, _ in taken:
             if begin_s < start_s + seconds and end_s > start_s:
                 start_s = end_s
         return start_s
 
-    def _intervals(self, path: int) -> Iterator[tuple[float, float]]:
-        base = path * 2 * TAKEN_KEPT
-        for index in range(min(self._num_taken[path], TAKEN_KEPT)):
-            yield self._taken_s[base + 2 * index], self._taken_s[base + 2 * index + 1]
+    def _taken(self, path: int) -> Iterator[tuple[float, float, float]]:
+        base = path * 3 * TAKEN_KEPT
+        for place in range(base, base + 3 * min(self._num_taken[path], TAKEN_KEPT), 3):
+            begin_s, end_s, since_s = self._taken_s[place : place + 3]
+            yield begin_s, end_s, since_s
 
-    def _take_path(self, path: int, begin_s: float, end_s: float) -> None:
-        place = path * 2 * TAKEN_KEPT + 2 * (self._num_taken[path] % TAKEN_KEPT)
-        self._taken_s[place], self._taken_s[place + 1] = begin_s, end_s
+    def _take_path(self, path: int, begin_s: float, end_s: float, since_s: float) -> None:
+        place = 3 * (path * TAKEN_KEPT + self._num_taken[path] % TAKEN_KEPT)
+        self._taken_s[place : place + 3] = [begin_s, end_s, since_s]
         self._num_taken[path] += 1
 
     def _slot(self, key: Key) -> int:
@@ -156,4 +178,13 @@ def _name(key: Key) -> int:
 
 
 def _paths(hops: Hops) -> list[int]:
-    return sorted({path for paths, _ in hops for path in paths})
+    return sorted(_seconds(hops))
+
+
+def _seconds(hops: Hops) -> dict[int, float]:
+    """For how long each path is taken in all."""
+    found: dict[int, float] = {}
+    for paths, seconds in hops:
+        for path in paths:
+            found[path] = found.get(path, 0.0) + seconds
+    return found

@@ -42,7 +42,7 @@ class Clock:
     largest_lag_s: float = 0.0
     lost_s: float = 0.0
     """By how much this machine fell behind, in a pass, between passes or with a message, wherever
-    that was more than `allowance_s`."""
+    that was more than `allowance_s`; and for how long a link was taken out of turn for it."""
 
     def begin_step(self, at_s: float) -> None:
         """All ranks begin a step at the same moment."""

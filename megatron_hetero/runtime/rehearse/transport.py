@@ -114,7 +114,7 @@ class Transport:
             self._courier.call_at(arrival_s, lambda: work.left(self._batch([operation])))
 
         with self.board.locked():
-            self.board.announce(key, hops, posted_s)
+            self.clock.lost_s += self.board.announce(key, hops, posted_s)
         self._courier.call_at(self._turn_s(hops, posted_s), take)
         return work
 
@@ -243,7 +243,7 @@ class Transport:
         """
         ranks = tuple(_ranks(group))
         key = self._number(("collective", ranks, _name(group)))
-        self.board.come(key, self.clock.time(), len(ranks), self._hops(ring))
+        self.clock.lost_s += self.board.come(key, self.clock.time(), len(ranks), self._hops(ring))
         if not async_op:
             real(False)
             self._until(self.done_s(key, ring, kind))

@@ -114,3 +114,14 @@ def test_a_collective_is_due_when_the_last_of_its_ranks_has_come() -> None:
     assert board.is_its_turn(key, hops, 7.0)
     board.take(key, hops, 7.0)
     assert board.is_its_turn(behind, hops, 8.0)
+
+
+def test_what_is_announced_after_its_turn_says_how_much_was_out_of_turn() -> None:
+    board = Board(num_paths=2, num_slots=8)
+    first, second, hops = ("message", 0, 1, 1), ("message", 2, 3, 1), [((0,), 2.0)]
+    assert board.announce(second, hops, 10.0) == 0.0
+    board.take(second, hops, 10.0)
+    assert board.announce(first, hops, 9.0) == 4.0, "its own two seconds reach into them"
+    assert board.announce(("message", 4, 5, 1), hops, 7.5) == 0.0, "it is through before"
+    assert board.announce(("message", 4, 5, 2), hops, 11.0) == 0.0, "it did come later"
+    assert board.announce(("message", 4, 5, 3), [((1,), 2.0)], 9.0) == 0.0, "another path"
