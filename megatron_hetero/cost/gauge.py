@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.profile import Piece, Profile, Recompute
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.profile import Piece, Profile
 from megatron_hetero.cost.share import TensorShare, even_share_or_none
 from megatron_hetero.model.spec import Workload
 

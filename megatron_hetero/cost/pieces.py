@@ -19,11 +19,10 @@ from megatron_hetero.cost.compute import (
 from megatron_hetero.cost.gauge import Gauged, Modelled, gauged_times
 from megatron_hetero.cost.network import context_parallel_times, tensor_parallel_times
 from megatron_hetero.cost.parameters import attention_sizes
-from megatron_hetero.cost.profile import NO_STRETCH, Piece, Profile
+from megatron_hetero.cost.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import Workload
 
-PIECES: tuple[Piece, ...] = ("embedding", "decoder_layer", "head")
 Member = tuple[GpuType, TensorShare]
 """A GPU of a stage, what it holds and which part of a sequence it computes."""
 

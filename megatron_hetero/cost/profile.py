@@ -14,20 +14,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from megatron_hetero.cost.compute import PassTimes
+from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.errors import ProfileError
 from megatron_hetero.files import content_hash, read_json, validate_document
 from megatron_hetero.model.spec import ModelSpec, Workload
 
 PROFILE_SCHEMA_VERSION = 1
 Piece = Literal["embedding", "decoder_layer", "head"]
-Recompute = Literal["none", "selective", "full"]
+PIECES: tuple[Piece, ...] = get_args(Piece)
 PositiveInt = Annotated[int, Field(gt=0)]
-_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+_RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 Seconds = Annotated[float, Field(ge=0, le=1e5)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.candidate import Candidate
@@ -207,7 +207,7 @@ def _idle_units(problem: Problem, chains: list[Chain]) -> list[Unit]:
     return units
 
 
-def unlike(ranking: tuple[Candidate, ...], count: int) -> list[Candidate]:
+def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
     """The best placements that differ in more than layers and micro-batches."""
     chosen: dict[tuple[tuple[tuple[str, int], ...], ...], Candidate] = {}
     for candidate in ranking:

@@ -8,7 +8,7 @@ groups of unequal shares.  Placements that lacked memory are among them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
@@ -73,10 +73,9 @@ class Refine:
                 if best is not None:
                     found.append((best, refiller))
         found.sort(key=lambda entry: entry[0].key)
-        unlike_stages: dict[Hashable, tuple[Candidate, Refiller]] = {}
-        for candidate, refiller in found:
-            unlike_stages.setdefault(candidate.structure, (candidate, refiller))
-        for candidate, refiller in list(unlike_stages.values())[:num_polished]:
+        refillers = {id(candidate): refiller for candidate, refiller in found}
+        for candidate in unlike([candidate for candidate, _ in found], num_polished):
+            refiller = refillers[id(candidate)]
             polished = Polish(refiller, candidate.placement).run(max_work)
             if polished != candidate.placement:
                 self._keep(board, refiller, candidate, polished)

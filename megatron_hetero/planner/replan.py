@@ -115,7 +115,7 @@ def replan(
     rescorer = Rescorer(board)
     if (best := rescorer.best()) is not None:
         ways.add(best)
-    ways.add_kept(profile)
+    ways.add_kept()
     front = ways.front(rescorer)
     if not front:
         raise infeasible_or_limits(problem, board)

@@ -7,15 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from megatron_hetero import __version__
-from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.model.arguments import command_line_words, group_arguments
-from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
-from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.problem import Chain
 from megatron_hetero.planner.stock_case import StockCase
+from megatron_hetero.planner.written import plan_inputs
 from megatron_hetero.schedule.interleaved import interleaved
 from megatron_hetero.schedule.of_plan import with_schedule
 
@@ -67,7 +66,7 @@ def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) ->
         workload=workload,
         hosts=hosts,
         idle_devices=tuple(d.name for d in problem.cluster.devices if d.name not in used),
-        inputs=_inputs(problem, workload),
+        inputs=plan_inputs(problem, workload),
         made_by=f"megatron-hetero {__version__} strategy stock",
     )
     if settings.num_chunks > 1:
@@ -115,15 +114,3 @@ def with_settings(workload: Workload, micro_batch_size: int, recompute: Recomput
     flags = (*kept, "--micro-batch-size", str(micro_batch_size), *_RECOMPUTE_FLAGS[recompute])
     changed = replace(training, micro_batch_size=micro_batch_size, recompute=recompute)
     return replace(workload, training=changed, megatron_args=flags)
-
-
-@lru_cache(maxsize=256)
-def _hash(workload: Workload) -> str:
-    return workload_hash(workload)
-
-
-def _inputs(problem: Problem, workload: Workload) -> dict[str, str]:
-    inputs = {"cluster": cluster_hash(problem.cluster), "model": _hash(workload)}
-    if problem.costs.profile is not None:
-        inputs["profile"] = problem.costs.profile.content_sha256
-    return inputs

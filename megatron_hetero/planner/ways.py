@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.cost.holdings import (
     StateSizes,
     holdings,
@@ -14,15 +13,14 @@ from megatron_hetero.cost.holdings import (
     parts_of_plan,
 )
 from megatron_hetero.cost.movement import Movement, Mover, surviving
-from megatron_hetero.cost.profile import Profile
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.model.load import workload_hash
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.relabel import nearest_labels
 from megatron_hetero.planner.rescore import Rescorer
+from megatron_hetero.planner.written import plan_inputs
 from megatron_hetero.schedule.estimate import estimate_plan
 
 LEFT_IDLE = "left idle to stay near the plan before"
@@ -86,7 +84,7 @@ class Ways:
         self.found.append(way)
         return way
 
-    def add_kept(self, profile: Profile | None) -> None:
+    def add_kept(self) -> None:
         """The old plan as it is, where it still can run: with its shares, orders and recompute."""
         problem, old = self.problem, self.old
         cluster = problem.cluster
@@ -101,12 +99,11 @@ class Ways:
             idle_devices=idle,
             idle_reasons=reasons,
             estimates=None,
-            inputs={"cluster": cluster_hash(cluster), "model": workload_hash(problem.workload)}
-            | ({} if profile is None else {"profile": profile.content_sha256}),
+            inputs=plan_inputs(problem, problem.workload),
         )
         try:
             validate_plan(plan, cluster)
-            plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
+            plan = replace(plan, estimates=estimate_plan(plan, cluster, problem.costs.profile))
             validate_plan(plan, cluster)
         except HeteroError:
             return  # it breaks a limit, does not fit, or is for another batch

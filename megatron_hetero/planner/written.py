@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from megatron_hetero import __version__
 from megatron_hetero.cluster.description import cluster_hash
 from megatron_hetero.model.load import workload_hash
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
+
+
+@lru_cache(maxsize=256)
+def _hash(workload: Workload) -> str:
+    return workload_hash(workload)
+
+
+def plan_inputs(problem: Problem, workload: Workload) -> dict[str, str]:
+    """What a plan is made of, by hash (`Plan.inputs`)."""
+    inputs = {"cluster": cluster_hash(problem.cluster), "model": _hash(workload)}
+    if problem.costs.profile is not None:
+        inputs["profile"] = problem.costs.profile.content_sha256
+    return inputs
 
 
 def bare_plan(
@@ -49,16 +64,13 @@ def bare_plan(
     else:
         hosts = hosts_in_rank_order(replicas, best.rank_order, cluster)
     used = {device.name for device in best.placement.devices()}
-    inputs = {"cluster": cluster_hash(cluster), "model": workload_hash(workload)}
-    if problem.costs.profile is not None:
-        inputs["profile"] = problem.costs.profile.content_sha256
     return Plan(
         replicas,
         workload=workload,
         hosts=hosts,
         idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
         idle_reasons=reasons,
-        inputs=inputs,
+        inputs=plan_inputs(problem, workload),
         made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
         + (" (interrupted)" if interrupted else ""),
     )

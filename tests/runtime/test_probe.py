@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.cost.profile import PIECES, load_profile
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime.local_launch import Job, run_jobs
@@ -51,7 +51,7 @@ def result_of(*sizes: int, forward_s: float = 0.5) -> dict[str, Any]:
         {"piece": piece, "micro_batch_size": size, "forward_s": forward_s, "backward_s": 1.0,
          "num_repeats": 5, "spread": 0.1}
         for size in sizes
-        for piece in command.PIECES
+        for piece in PIECES
     ]  # fmt: skip
     return {"pieces": pieces, "too_large": []}
 
@@ -76,12 +76,12 @@ def test_pieces_of_a_real_model_add_up(tmp_path: Path, recompute: tuple[str, ...
     run_jobs([Job("probe", 1, rank_main, tmp_path)], timeout_s=100.0)
     found = json.loads((tmp_path / "found.json").read_text())
     assert [(p["piece"], p["micro_batch_size"]) for p in found] == [
-        (piece, size) for size in (1, 8) for piece in command.PIECES
+        (piece, size) for size in (1, 8) for piece in PIECES
     ]
     assert all(p["forward_s"] > 0 and p["backward_s"] > 0 for p in found)
     assert all(p["num_repeats"] >= 5 for p in found)
     if recompute:  # the backward pass repeats the forward; seen where there is much to do
-        layer = found[len(command.PIECES) + 1]
+        layer = found[len(PIECES) + 1]
         assert layer["backward_s"] > layer["forward_s"]
 
 

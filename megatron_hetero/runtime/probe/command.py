@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero import __version__
-from megatron_hetero.cost.profile import PROFILE_SCHEMA_VERSION, Piece, load_profile
+from megatron_hetero.cost.profile import PIECES, PROFILE_SCHEMA_VERSION, load_profile
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
 from megatron_hetero.files import read_json, write_json
 from megatron_hetero.flags.table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.runtime.local_launch import rank_environment
 
-PIECES: tuple[Piece, ...] = ("embedding", "decoder_layer", "head")
 _LIMIT_S = 900.0
 _POLL_S = 0.1
 

@@ -99,7 +99,6 @@ class Board:
         overtaken_s = 0.0
         for path, seconds in _seconds(hops).items():
             overtaken_s = max(overtaken_s, self._overtaken_s(path, from_s, seconds))
-        for path in _paths(hops):
             free = np.flatnonzero(self._due_names[path] == 0)
             if not free.size:
                 raise CheckFailedError(f"more than {MOST_DUE} messages are due on one link")
