@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from megatron_hetero.cluster.node_links import Link as Link
 from megatron_hetero.cluster.node_links import LinkSummary, NodePair, summarise_links
@@ -42,12 +43,14 @@ class Node:
     gpu_price_per_hour: float | None = None
 
 
-@dataclass(frozen=True, order=True)
-class Device:
-    """One GPU: the `index`-th of node `node`.  Its name in files is `node:index`."""
+class Device(NamedTuple):
+    """One GPU: the `index`-th of node `node`.  Its name in files is `node:index`.
+
+    A tuple, since the search makes and compares more of these than of anything else.
+    """
 
     node: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method that nobody asks of a device
 
     @property
     def name(self) -> str:

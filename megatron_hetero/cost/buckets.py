@@ -139,7 +139,6 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
 def num_rank_sets(stages: list[PlacedStage]) -> int:
     """Pieces into which the shard edges of all these stages cut a matrix."""
     edges = set()
-    for stage in stages:
-        shares = stage.shares or (1,) * stage.width
+    for shares in {stage.shares or (1,) * stage.width for stage in stages}:
         edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}
     return len(edges)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.activations import (
@@ -94,12 +95,22 @@ class StageMemory:
 
     def peak_bytes(self, num_layers: int) -> int:
         """Sum of all parts with `num_layers` layers."""
-        return sum(self.base.values()) + num_layers * sum(self.per_layer.values())
+        return self.base_bytes + num_layers * self.bytes_per_layer
 
-    @property
+    @cached_property
+    def base_bytes(self) -> int:
+        """Sum of all parts without any layer."""
+        return sum(self.base.values())
+
+    @cached_property
+    def bytes_per_layer(self) -> int:
+        """What a layer adds to all parts."""
+        return sum(self.per_layer.values())
+
+    @cached_property
     def max_layers(self) -> int:
         """Layers that fit; negative when even the base does not."""
-        return (self.capacity_bytes - sum(self.base.values())) // sum(self.per_layer.values())
+        return (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
 
 
 def stage_memory(

@@ -58,16 +58,18 @@ def stage_ends_s(
     state = (free_at, forward_link_free_at, backward_link_free_at, *gradients_at)
     steady = _Steady(state, counts[0] - 1)
     k, num_rounds = 0, num_micro_batches + counts[0] - 1
+    # The innermost loops of the planner: comparisons stand where `max` would be read more easily.
     while k < num_rounds:
         if k < num_micro_batches:
             arrival = 0.0
             for i in range(num_stages):
-                end = max(free_at[i], arrival) + forward_s[i]
-                free_at[i] = end
+                free = free_at[i]
+                free_at[i] = end = (free if free > arrival else arrival) + forward_s[i]
                 if i < last:
                     busy_s, latency_s = forward_hop[i]
-                    forward_link_free_at[i] = max(end, forward_link_free_at[i]) + busy_s
-                    arrival = forward_link_free_at[i] + latency_s
+                    free = forward_link_free_at[i]
+                    forward_link_free_at[i] = free = (free if free > end else end) + busy_s
+                    arrival = free + latency_s
         # Stage i runs counts[i] - 1 forwards ahead, so round k ends with its backward
         # k - (counts[i] - 1); that of a later stage with the same count comes before it.
         for i in range(last, -1, -1):
@@ -77,12 +79,13 @@ def stage_ends_s(
             if micro_batch >= num_micro_batches:
                 continue
             ready = gradients_at[i].popleft() if i < last else 0.0
-            end = max(free_at[i], ready) + backward_s[i]
-            free_at[i] = end
+            free = free_at[i]
+            free_at[i] = end = (free if free > ready else ready) + backward_s[i]
             if i:
                 busy_s, latency_s = backward_hop[i - 1]
-                backward_link_free_at[i - 1] = max(end, backward_link_free_at[i - 1]) + busy_s
-                gradients_at[i - 1].append(backward_link_free_at[i - 1] + latency_s)
+                free = backward_link_free_at[i - 1]
+                backward_link_free_at[i - 1] = free = (free if free > end else end) + busy_s
+                gradients_at[i - 1].append(free + latency_s)
         # Between the first backward of stage 0 and its last forward all rounds are alike.
         if counts[0] - 1 <= k < num_micro_batches:
             k += steady.skip(k, num_micro_batches - 1 - k)
@@ -174,12 +177,15 @@ def steady_period_s(
     advances j - i + 1 micro-batches (1F1B keeps one more in flight per stage).
     `round_trips_s[i]`: forward plus backward crossing of boundary i.
     """
-    period_s = busiest_link_s
-    for i in range(len(stage_times_s)):
-        total_s = 0.0
-        for j in range(i, len(stage_times_s)):
-            total_s += stage_times_s[j] + (round_trips_s[j - 1] if j > i else 0.0)
-            period_s = max(period_s, total_s / (j - i + 1))
+    period_s = max([busiest_link_s, *stage_times_s])
+    pairs = zip(stage_times_s[1:], round_trips_s, strict=True)
+    further_s = [time_s + trip_s for time_s, trip_s in pairs]
+    for i, total_s in enumerate(stage_times_s):
+        for length, more_s in enumerate(further_s[i:], 2):
+            total_s += more_s
+            mean_s = total_s / length
+            if mean_s > period_s:
+                period_s = mean_s
     return period_s
 
 

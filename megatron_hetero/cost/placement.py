@@ -46,7 +46,7 @@ class PlacedStage:
     optimizer_share: int | None = None
     context_parallel: int = 1
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Tensor-parallel width."""
         return len(self.devices) // self.context_parallel

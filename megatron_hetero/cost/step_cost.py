@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from megatron_hetero.cost.compute import PassTimes
@@ -60,28 +61,28 @@ class PlacementCost:
     gradient_sync_s: float
     update_s: float
 
-    @property
+    @cached_property
     def pipelines_s(self) -> float:
         """Until the last replica ends; replicas that cross the same path take turns on it."""
         return max(self.card_s, *(r.pipeline_s for r in self.replicas))
 
-    @property
+    @cached_property
     def step_time_s(self) -> float:
         """Seconds of one optimizer step."""
         return self.pipelines_s + self.gradient_sync_s + self.update_s
 
-    @property
+    @cached_property
     def least_step_s(self) -> float:
         """With any launch counts the step takes as long, if its gradient exchange does."""
         least_s = max(self.card_s, *(replica.least_s for replica in self.replicas))
         return least_s + self.gradient_sync_s + self.update_s
 
-    @property
+    @cached_property
     def missing_bytes(self) -> int:
         """Most bytes that any device lacks; zero or less when the placement fits."""
         return max(s.missing_bytes for r in self.replicas for s in r.stages)
 
-    @property
+    @cached_property
     def measured(self) -> bool:
         """Whether every time used was measured."""
         return all(s.measured for r in self.replicas for s in r.stages)

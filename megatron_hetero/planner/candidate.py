@@ -52,7 +52,7 @@ class Candidate:
             tuple((s.devices[0].node, s.width) for s in r.stages) for r in self.placement.replicas
         )
 
-    @property
+    @cached_property
     def coarse_key(self) -> tuple[Standing, float]:
         """What `key` compares first; quick."""
         return self.standing, ranked_time_s(self.placement, self.cost)

@@ -31,19 +31,20 @@ def canonical(
             rank_order = arrangement.rank_order
             places = places_by_rank(rank_order, len(replicas), num_stages, 1)
             stages = [(r, s) for r, s, _ in places]
-    free = {node: iter(indices) for node, indices in gpus.items()}
-    devices = {
-        (r, s): tuple(Device(d.node, next(free[d.node])) for d in replicas[r].stages[s].devices)
-        for r, s in stages
-    }
-    numbered = tuple(
+    used = {device.node for device in placement.devices()}
+    free = {node: iter([Device(node, index) for index in gpus[node]]) for node in used}
+    numbered: dict[tuple[int, int], PlacedStage] = {}
+    for r, s in stages:
+        stage = replicas[r].stages[s]
+        devices = tuple([next(free[device.node]) for device in stage.devices])
+        numbered[r, s] = PlacedStage(devices, stage.num_layers)
+    made = tuple(
         PlacedReplica(
-            tuple(PlacedStage(devices[r, s], st.num_layers) for s, st in enumerate(replica.stages)),
-            replica.num_micro_batches,
+            tuple([numbered[r, s] for s in range(len(replica.stages))]), replica.num_micro_batches
         )
         for r, replica in enumerate(replicas)
     )
-    return Placement(numbered), rank_order
+    return Placement(made), rank_order
 
 
 def is_symmetric(placement: Placement) -> bool:

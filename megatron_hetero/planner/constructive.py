@@ -56,7 +56,7 @@ class Constructive:
                     continue
                 placement = filler.placement(placed)
                 if placement is not None:
-                    board.score(placement, self.name)
+                    board.score(placement, self.name, whole=False)
                 work += len(choice.units)
             if work > self.max_work:
                 return

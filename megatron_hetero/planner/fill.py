@@ -101,7 +101,7 @@ class Filler:
         fits = layers is not None
         if layers is None:
             missing = [float(m.peak_bytes(0) - m.capacity_bytes) for m in memories]
-            added = [float(sum(m.per_layer.values())) for m in memories]
+            added = [float(m.bytes_per_layer) for m in memories]
             layers = split_layers(
                 problem.num_layers, added, missing, [problem.num_layers] * num_stages
             )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.planner.counts import search_counts
-from megatron_hetero.planner.refill import Refiller, places, with_way
+from megatron_hetero.planner.refill import Refiller, on_devices_of, places, with_way
 
 _WORTH = 1 - 1e-4
 """A move must bring the slowest pipeline below this part of its time."""
@@ -53,7 +53,7 @@ class Polish:
         shape = self.refiller.key(before)
         for r, replica in enumerate(self.replicas):
             if self.refiller.key(replica) == shape:
-                self.replicas[r], self.priced[r] = _on_devices_of(after, replica), cost
+                self.replicas[r], self.priced[r] = _moved(after, replica), cost
 
     def _slowest(self) -> int:
         return max(range(len(self.replicas)), key=lambda r: self.priced[r].pipeline_s)
@@ -124,9 +124,8 @@ def _with_micro_batches(replica: PlacedReplica, count: int) -> PlacedReplica:
     return replace(replica, num_micro_batches=count, launch_counts=counts)
 
 
-def _on_devices_of(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
-    pairs = zip(replica.stages, other.stages, strict=True)
-    return replace(replica, stages=tuple(replace(s, devices=o.devices) for s, o in pairs))
+def _moved(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
+    return replace(replica, stages=on_devices_of(replica.stages, other))
 
 
 def _fits(cost: ReplicaCost) -> bool:

@@ -29,10 +29,10 @@ class Unit:
         """Tensor-parallel width."""
         return len(self.indices)
 
-    @property
+    @cached_property
     def devices(self) -> tuple[Device, ...]:
         """Its GPUs in rank order."""
-        return tuple(Device(self.node, index) for index in self.indices)
+        return tuple([Device(self.node, index) for index in self.indices])
 
 
 Chain = tuple[Unit, ...]
@@ -76,13 +76,13 @@ class Problem:
         """Decoder layers of the model."""
         return self.workload.model.num_layers
 
-    @property
+    @cached_property
     def num_micro_batches(self) -> int:
         """Micro-batches of one step over all replicas."""
         training = self.workload.training
         return training.global_batch_size // training.micro_batch_size
 
-    @property
+    @cached_property
     def num_gpus(self) -> int:
         """GPUs that may be used."""
         return sum(len(self.gpus[node.name]) for node in self.nodes)

@@ -26,8 +26,8 @@ _NEGLIGIBLE = 0.01
 
 @dataclass(frozen=True)
 class Filling:
-    """A replica's stages for one micro-batch size, and about the seconds of its first micro-batch
-    and of each further one."""
+    """The stages of replicas that are alike, on the devices of one of them, for one micro-batch
+    size; and about the seconds of a first micro-batch and of each further one."""
 
     stages: tuple[PlacedStage, ...]
     launch_counts: tuple[int, ...] | None
@@ -36,10 +36,11 @@ class Filling:
     fill_s: float
     period_s: float
 
-    def replica(self, num_micro_batches: int, own_size: int) -> PlacedReplica:
-        """With so many micro-batches; `own_size` is the job's."""
+    def replica(self, own: PlacedReplica, num_micro_batches: int, own_size: int) -> PlacedReplica:
+        """On the devices of `own`, with so many micro-batches; `own_size` is the job's."""
         size = None if self.size == own_size else self.size
-        replica = PlacedReplica(self.stages, num_micro_batches, micro_batch_size=size)
+        stages = on_devices_of(self.stages, own)
+        replica = PlacedReplica(stages, num_micro_batches, micro_batch_size=size)
         if self.launch_counts is None:
             return replica
         return with_counts(replica, [min(c, num_micro_batches) for c in self.launch_counts])
@@ -85,17 +86,7 @@ class Refiller:
 
     def shape(self, replica: PlacedReplica) -> Hashable:
         """Equal for replicas that are filled alike."""
-        bare = replace(
-            replica,
-            stages=tuple(
-                replace(s, num_layers=1, recompute=None, recompute_num_layers=None)
-                for s in replica.stages
-            ),
-            num_micro_batches=1,
-            micro_batch_size=None,
-            launch_counts=None,
-        )
-        return self._shapes.of(bare, self.vocab_rows)
+        return self._shapes.of_groups(replica, self.vocab_rows)
 
     def cost(self, placement: Placement) -> PlacementCost:
         """The price of a placement of as many replicas and stages as the first one."""
@@ -108,12 +99,7 @@ class Refiller:
         key = self.shape(replica), size, most
         if key not in self._fillings:
             self._fillings[key] = self._fill(replica, size, most)
-        found = self._fillings[key]
-        if found is None:
-            return None
-        # It may have been made for an equal replica on other devices.
-        own = zip(found.stages, replica.stages, strict=True)
-        return replace(found, stages=tuple(replace(s, devices=o.devices) for s, o in own))
+        return self._fillings[key]
 
     def _fill(self, replica: PlacedReplica, size: int, most: int) -> Filling | None:
         depth = len(replica.stages)
@@ -161,6 +147,12 @@ class Refiller:
         costs = self.costs.variant(micro_batch_size=size)
         groups = [stage.devices for stage in replica.stages]
         return [costs.hop(a, b).total_s + costs.hop(b, a).total_s for a, b in pairwise(groups)]
+
+
+def on_devices_of(stages: Sequence[PlacedStage], replica: PlacedReplica) -> tuple[PlacedStage, ...]:
+    """The stages, each on the devices of the replica's in its place."""
+    pairs = zip(stages, replica.stages, strict=True)
+    return tuple([replace(stage, devices=own.devices) for stage, own in pairs])
 
 
 def with_way(stage: PlacedStage, num_layers: int, way: Way) -> PlacedStage:

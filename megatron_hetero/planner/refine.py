@@ -107,7 +107,12 @@ class Refine:
             chosen.append(_mixed(refiller, ranked[0][1], sizes, ranked[0][2]))
         best: Candidate | None = None
         for filled in chosen:
-            placement = Placement(tuple(f.replica(m, own) for f, m in zip(*filled, strict=True)))
+            placement = Placement(
+                tuple(
+                    filling.replica(replica, count, own)
+                    for replica, filling, count in zip(replicas, *filled, strict=True)
+                )
+            )
             kept = self._keep(board, refiller, start, placement)
             if kept is not None and (best is None or kept.key < best.key):
                 best = kept
@@ -132,9 +137,9 @@ Filled = tuple[Sequence[Filling], Sequence[int]]
 def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
     """All replicas filled for the micro-batch sizes given, [replica]; None if one does not fit."""
     batch = refiller.costs.workload.training.global_batch_size
-    fillings = []
+    fillings, left = [], batch - sum(sizes)
     for replica, size in zip(refiller.placement.replicas, sizes, strict=True):
-        most = (batch - sum(sizes)) // size + 1
+        most = left // size + 1
         filling = refiller.filling(replica, size, most) if most > 0 else None
         if filling is None:
             return None

@@ -48,17 +48,25 @@ class ReplicaShapes:
 
     def of(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaShape:
         """What stands in each stage, links between stages, micro-batches and launch counts."""
-        nodes = [stage.devices[0].node for stage in replica.stages]
-        stages = tuple(map(self._stage, replica.stages))
-        hops = tuple(starmap(self.likeness.hop, pairwise(nodes)))
         share = replica.num_micro_batches, replica.micro_batch_size, replica.launch_counts
-        return stages, hops, share, vocab_rows
+        settings = [
+            (stage.num_layers, stage.recompute, stage.recompute_num_layers)
+            for stage in replica.stages
+        ]
+        return self.of_groups(replica, vocab_rows), tuple(settings), share
 
-    def _stage(self, stage: PlacedStage) -> Hashable:
-        nodes = {device.node for device in stage.devices}
-        if len(nodes) == 1:
-            group: Hashable = self.likeness.node(*nodes), len(stage.devices)
+    def of_groups(self, replica: PlacedReplica, vocab_rows: int) -> Hashable:
+        """What of it stays when layers, recompute and micro-batches change: the groups of its
+        stages, and the links between them."""
+        nodes = [stage.devices[0].node for stage in replica.stages]
+        hops = tuple(starmap(self.likeness.hop, pairwise(nodes)))
+        return tuple([self._group(stage) for stage in replica.stages]), hops, vocab_rows
+
+    def _group(self, stage: PlacedStage) -> Hashable:
+        devices = stage.devices
+        first = devices[0].node
+        if len({device.node for device in devices}) == 1:
+            group: Hashable = self.likeness.node(first)
         else:  # links inside the group count as well: it is like no other
-            group = tuple(device.node for device in stage.devices)
-        own = stage.shares, stage.recompute, stage.recompute_num_layers, stage.state_parts
-        return group, stage.num_layers, own
+            group = tuple([device.node for device in devices])
+        return group, len(devices), stage.shares, stage.state_parts

@@ -136,14 +136,17 @@ class Scoreboard:
         return tuple(sorted(self._misses.values(), key=lambda candidate: candidate.key))
 
     def score(
-        self, placement: Placement, strategy: str, *, whole: bool = False
+        self, placement: Placement, strategy: str, *, whole: bool | None = None
     ) -> Candidate | None:
         """Price a placement of 1F1B's own counts; the candidate if it fits memory and limits, else
         None.
 
         Args:
-            whole: also one that is slower than all that are kept, for which there may be None.
+            whole: also one that is slower than all that are kept, for which there may be None;
+                by itself in small clusters (`MAX_GPUS_PRICED_WHOLE`), whose climbs go on from it.
         """
+        if whole is None:
+            whole = self.problem.num_gpus <= MAX_GPUS_PRICED_WHOLE
         placement, rank_order = canonical(placement, self.problem.gpus)
         if placement in self._seen:
             return self._seen[placement]
@@ -155,7 +158,7 @@ class Scoreboard:
         return candidate
 
     def score_with_counts(
-        self, placement: Placement, strategy: str, *, whole: bool = False
+        self, placement: Placement, strategy: str, *, whole: bool | None = None
     ) -> Candidate | None:
         """`score`, and the candidate with launch counts where they gain."""
         candidate = self.score(placement, strategy, whole=whole)
@@ -237,8 +240,7 @@ class Scoreboard:
         """Whether a placement that fits is slower than all that are kept, of stock Megatron's too
         if it is one, whatever its exchange takes and its launch counts: most are, and the exchange
         takes longest to price."""
-        is_small = self.problem.num_gpus <= MAX_GPUS_PRICED_WHOLE
-        if is_small or len(self._fitting) < _NUM_KEPT or not self._by_time:
+        if len(self._fitting) < _NUM_KEPT or not self._by_time:
             return False
         stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
         least_s = max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)

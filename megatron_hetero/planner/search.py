@@ -26,7 +26,7 @@ from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.outcome import Outcome, limits_error, outcome_of
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.rescore import Rescorer, distinct
-from megatron_hetero.planner.run import search, strategies_of
+from megatron_hetero.planner.run import no_collector, search, strategies_of
 from megatron_hetero.planner.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.stock_search import stock_beside_a_plan
 from megatron_hetero.planner.stock_strategy import STOCK, stock_plan_and_explanation
@@ -42,6 +42,7 @@ _MAX_NEAR = 6
 """Of the plans that follow the best, those that may come first with other orders."""
 
 
+@no_collector()
 def plan_cluster(
     cluster: Cluster,
     workload: Workload,
@@ -79,6 +80,7 @@ def plan_cluster(
     return _searched(problem, progress, strategy, schedules)[2]
 
 
+@no_collector()
 def plan_and_explain(
     cluster: Cluster,
     workload: Workload,

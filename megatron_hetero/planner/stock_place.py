@@ -38,8 +38,8 @@ class StockPlace:
         part = "activations"
         saved = self.memory.per_layer[part] - self.recomputed.per_layer[part]
         missing = (
-            sum(self.recomputed.base.values())
-            + num_layers * sum(self.memory.per_layer.values())
+            self.recomputed.base_bytes
+            + num_layers * self.memory.bytes_per_layer
             - self.memory.capacity_bytes
         )
         least = max(1, -(-missing // saved)) if saved > 0 else NEVER

@@ -220,7 +220,7 @@ def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[
         )
         caps.append(min(m.max_layers for m in memories))
         missing.append(max(float(m.peak_bytes(0) - m.capacity_bytes) for m in memories))
-        added.append(max(float(sum(m.per_layer.values())) for m in memories))
+        added.append(max(float(m.bytes_per_layer) for m in memories))
     balanced = split_layers(problem.num_layers, per_layer, base, caps)
     if balanced is None:
         caps = [problem.num_layers] * num_stages
