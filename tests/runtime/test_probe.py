@@ -93,8 +93,11 @@ def test_pieces_of_a_real_model_are_measured(tmp_path: Path, recompute: tuple[st
     ]
     assert all(p["forward_s"] > 0 and p["backward_s"] > 0 for p in found)
     assert all(p["num_repeats"] >= 5 for p in found)
-    of_layer = sum(p["num_repeats"] for p in found if p["piece"] == "layer")
-    assert data["num_repeated"] >= of_layer > 0 if recompute else data["num_repeated"] == 0
+    num_passes = sum(p["num_repeats"] for p in found if p["piece"] == "decoder_layer")
+    if recompute:
+        assert data["num_repeated"] >= 2 * num_passes > 0, "both layers in every pass"
+    else:
+        assert data["num_repeated"] == 0
 
 
 def test_flags_that_touch_files_are_left_out(tmp_path: Path) -> None:
