@@ -150,9 +150,9 @@ def _windowed(steps: Sequence[Step], paths: _Paths) -> float:
         step = steps[number]
         end_s = paths.take(number, step, at_s)
         last_s = max(last_s, end_s)
+        is_one, before_s = step.num_buckets == 1, end_s - step.period_s
         for holder in step.holders:
-            before_s = end_s - step.period_s if step.num_buckets > 1 else ends[holder][1]
-            ends[holder] = before_s, end_s
+            ends[holder] = ends[holder][1] if is_one else before_s, end_s
             last_taken[holder] = step.buffers.get(holder, 0)
             come(holder)
     return last_s

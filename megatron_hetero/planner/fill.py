@@ -47,14 +47,16 @@ class Filler:
             most: layers that a stage may have beside what its memory says, shape [stage].
             num_replicas: among which the distributed optimizer divides its states.
         """
-        like = self.problem.likeness
-        nodes = [unit.node for unit in chain]
-        stages = tuple((like.node(unit.node), unit.width) for unit in chain)
-        hops = tuple(starmap(like.hop, pairwise(nodes)))
-        key = (stages, hops, vocab_rows, max_in_flight, most, num_replicas)
+        key = (self.shape(chain), vocab_rows, max_in_flight, most, num_replicas)
         if key not in self._chains:
             self._chains[key] = self._fill(chain, vocab_rows, max_in_flight, most, num_replicas)
         return self._chains[key]
+
+    def shape(self, chain: Chain) -> Hashable:
+        """Equal for chains that are filled alike."""
+        like = self.problem.likeness
+        stages = tuple([(like.node(unit.node), unit.width) for unit in chain])
+        return stages, tuple(starmap(like.hop, pairwise([unit.node for unit in chain])))
 
     def placement(self, chains: Sequence[Chain]) -> Placement | None:
         """Layers for every chain, micro-batches in proportion to speed; None if a chain is not

@@ -17,7 +17,7 @@ _MAX_WORK = 20_000
 _MAX_WORK_IN_ALL = 200_000
 """Stages priced for all nodes together: in a plan of thousands each try prices thousands."""
 _MAX_GPUS_APART = 64
-"""In larger clusters one of several nodes that are alike answers for all."""
+"""In larger clusters one of several nodes or replicas that are alike answers for all."""
 
 
 def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
@@ -27,6 +27,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
     filler = Filler(problem)
     chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
     known: dict[tuple[object, ...], str] = {}
+    alike = (filler.shape,) if problem.num_gpus > _MAX_GPUS_APART else ()
     stages = sum(map(len, chains))
     work = 0
     for node in problem.nodes:
@@ -50,7 +51,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
         found = []
-        tries = insertions(chains, units, problem.replica_counts())
+        tries = insertions(chains, units, problem.replica_counts(), *alike)
         for moved in islice(tries, max(1, _MAX_WORK // stages)):
             work += stages
             placement = filler.placement(moved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.candidate import Candidate
@@ -163,14 +163,27 @@ def _chain_moves(problem: Problem, chains: list[Chain]) -> Iterator[tuple[Chain,
 
 
 def insertions(
-    chains: list[Chain], units: list[Unit], counts: range
+    chains: list[Chain],
+    units: list[Unit],
+    counts: range,
+    shape: Callable[[Chain], Hashable] = lambda chain: chain,
 ) -> Iterator[tuple[Chain, ...]]:
-    """Each unit at every place of every replica, and as a replica of its own."""
+    """Each unit at every place of every replica, and as a replica of its own.
+
+    Args:
+        shape: of replicas for which it is equal, before and after, one is enough.
+    """
     for unit in units:
+        seen = set()
         if len(chains) in counts:
             for r, chain in enumerate(chains):
+                before = shape(chain)
                 for s in range(len(chain) + 1):
-                    yield tuple(_replaced(chains, r, (*chain[:s], unit, *chain[s:])))
+                    after = (*chain[:s], unit, *chain[s:])
+                    change = before, shape(after)
+                    if change not in seen:
+                        seen.add(change)
+                        yield tuple(_replaced(chains, r, after))
         if len(chains) + 1 in counts:
             yield (*chains, (unit,))
 
