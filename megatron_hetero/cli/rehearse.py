@@ -89,6 +89,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.lose_device:
         found = without_devices(found, tuple(arguments.lose_device))
     require_runtime()
+    if found.cluster.without_link_terms is not found.cluster:
+        output.show(
+            "Rehearsed, and predicted here, without the reduce_bandwidth and incast of the links."
+        )
     command = importlib.import_module("megatron_hetero.runtime.rehearse.command")
     with output.progress("rehearsing") as on_progress:
         rehearsal = command.rehearse_plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,17 @@ def _node_content(node: Node) -> dict[str, Any]:
     }
 
 
-def _links_content(links: Mapping[tuple[str, str], Link]) -> dict[str, list[float]]:
+def _links_content(links: Mapping[tuple[str, str], Link]) -> dict[str, list[Any]]:
     return {f"{a} {b}": _link_content(link) for (a, b), link in links.items()}
 
 
-def _link_content(link: Link) -> list[float]:
+def _link_content(link: Link) -> list[Any]:
     jitter = [float(link.jitter_s)] if link.jitter_s else []
-    return [float(link.bytes_per_s), float(link.latency_s), *jitter]
+    terms = _given(
+        reduce_bytes_per_s=None if link.reduce_bytes_per_s == inf else link.reduce_bytes_per_s,
+        incast=link.incast and [link.incast.num_senders, link.incast.slowdown],
+    )
+    return [float(link.bytes_per_s), float(link.latency_s), *jitter, *([terms] if terms else [])]
 
 
 def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, combinations_with_replacement, product
+from math import inf
 from typing import NoReturn
 
 from megatron_hetero.cluster.graph import connected_parts
-from megatron_hetero.cluster.node_links import Link, NodeLinks, NodePair
+from megatron_hetero.cluster.node_links import Incast, Link, NodeLinks, NodePair
 from megatron_hetero.cluster.references import References, listed
 from megatron_hetero.cluster.schema import LinkSection, LinksSection, NodeSection
 
@@ -36,7 +37,11 @@ def resolve_node_links(
 
 def resolve_link(section: LinkSection) -> Link:
     """The link that a section describes."""
-    return Link(section.bandwidth, section.latency, section.jitter)
+    incast = None
+    if section.incast is not None and section.incast.slowdown:
+        incast = Incast(section.incast.senders, section.incast.slowdown)
+    reduce_bytes_per_s = section.reduce_bandwidth or inf
+    return Link(section.bandwidth, section.latency, section.jitter, reduce_bytes_per_s, incast)
 
 
 def _site_links(section: LinksSection, references: References) -> dict[tuple[str, str], Link]:

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import inf
 
 NodePair = tuple[str, str]
 """Names of two nodes, sender first."""
 
 
 @dataclass(frozen=True)
+class Incast:
+    """So many may send to one receiver at once; each one more makes a byte, from any of them, take
+    `slowdown` times its own time longer."""
+
+    num_senders: int
+    slowdown: float
+
+
+@dataclass(frozen=True)
 class Link:
     """One direction of a path between two devices: `latency_s + bytes / bytes_per_s`.
 
-    `jitter_s`: what a message may be late beside that, at a high quantile.
+    `jitter_s`: what a message may be late beside that, at a high quantile.  `reduce_bytes_per_s`:
+    memory traffic, reads and writes, with which a rank adds what it receives to its own; infinite
+    where that hides behind the link.  `cost.link_terms` prices it, and `incast`.
     """
 
     bytes_per_s: float
     latency_s: float
     jitter_s: float = 0.0
+    reduce_bytes_per_s: float = inf
+    incast: Incast | None = None
+
+    @property
+    def terms(self) -> tuple[float | Incast | None, ...]:
+        """What it costs beside latency and bandwidth, in its collectives; empty for nothing."""
+        if self.reduce_bytes_per_s == inf and self.incast is None:
+            return ()
+        return self.reduce_bytes_per_s, self.incast
+
+    @property
+    def without_terms(self) -> Link:
+        """The same without `terms`."""
+        return replace(self, reduce_bytes_per_s=inf, incast=None)
 
 
 class NodeLinks(Mapping[NodePair, Link]):
@@ -126,7 +152,7 @@ def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) 
             found[classes[key]] += len(ones) * (len(rest) - (key[0] == key[1])) - len(pairs)
         if not any(found.values()):
             continue
-        link = min(found, key=lambda k: (-found[k], k.bytes_per_s, k.latency_s))
+        link = min(found, key=lambda k: (-found[k], k.bytes_per_s, k.latency_s, repr(k.terms)))
         usual[key] = link
         if key in classes and link != classes[key]:  # most pairs have a link of their own
             pairs = {(a, b): links[a, b] for a, b in product(ones, rest) if a != b}

@@ -36,12 +36,22 @@ class _Section(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class IncastSection(_Section):
+    """So many `senders` may send to one receiver at once; each one more makes a byte, from any of
+    them, take `slowdown` times its own time longer."""
+
+    senders: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    slowdown: Annotated[float, Field(ge=0, le=100, strict=False)]
+
+
 class LinkSection(_Section):
     """A path between two GPUs: one direction of it, as one pair of GPUs sees it."""
 
     bandwidth: Bandwidth
     latency: Latency
     jitter: Latency = 0.0
+    reduce_bandwidth: Bandwidth | None = None
+    incast: IncastSection | None = None
 
 
 class GpuSection(_Section):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from megatron_hetero.cluster.node_links import Incast as Incast
 from megatron_hetero.cluster.node_links import Link as Link
-from megatron_hetero.cluster.node_links import LinkSummary, NodePair, summarise_links
+from megatron_hetero.cluster.node_links import (
+    LinkSummary,
+    NodePair,
+    mapped_links,
+    summarise_links,
+)
 from megatron_hetero.cluster.site_tour import site_tour
 
 
@@ -119,6 +125,19 @@ class Cluster:
         """Each site's place in the order in which rings visit them (`site_tour`)."""
         tour = site_tour([node.site for node in self.nodes], self.link_summary.usual)
         return {site: place for place, site in enumerate(tour)}
+
+    @cached_property
+    def without_link_terms(self) -> Cluster:
+        """The same with links of latency and bandwidth alone; itself if they are."""
+        links = self.link_summary
+        every = (*(n.link for n in self.nodes), *links.usual.values(), *links.others.values())
+        if not any(link.terms for link in every):
+            return self
+        return replace(
+            self,
+            nodes=tuple(replace(n, link=n.link.without_terms) for n in self.nodes),
+            node_links=mapped_links(self.node_links, lambda link: link.without_terms),
+        )
 
     def gpu_type(self, device: Device) -> GpuType:
         return self.node_by_name[device.node].gpu_type

@@ -36,6 +36,35 @@ class Flow:
 
 
 @dataclass(frozen=True, eq=False)
+class HolderFlow:
+    """A `Flow` for each byte, over any holders that stand on the same nodes.
+
+    Ports are those of the holders' places in the ring: `ports` are their positions in `paths`.
+    `adding_s_per_byte`: for each of a bucket, until its owner has added what it has received.
+    """
+
+    paths: Ints
+    s_per_byte: Floats
+    latency_s: float
+    adding_s_per_byte: float
+    ports: Ints
+    places: Ints
+    ways: Ints
+
+    def of(self, first_ports: Ints, num_bytes: float, bucket_bytes: float) -> Flow:
+        """A buffer's.
+
+        Args:
+            first_ports: path number of the way out of each holder's port, in the ring's order.
+            bucket_bytes: those of a bucket that ranks exchange at a time.
+        """
+        paths = self.paths.copy()
+        paths[self.ports] = first_ports[self.places] + self.ways
+        latency_s = self.latency_s + self.adding_s_per_byte * bucket_bytes
+        return Flow(paths, self.s_per_byte * num_bytes, latency_s)
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """One exchange, bucket by bucket; all but the last are `bucket_share` of it.
 

@@ -186,12 +186,25 @@ class CostModel(UnitPrices):
         self, placement: Placement, cost: PlacementCost
     ) -> dict[tuple[str, str], float]:
         """Bytes of a step on each path between two nodes: boundaries and gradient exchange."""
+        if self._plain is not self:
+            return self._plain.bytes_between_nodes(placement, self._plain.placement(placement))
         seconds = path_seconds(placement, cost.replicas)
         rows = self.vocab_rows(placement.widths)
         for path, path_s in self._exchange.path_seconds(placement, rows).items():
             seconds[path] = seconds.get(path, 0.0) + path_s
         links = self.cluster.node_links
         return {path: path_s * links[path].bytes_per_s for path, path_s in seconds.items()}
+
+    @property
+    def _plain(self) -> Self:
+        """The price list by latency and bandwidth alone, in which seconds of a path are bytes."""
+        if self._of_plain_links is None:
+            cluster = self.cluster.without_link_terms
+            is_plain = cluster is self.cluster
+            self._of_plain_links = (
+                self if is_plain else type(self)(cluster, self.workload, self.profile)
+            )
+        return self._of_plain_links
 
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
         """Seconds of the gradient exchange of a placement, hidden behind nothing."""

@@ -1,4 +1,5 @@
-"""Seconds of communication: alpha-beta (`latency_s + bytes / bytes_per_s`) on the slowest link.
+"""Seconds of communication: alpha-beta (`latency_s + bytes / bytes_per_s`) on the slowest link, and
+what `cost.link_terms` adds to it.
 
 A link inside a node belongs to each GPU; the path between two nodes is one network card, shared by
 all GPUs of the node that use it at the same moment.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cost.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.plan.stage_ranges import StageRanks, pieces
 
 
@@ -30,11 +32,18 @@ class BoundaryTime:
 
 def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     """2 (n - 1) rounds of 1/n of the buffer over the slowest link of the ring."""
-    return 2 * ring_all_gather_s(num_bytes, num_ranks, link)
+    gather_s = ring_all_gather_s(num_bytes, num_ranks, link)
+    return ring_reduce_scatter_s(num_bytes, num_ranks, link) + gather_s
+
+
+def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """The rounds of an all-gather, in each of which every rank adds what it has received."""
+    added_bytes = (num_ranks - 1) / num_ranks * num_bytes
+    return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
 
 
 def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """(n - 1) rounds of 1/n of the whole buffer; a reduce-scatter takes the same time."""
+    """(n - 1) rounds of 1/n of the whole buffer."""
     if num_ranks == 1:
         return 0.0
     rounds = num_ranks - 1
@@ -73,7 +82,8 @@ def boundary_time(
     for sender, receiver, _ in messages:
         link = cluster.link(sender, receiver)
         busiest_bytes = max(carried[path] for path in _paths(sender, receiver))
-        busy_s = max(busy_s, busiest_bytes / link.bytes_per_s)
+        fan_in = _num_senders(cluster, messages, sender, receiver) if link.incast else 1
+        busy_s = max(busy_s, transfer_s(busiest_bytes, link, fan_in))
         latency_s = max(latency_s, link.latency_s + link.jitter_s)
     gather_s = 0.0
     width = len(receivers) // context_parallel[1]
@@ -83,6 +93,19 @@ def boundary_time(
             for group in groups_of(receivers, width)
         )
     return BoundaryTime(busy_s, latency_s + gather_s)
+
+
+def _num_senders(
+    cluster: Cluster,
+    messages: Sequence[tuple[Device, Device, float]],
+    sender: Device,
+    receiver: Device,
+) -> int:
+    """To the receiver's port or, from other nodes, to its node's card, at the time of a message."""
+    is_inside = sender.node == receiver.node
+    heard = [a for a, b, _ in messages if (b == receiver if is_inside else b.node == receiver.node)]
+    link = cluster.link(sender, receiver)
+    return FanIn(cluster, {*heard, receiver}).num_senders(sender.node, receiver.node, link)
 
 
 def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device]]:
@@ -135,8 +158,13 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
 
 
 def worst_link(links: Sequence[Link]) -> Link:
-    """The least bandwidth and the most latency of some links."""
-    return Link(min(k.bytes_per_s for k in links), max(k.latency_s for k in links))
+    """The least bandwidths and the most latency of some links, for rings: where nobody hears from
+    two."""
+    return Link(
+        min(k.bytes_per_s for k in links),
+        max(k.latency_s for k in links),
+        reduce_bytes_per_s=min(k.reduce_bytes_per_s for k in links),
+    )
 
 
 @dataclass(frozen=True)
@@ -164,10 +192,11 @@ def tensor_parallel_times(
         return TensorParallelTimes(0.0, 0.0, 0.0, 0.0, 0.0)
     reduce_s = ring_all_reduce_s(num_bytes, width, link)
     gather_s = ring_all_gather_s(num_bytes, width, link)
+    scatter_s = ring_reduce_scatter_s(num_bytes, width, link)
     loss_s = 3 * ring_all_reduce_s(4.0 * num_tokens, width, link)
     if sequence_parallel:
         return TensorParallelTimes(
-            2 * reduce_s, 2 * reduce_s + 2 * gather_s, gather_s, gather_s + loss_s, reduce_s
+            2 * reduce_s, 2 * reduce_s + 2 * gather_s, scatter_s, gather_s + loss_s, reduce_s
         )
     return TensorParallelTimes(2 * reduce_s, 2 * reduce_s, reduce_s, loss_s, reduce_s)
 
@@ -188,4 +217,5 @@ def context_parallel_times(
     if num_ranks == 1 or link is None:
         return 0.0, 0.0
     once_s = ring_all_gather_s(num_bytes, num_ranks, link)
-    return once_s, (2 * once_s if is_ring else once_s)
+    gradients_s = ring_reduce_scatter_s(num_bytes, num_ranks, link)
+    return once_s, (once_s + gradients_s if is_ring else gradients_s)

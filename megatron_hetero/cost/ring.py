@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.link_terms import adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.share import largest_fraction, member_shares
 from megatron_hetero.model.spec import ModelSpec
@@ -13,17 +14,23 @@ from megatron_hetero.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of a ring: seconds for each byte of the whole buffer, and the link's latency."""
+    """One step of a ring: seconds for each byte of the whole buffer in one pass, those of adding
+    what is received where the pass reduces, and the link's latency."""
 
     sender: PlacedStage
     receiver: PlacedStage
     s_per_byte: float
+    adding_s_per_byte: float
     latency_s: float
 
     @property
     def nodes(self) -> tuple[str, str]:
         """Where it leads."""
         return self.sender.devices[0].node, self.receiver.devices[0].node
+
+    def passes_s_per_byte(self, num_passes: int, reduces: bool) -> float:
+        """For which it is taken in one or both passes, the first of which may reduce."""
+        return num_passes * self.s_per_byte + (self.adding_s_per_byte if reduces else 0.0)
 
 
 def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> tuple[Hop, ...]:
@@ -42,7 +49,9 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         part = share
         if sender.devices[0].node == receiver.devices[0].node:
             part *= max(held_fraction(model, sender), held_fraction(model, receiver))
-        hops.append(Hop(sender, receiver, part / link.bytes_per_s, link.latency_s))
+        # Each rank adds its own part, on a shared card too.
+        added_s = adding_s(share * held_fraction(model, receiver), 1, link)
+        hops.append(Hop(sender, receiver, transfer_s(part, link), added_s, link.latency_s))
     return tuple(hops)
 
 

@@ -20,44 +20,20 @@ import numpy as np
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.buckets import StageId, num_rank_sets
-from megatron_hetero.cost.exchange_clock import Floats, Flow, Ints, Step, last_end_s
+from megatron_hetero.cost.exchange_clock import Flow, HolderFlow, Ints, Step, last_end_s
+from megatron_hetero.cost.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring
 from megatron_hetero.cost.sync_groups import SyncGroup, buffers_of, mean_bucket_params, sync_groups
 from megatron_hetero.model.spec import ModelSpec
 
 
-@dataclass(frozen=True, eq=False)
-class _RingFlow:
-    """A `Flow` for each byte, over any holders that stand on the same nodes.
-
-    Ports are those of the holders' places in the ring: `ports` are their positions in `paths`.
-    """
-
-    paths: Ints
-    s_per_byte: Floats
-    latency_s: float
-    ports: Ints
-    places: Ints
-    ways: Ints
-
-    def of(self, first_ports: Ints, num_bytes: float) -> Flow:
-        """A buffer's.
-
-        Args:
-            first_ports: path number of the way out of each holder's port, in the ring's order.
-        """
-        paths = self.paths.copy()
-        paths[self.ports] = first_ports[self.places] + self.ways
-        return Flow(paths, self.s_per_byte * num_bytes, self.latency_s)
-
-
 @dataclass(frozen=True)
 class _Prices:
     """An exchange over some holders: of gradients and of new weights."""
 
-    gradients: _RingFlow
-    weights: _RingFlow | None
+    gradients: HolderFlow
+    weights: HolderFlow | None
     num_rank_sets: int
 
 
@@ -145,10 +121,12 @@ class GradientExchange:
             share = 1.0
             if group.num_layers:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
-            gradients = prices.gradients.of(first_ports, group.num_params * self._gradient_bytes)
+            num_bytes = group.num_params * self._gradient_bytes
+            gradients = prices.gradients.of(first_ports, num_bytes, share * num_bytes / sets)
             weights = None
             if prices.weights is not None and self._weight_bytes is not None:
-                weights = prices.weights.of(first_ports, group.num_params * self._weight_bytes)
+                num_bytes = group.num_params * self._weight_bytes
+                weights = prices.weights.of(first_ports, num_bytes, share * num_bytes / sets)
             yield GroupTime(group, share, buffers, gradients, weights), places
 
     def exposed_s(
@@ -229,45 +207,55 @@ class GradientExchange:
         return self._prices[key]
 
     def _price(self, stages: Sequence[PlacedStage]) -> _Prices:
+        num_sets = num_rank_sets(list(stages))
+        if self._weight_bytes is None:
+            return _Prices(self._around(stages, 2), None, num_sets)
+        return _Prices(self._to_owners(stages), self._around(stages, 1), num_sets)
+
+    def _around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
+        """An all-reduce in a ring, or one pass that hands on."""
         hops = ring(self._cluster, self._model, stages)
         around: list[tuple[_Path, float]] = []
         for place, hop in enumerate(hops):
+            seconds = hop.passes_s_per_byte(num_passes, reduces=num_passes == 2)
             if hop.nodes[0] != hop.nodes[1]:
-                around.append((hop.nodes, hop.s_per_byte))
+                around.append((hop.nodes, seconds))
             else:
-                around.append(((place, _OUT), hop.s_per_byte))
-                around.append((((place + 1) % len(hops), _IN), hop.s_per_byte))
-        num_sets = num_rank_sets(list(stages))
-        summed, latency_s = _summed(around), pass_latency_s(hops)
-        if self._weight_bytes is None:
-            twice = [(path, 2 * seconds) for path, seconds in summed]
-            return _Prices(self._flow(twice, 2 * latency_s), None, num_sets)
-        return _Prices(self._to_owners(stages), self._flow(summed, latency_s), num_sets)
+                around.append(((place, _OUT), seconds))
+                around.append((((place + 1) % len(hops), _IN), seconds))
+        return self._flow(_summed(around), num_passes * pass_latency_s(hops))
 
-    def _to_owners(self, stages: Sequence[PlacedStage]) -> _RingFlow:
+    def _to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
         """Every holder sends every other one its n-th."""
         num = len(stages)
         members: dict[str, list[int]] = {}
         for place, stage in enumerate(stages):
             members.setdefault(stage.devices[0].node, []).append(place)
+        fan_in = FanIn(self._cluster, [stage.devices[0] for stage in stages])
         loads: list[tuple[_Path, float]] = []
-        latency_s = 0.0
+        latency_s = added_s = 0.0
         for here, own in members.items():
             link = self._cluster.node_by_name[here].link
             if len(own) > 1:
                 latency_s = max(latency_s, link.latency_s)
+                added_s = max(added_s, adding_s(1 / num, num - 1, link))
                 largest = max(held_fraction(self._model, stages[place]) for place in own)
-                port_s = (len(own) - 1) / num * largest / link.bytes_per_s
+                part = (len(own) - 1) / num * largest
+                port_s = transfer_s(part, link, fan_in.num_senders(here, here, link))
                 loads += [((place, way), port_s) for place in own for way in (_OUT, _IN)]
             for there, others in members.items():
                 if here != there:
                     path = self._cluster.node_links[here, there]
                     latency_s = max(latency_s, path.latency_s)
-                    seconds = len(own) * len(others) / num / path.bytes_per_s
+                    added_s = max(added_s, adding_s(1 / num, num - 1, path))
+                    part = len(own) * len(others) / num
+                    seconds = transfer_s(part, path, fan_in.num_senders(here, there, path))
                     loads.append(((here, there), seconds))
-        return self._flow(loads, latency_s)
+        return self._flow(loads, latency_s, added_s)
 
-    def _flow(self, loads: Sequence[tuple[_Path, float]], latency_s: float) -> _RingFlow:
+    def _flow(
+        self, loads: Sequence[tuple[_Path, float]], latency_s: float, added_s: float = 0.0
+    ) -> HolderFlow:
         number, paths, ports = self._node_number, [], []
         for position, (path, _) in enumerate(loads):
             if isinstance(path[0], str):
@@ -277,7 +265,8 @@ class GradientExchange:
                 paths.append(-1)
         positions, places, ways = np.array(ports, np.int64).reshape(-1, 3).T
         seconds = np.array([seconds for _, seconds in loads], float)
-        return _RingFlow(np.array(paths, np.int64), seconds, latency_s, positions, places, ways)
+        numbers = np.array(paths, np.int64)
+        return HolderFlow(numbers, seconds, latency_s, added_s, positions, places, ways)
 
 
 _Path = tuple[str, str] | tuple[int, int]

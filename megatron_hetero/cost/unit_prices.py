@@ -41,6 +41,7 @@ class UnitPrices:
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._memories: dict[tuple[object, ...], StageMemory] = {}
         self._hops: dict[tuple[object, ...], BoundaryTime] = {}
+        self._of_plain_links: Self | None = None
 
     def variant(
         self,

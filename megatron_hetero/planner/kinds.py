@@ -50,7 +50,7 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
             gpu.memory_bytes,
             -len(problem.gpus[node.name]),
             problem.widths[node.name],
-            (node.link.bytes_per_s, node.link.latency_s),
+            (node.link.bytes_per_s, node.link.latency_s, *node.link.terms),
             node.name in first,
             node.name in last,
         )

@@ -82,8 +82,12 @@ def _with_gpu_speed(
 
 def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
     def change(link: Link) -> Link:
-        later_s = link.latency_s * later, link.jitter_s * later
-        return Link(link.bytes_per_s * faster, *later_s)
+        return replace(
+            link,
+            bytes_per_s=link.bytes_per_s * faster,
+            latency_s=link.latency_s * later,
+            jitter_s=link.jitter_s * later,
+        )
 
     return replace(cluster, node_links=mapped_links(cluster.node_links, change))
 

@@ -23,6 +23,7 @@ from megatron_hetero.cost.buckets import (
     stage_buckets,
 )
 from megatron_hetero.cost.exchange_clock import BUFFERS_AT_ONCE
+from megatron_hetero.cost.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.parameters import embedding_params, stage_params
@@ -217,7 +218,9 @@ class GradientExchange:
         """
         element = self._states.gradient if what == "gradients" else self._states.weight
         groups = groups_of(self._placement, bucket.holders)
-        hops, carried, latency_s = self._around(groups, num_passes, bucket.num_params * element)
+        hops, carried, latency_s = self._around(
+            groups, num_passes, bucket.num_params * element, reduces=what == "gradients"
+        )
         return Collective(
             f"{what} of {_words(bucket.holders)}",
             bucket.holders,
@@ -229,22 +232,24 @@ class GradientExchange:
         )
 
     def _around(
-        self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float
+        self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float, reduces: bool
     ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
         """Seconds and bytes on every path of a ring, and its latency."""
         ring_hops = ring(self._costs.cluster, self._costs.workload.model, groups)
         share = (len(ring_hops) - 1) / len(ring_hops)
         hops, carried = [], []
         for hop in ring_hops:
+            seconds = hop.passes_s_per_byte(num_passes, reduces) * num_bytes
             for path in paths(self._costs.cluster, hop.sender.devices, hop.receiver.devices):
-                hops.append((path, num_passes * hop.s_per_byte * num_bytes))
+                hops.append((path, seconds))
                 carried.append(num_passes * share * num_bytes)
         return tuple(hops), tuple(carried), num_passes * pass_latency_s(ring_hops)
 
     def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
         """The new weights from their owners to all ranks, in a ring."""
         alone = [PlacedStage((member.device,), 1) for member in ranks.members]
-        hops, carried, latency_s = self._around(alone, 1, ranks.num_params * self._states.weight)
+        num_bytes = ranks.num_params * self._states.weight
+        hops, carried, latency_s = self._around(alone, 1, num_bytes, reduces=False)
         return Collective(
             f"weights of {_words(bucket.holders)}",
             bucket.holders,
@@ -256,13 +261,15 @@ class GradientExchange:
         )
 
     def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
-        """Every rank sends every other one the part that it owns, directly."""
+        """Every rank sends every other one the part that it owns, directly; an owner adds what it
+        has received while others use the paths."""
         cluster = self._costs.cluster
         num_bytes = ranks.num_params * self._states.gradient
         weights = [self._owner_weights[member.stage] for member in ranks.members]
         seconds: dict[str, float] = {}
         carried: dict[str, float] = {}
-        latency_s = 0.0
+        fan_in = FanIn(cluster, [member.device for member in ranks.members])
+        latency_s = added_s = 0.0
         for sender in ranks.members:
             for weight, receiver in zip(weights, ranks.members, strict=True):
                 if sender is receiver:
@@ -270,14 +277,17 @@ class GradientExchange:
                 part = num_bytes * weight / sum(weights)
                 link = cluster.link(sender.device, receiver.device)
                 latency_s = max(latency_s, link.latency_s)
+                added_s = max(added_s, adding_s(part, len(weights) - 1, link))
+                num_senders = fan_in.num_senders(sender.device.node, receiver.device.node, link)
+                part_s = transfer_s(part, link, num_senders)
                 for path in paths(cluster, [sender.device], [receiver.device]):
-                    seconds[path] = seconds.get(path, 0.0) + part / link.bytes_per_s
+                    seconds[path] = seconds.get(path, 0.0) + part_s
                     carried[path] = carried.get(path, 0.0) + part
         return Collective(
             f"gradients of {_words(bucket.holders)}",
             bucket.holders,
             tuple(seconds.items()),
-            latency_s,
+            latency_s + added_s,
             tuple(carried.values()),
             dict.fromkeys(bucket.holders, 1),
             self._final(bucket),

@@ -40,6 +40,23 @@ def test_a_lost_gpu_leads_to_another_plan_and_is_rehearsed(tmp_path: Path, capsy
     assert lanes == {"predicted", "rehearsed"}
 
 
+def test_link_terms_are_neither_predicted_nor_rehearsed(tmp_path: Path, capsys) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    terms = "reduce_bandwidth: 1 GB/s, incast: {senders: 1, slowdown: 1}, bandwidth:"
+    cluster.write_text(Path(CLUSTER).read_text().replace("bandwidth:", terms))
+    layout = ["--layout", "tp1:6,tp2:4 @2 | tp2:10 @2", "--json"]
+    assert rehearse(*layout, "--cluster", str(cluster)) == 0
+    captured = capsys.readouterr()
+    assert "without the reduce_bandwidth and incast" in captured.err
+    predicted_s = json.loads(captured.out)["predicted_step_time_s"]
+    sizes = ["--num-layers=10", "--global-batch-size=4"]
+    steps_s = []
+    for described in (CLUSTER, str(cluster)):
+        assert main(["simulate", "--cluster", described, "--model", MODEL, *layout, *sizes]) == 0
+        steps_s.append(json.loads(capsys.readouterr().out)["step_time_s"])
+    assert predicted_s == steps_s[0] < steps_s[1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.description import cluster_hash, cluster_json_schema, load_cluster
-from megatron_hetero.cluster.spec import Cluster, Device, Limits, Link
+from megatron_hetero.cluster.node_links import summarise_links
+from megatron_hetero.cluster.spec import Cluster, Device, Incast, Limits, Link
 from megatron_hetero.errors import ClusterError, HeteroError, UnsupportedError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "a100-rtx4090" / "cluster.yaml"
@@ -131,6 +132,27 @@ def _replaced(old: str, new: str) -> str:
         ),
         (_replaced("25 Gb/s", "'25'"), '"25" is a bandwidth without a unit; "b" is a bit'),
         (_replaced("600 GB/s", "600 GB"), '"GB" is not a unit of bandwidth'),
+        (
+            _replaced("3 us}", "3 us, reduce_bandwidth: 300 GB}"),
+            ':12: links.inside_node.A100-40GB.reduce_bandwidth: "300 GB": "GB" is not a unit of',
+        ),
+        (_replaced("3 us}", "3 us, reduce_bandwidth: 0 GB/s}"), "above 0 and at most 10 TB/s"),
+        (
+            _replaced("3 us}", "3 us, incast: {senders: 0, slowdown: 1}}"),
+            ":12: links.inside_node.A100-40GB.incast.senders: input should be greater than or equ",
+        ),
+        (_replaced("3 us}", "3 us, incast: {senders: 1.5, slowdown: 1}}"), "be a valid integer"),
+        (
+            _replaced("3 us}", "3 us, incast: {senders: 1, slowdown: -0.1}}"),
+            "incast.slowdown: input should be greater than or equal to 0",
+        ),
+        (_replaced("3 us}", "3 us, incast: {senders: 1, slowdown: 101}}"), "or equal to 100"),
+        (_replaced("3 us}", "3 us, incast: {senders: 1}}"), 'the key "slowdown" is missing'),
+        (
+            _replaced("3 us}", "3 us, incast: {flows: 1, slowdown: 1}}"),
+            'incast.flows: unknown key "flows"',
+        ),
+        (_replaced("3 us}", "3 us, incast: 8}"), ":12: links.inside_node.A100-40GB.incast: "),
         (_replaced("latency: 3 us", "latency: 3"), "3 is not a duration with a unit"),
         (_replaced("A100-40GB, count", "A100-40G, count"), 'did you mean "A100-40GB"'),
         (_replaced("gpu: MY-GPU, count: 1", "gpu: MYGPU, count: 1"), 'did you mean "MY-GPU"?'),
@@ -276,6 +298,34 @@ def test_prices_are_read_and_count_in_the_hash(tmp_path: Path) -> None:
             tmp_path, text.replace(old, old.replace("3", "4").replace("2", "6").replace("5", "7"))
         )
         assert cluster_hash(other) != cluster_hash(cluster)
+
+
+def test_link_terms_are_read_and_count_in_the_hash_where_there_are_some(tmp_path: Path) -> None:
+    hashes = {cluster_hash(_load(tmp_path, FULL))}
+    for terms, link in (
+        ("reduce_bandwidth: 300 GB/s", Link(1.25e9, 50e-6, reduce_bytes_per_s=300e9)),
+        ("incast: {senders: 8, slowdown: 1}", Link(1.25e9, 50e-6, incast=Incast(8, 1.0))),
+        ("incast: {senders: 8, slowdown: 0.02}", Link(1.25e9, 50e-6, incast=Incast(8, 0.02))),
+        ("incast: {senders: 7, slowdown: 0.02}", Link(1.25e9, 50e-6, incast=Incast(7, 0.02))),
+    ):
+        cluster = _load(tmp_path, _replaced("50 us}", f"50 us, {terms}}}"))
+        assert cluster.node_links["mine", "mine2"] == link
+        assert cluster.without_link_terms.node_links["mine", "mine2"] == Link(1.25e9, 50e-6)
+        hashes.add(cluster_hash(cluster))
+    assert len(hashes) == 5
+    plain = _load(tmp_path, FULL)
+    assert plain.without_link_terms is plain
+    harmless = _load(tmp_path, _replaced("50 us}", "50 us, incast: {senders: 8, slowdown: 0}}"))
+    assert cluster_hash(harmless) == cluster_hash(plain)
+
+
+def test_the_link_that_most_pairs_have_does_not_depend_on_the_order_of_the_file() -> None:
+    """Of two that only their terms tell apart, as many pairs each."""
+    sites = dict.fromkeys("abc", "here")
+    plain, slow = Link(1e9, 1e-3), Link(1e9, 1e-3, reduce_bytes_per_s=1e9)
+    links = {(a, b): plain if a < b else slow for a in sites for b in sites if a != b}
+    backwards = dict(reversed(links.items()))
+    assert summarise_links(sites, links) == summarise_links(sites, backwards)
 
 
 def test_jitter_is_read_and_counts_in_the_hash_where_there_is_some(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s
-from tests.planner.strategies import clusters, workloads
+from tests.planner.strategies import clusters, link_terms, workloads
 
 
 def check_bounds(costs: CostModel, best_s: float) -> None:
@@ -129,6 +129,36 @@ def check_bounds_of_spread(cluster: Cluster, workload: Workload) -> None:
 @settings(max_examples=40, deadline=None)
 @given(spread_jobs(max_gpus=3))
 def test_no_plan_over_sites_is_faster(job: tuple[Cluster, Workload]) -> None:
+    check_bounds_of_spread(*job)
+
+
+@st.composite
+def jobs_with_link_terms(draw: st.DrawFn, max_gpus: int) -> tuple[Cluster, Workload]:
+    """Links on which adding takes time, and many senders to one receiver."""
+    cluster, workload = draw(spread_jobs(max_gpus))
+    return draw(link_terms(cluster)), workload
+
+
+@settings(max_examples=40, deadline=None)
+@given(jobs_with_link_terms(max_gpus=3))
+def test_no_plan_with_link_terms_is_faster(job: tuple[Cluster, Workload]) -> None:
+    check_bounds_of_spread(*job)
+
+
+@settings(max_examples=10, deadline=None)
+@given(free_jobs(), st.data())
+def test_no_plan_with_link_terms_and_settings_of_its_own_is_faster(
+    job: tuple[Cluster, Workload], data: st.DataObject
+) -> None:
+    cluster, workload = job
+    check_no_plan_beats_it(data.draw(link_terms(cluster)), workload)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=1000, deadline=None)
+@given(jobs_with_link_terms(max_gpus=4))
+def test_no_plan_of_many_with_link_terms_is_faster(job: tuple[Cluster, Workload]) -> None:
     check_bounds_of_spread(*job)
 
 

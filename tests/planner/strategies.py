@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from math import inf
 
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cluster.node_links import mapped_links
+from megatron_hetero.cluster.spec import Cluster, GpuType, Incast, Limits, Link, Node
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import AS_GIVEN, FAST, SLOW, make_workload
 
@@ -45,6 +47,29 @@ def clusters(draw: st.DrawFn, max_gpus: int, limits: Limits = AS_GIVEN) -> Clust
                 link = Link(draw(st.sampled_from([1e8, 3e9, 5e10])), draw(st.floats(0, 1e-3)))
                 links[a.name, b.name] = links[b.name, a.name] = link
     return Cluster(tuple(nodes), links, limits)
+
+
+@st.composite
+def link_terms(draw: st.DrawFn, cluster: Cluster) -> Cluster:
+    """The cluster with what adding costs, and many senders to one receiver, on some of its links:
+    of two classes inside nodes and two between them."""
+    rates = st.sampled_from([inf, 1e11, 1e9])
+    incasts = st.sampled_from([None, Incast(1, 1.0), Incast(2, 0.3)])
+    inside, between = ([(draw(rates), draw(incasts)) for _ in range(2)] for _ in range(2))
+
+    def changed(link: Link, terms: tuple[float, Incast | None]) -> Link:
+        return replace(link, reduce_bytes_per_s=terms[0], incast=terms[1])
+
+    return replace(
+        cluster,
+        nodes=tuple(
+            replace(node, link=changed(node.link, inside[i % 2]))
+            for i, node in enumerate(cluster.nodes)
+        ),
+        node_links=mapped_links(
+            cluster.node_links, lambda link: changed(link, between[link.bytes_per_s < 1e9])
+        ),
+    )
 
 
 @st.composite

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cluster.spec import Link
+from megatron_hetero.cluster.spec import Incast, Link
 from megatron_hetero.cost.estimate import workload_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.shared_paths import queued
 from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+from tests.cost.builders import INSIDE
 from tests.schedule.test_step import placed, three_nodes
 
 NUM_LAYERS = 6
 LINKS = [Link(b, s) for b in (2e8, 1e9, 4e9) for s in (1e-5, 2e-3, 4e-2)]
+
+Terms = tuple[float, Incast | None]
+TERMS: list[Terms] = [(inf, Incast(1, 1.0)), (2e9, None), (2e10, Incast(1, 0.5))]
+
+
+def with_terms(link: Link, terms: Terms) -> Link:
+    return replace(link, reduce_bytes_per_s=terms[0], incast=terms[1])
 
 
 @st.composite
@@ -41,13 +52,13 @@ def plans(draw: st.DrawFn, **flags: bool) -> Plan:
     return placed(" | ".join(layouts), *devices, **sizes, **flags)  # type: ignore[arg-type]
 
 
-def both(plan: Plan, link: Link) -> tuple[StepSimulation, float]:
+def both(plan: Plan, link: Link, inside: Link = INSIDE) -> tuple[StepSimulation, float]:
     """The simulation of the plug-in's runtime, and the formula's step.
 
     The formula does not let the messages of a pipeline wait behind another replica's gradients;
     plans in which they do are left to the simulation.
     """
-    cluster = three_nodes(link)
+    cluster = three_nodes(link, inside)
     found, placement = simulate_plan(plan, cluster, is_stock=False), placement_of(plan, cluster)
     costs = CostModel(cluster, workload_of(plan))
     cost = queued(costs, placement, costs.placement(placement))
@@ -66,26 +77,48 @@ def late_messages_s(found: StepSimulation) -> float:
 @settings(max_examples=25, deadline=None)
 @given(plans(), st.sampled_from(LINKS))
 def test_all_reduces_take_as_long_as_simulated(plan: Plan, link: Link) -> None:
-    found, formula_s = both(plan, link)
+    check_all_reduces(*both(plan, link))
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.sampled_from(LINKS), st.sampled_from(TERMS), st.sampled_from(TERMS))
+def test_all_reduces_that_take_time_to_add_do_too(
+    plan: Plan, link: Link, terms: Terms, inside: Terms
+) -> None:
+    check_all_reduces(*both(plan, with_terms(link, terms), with_terms(INSIDE, inside)))
+
+
+def check_all_reduces(found: StepSimulation, formula_s: float) -> None:
     room_s = late_messages_s(found) + 1e-9 * formula_s
     assert abs(found.step_time_s - formula_s) <= room_s
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.one_of(
-        plans(overlap_grad_reduce=True),
-        plans(use_distributed_optimizer=True),
-        plans(overlap_grad_reduce=True, use_distributed_optimizer=True),
-    ),
-    st.sampled_from(LINKS),
+BUCKETED = st.one_of(
+    plans(overlap_grad_reduce=True),
+    plans(use_distributed_optimizer=True),
+    plans(overlap_grad_reduce=True, use_distributed_optimizer=True),
 )
+
+
+@settings(max_examples=25, deadline=None)
+@given(BUCKETED, st.sampled_from(LINKS))
 def test_buckets_take_as_long_as_simulated_but_for_one_of_each_set_of_holders(
     plan: Plan, link: Link
 ) -> None:
     """The formula has equal buckets, all of a set of holders before those of the next: it may be
     off by a bucket where the set changes."""
-    found, formula_s = both(plan, link)
+    check_buckets(*both(plan, link))
+
+
+@settings(max_examples=25, deadline=None)
+@given(BUCKETED, st.sampled_from(LINKS), st.sampled_from(TERMS), st.sampled_from(TERMS))
+def test_buckets_take_as_long_on_links_with_terms(
+    plan: Plan, link: Link, terms: Terms, inside: Terms
+) -> None:
+    check_buckets(*both(plan, with_terms(link, terms), with_terms(INSIDE, inside)))
+
+
+def check_buckets(found: StepSimulation, formula_s: float) -> None:
     largest: dict[tuple[object, bool], float] = {}
     for collective, start_s, end_s in found.collectives:
         kind = collective.holders, collective.name.startswith("weights")

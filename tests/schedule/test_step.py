@@ -15,7 +15,15 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.step import simulate_plan
-from tests.cost.builders import BETWEEN, FAST, SLOW, estimate_plan, make_cluster, make_workload
+from tests.cost.builders import (
+    BETWEEN,
+    FAST,
+    INSIDE,
+    SLOW,
+    estimate_plan,
+    make_cluster,
+    make_workload,
+)
 
 
 def placed(layout: str, *devices: list[str], num_layers: int = 4, **changes: object) -> Plan:
@@ -36,8 +44,9 @@ def placed(layout: str, *devices: list[str], num_layers: int = 4, **changes: obj
     return replace(plan, replicas=tuple(replicas), workload=workload)
 
 
-def three_nodes(between: Link = BETWEEN) -> Cluster:
-    return make_cluster(("a", FAST, 4), ("b", SLOW, 4), ("c", SLOW, 4), between=between)
+def three_nodes(between: Link = BETWEEN, inside: Link = INSIDE) -> Cluster:
+    nodes = ("a", FAST, 4), ("b", SLOW, 4), ("c", SLOW, 4)
+    return make_cluster(*nodes, between=between, inside=inside)
 
 
 @settings(max_examples=25, deadline=None)

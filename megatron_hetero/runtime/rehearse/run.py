@@ -93,7 +93,7 @@ def rehearse(
     folder: Path,
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> Rehearsal:
-    """Predict, run, compare.
+    """Predict, run, compare; both with links of latency and bandwidth alone (`Link.terms`).
 
     Args:
         plan: validated on `cluster`, with devices and a workload.
@@ -102,7 +102,7 @@ def rehearse(
         UsageError: a fault names a rank or a node that is not there.
         RankFailedError: a process failed.
     """
-    stock = is_stock(plan)
+    stock, cluster = is_stock(plan), cluster.without_link_terms
     predicted = simulate_plan(plan, cluster, profile=profile)
     played = options.rehearsed_plan or plan
     table = rank_table(played)

@@ -1,0 +1,61 @@
+"""What a link costs beside latency and bandwidth: the two terms of GenModel (arXiv 2409.04202).
+
+GenModel prices a collective at `A alpha + B beta + C gamma + D delta + max(w - w_t, 0) B eps`: A
+rounds, B bytes on the critical link, C additions, D memory accesses of a rank, w senders to one
+receiver at once.  alpha is a link's latency, beta one over its bandwidth.  `adding_s` is
+C gamma + D delta at one rate, that of the memory, for which adding waits on GPUs and CPUs alike.
+`transfer_s` is B beta with the last term, of the path from one sender: eps is a multiple
+(`Incast.slowdown`) of beta, 1 from one sender on where a card is shared fairly by all who send to
+it.  Links that do not say either cost neither.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
+
+
+def adding_s(num_bytes: float, num_received: int, link: Link) -> float:
+    """A rank adds pieces of `num_bytes` that it has received to its own, all of them in one pass:
+    it reads each and its own, and writes the sum.
+
+    A round of a ring adds one piece, 3 accesses a byte: (n - 1) / n of the buffer in (n - 1)
+    rounds.  An owner adds (n - 1) at once: n + 1 accesses, for an n-th of the buffer.
+    """
+    return (num_received + 2) * num_bytes / link.reduce_bytes_per_s
+
+
+def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
+    """Seconds for which bytes take a path whose receiver hears from so many at once."""
+    seconds = num_bytes / link.bytes_per_s
+    if link.incast is None:
+        return seconds
+    too_many = max(0, num_senders - link.incast.num_senders)
+    return seconds * (1 + link.incast.slowdown * too_many)
+
+
+class FanIn:
+    """How many send to one receiver at once, where each of some GPUs sends to all others.
+
+    What other nodes send arrives on a node's card, from one card each: those count together whose
+    links have the same `incast`.  What a GPU's neighbours send arrives on its own port, from a port
+    each.
+    """
+
+    def __init__(self, cluster: Cluster, devices: Iterable[Device]) -> None:
+        self._links = cluster.node_links
+        self._num_ports = Counter(device.node for device in devices)
+        self._num_cards: dict[str, Counter[Incast | None]] = {}
+
+    def num_senders(self, here: str, there: str, link: Link) -> int:
+        """To a receiver on node `there`, beside a sender on node `here` and with it."""
+        if link.incast is None:
+            return 1
+        if here == there:
+            return self._num_ports[here] - 1
+        if there not in self._num_cards:
+            nodes = (node for node in self._num_ports if node != there)
+            self._num_cards[there] = Counter(self._links[node, there].incast for node in nodes)
+        return self._num_cards[there][link.incast]
