@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.bound import step_time_bound_s
@@ -17,7 +18,7 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s
-from tests.planner.strategies import cases, clusters, workloads
+from tests.planner.strategies import cases, clusters, link_terms, workloads
 
 
 def exact_s(cluster: Cluster, workload: Workload) -> float | None:
@@ -29,9 +30,25 @@ def exact_s(cluster: Cluster, workload: Workload) -> float | None:
 @settings(max_examples=cases(40), deadline=None)
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
 def test_exact_is_brute_force(cluster: Cluster, workload: Workload) -> None:
+    check_exact(cluster, workload)
+
+
+def check_exact(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
     found = exact_s(cluster, workload)
     assert found == (expected and pytest.approx(expected))
+
+
+@settings(max_examples=cases(15), deadline=None)
+@given(
+    clusters(max_gpus=3).flatmap(link_terms), workloads(max_layers=3, max_micro_batches=3),
+    st.booleans(),
+)  # fmt: skip
+def test_exact_is_brute_force_on_links_with_terms(
+    cluster: Cluster, workload: Workload, is_divided: bool
+) -> None:
+    training = replace(workload.training, use_distributed_optimizer=is_divided)
+    check_exact(cluster, replace(workload, training=training))
 
 
 @settings(max_examples=cases(15), deadline=None)

@@ -125,3 +125,25 @@ def check_buckets(found: StepSimulation, formula_s: float) -> None:
         largest[kind] = max(largest.get(kind, 0.0), end_s - start_s)
     room_s = sum(largest.values()) + late_messages_s(found)
     assert abs(found.step_time_s - formula_s) <= room_s
+
+
+def test_many_senders_slow_each_part_on_its_way_to_its_owner() -> None:
+    """Five replicas: three on a node, whose ports hear two, and cards that hear two other nodes."""
+    plan = placed(
+        " | ".join(["tp1:4 @2"] * 5), ["a:0"], ["a:1"], ["a:2"], ["b:0"], ["c:0"],
+        use_distributed_optimizer=True,
+    )  # fmt: skip
+    between = Link(1e9, 1e-5)
+    inside, crowded = replace(INSIDE, incast=Incast(1, 0.5)), replace(between, incast=Incast(1, 2))
+    found = [
+        simulate_plan(plan, three_nodes(*links), is_stock=False)
+        for links in ((between, INSIDE), (crowded, inside))
+    ]
+    gradients = 0
+    for (plain, *_), (slowed, *_) in zip(*(f.collectives for f in found), strict=True):
+        is_part = plain.name.startswith("gradients")
+        gradients += is_part
+        for (path, seconds), (same, slower_s) in zip(plain.hops, slowed.hops, strict=True):
+            factor = (3.0 if " -> " in path else 1.5) if is_part else 1.0
+            assert (same, slower_s) == (path, pytest.approx(factor * seconds))
+    assert gradients
