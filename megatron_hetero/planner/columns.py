@@ -28,11 +28,9 @@ _NODE_LAYER_PARTS = (1, 2, 3, 4, 6, 10, 16, 24)
 _MAX_GENERATIONS = 3
 _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
-_MANY_GPUS = 256
-"""In larger clusters every second limit on layers is tried: mixes are many between two of them."""
 _MAX_WHOLE_EFFORTS = 8
-"""Of more unlike sites than these each gets a part of the work only, every second limit on layers
-too, with one generation of slabs."""
+"""Of more unlike sites than these each gets a part of the work only, and every second limit on
+layers is tried, with one generation of slabs."""
 _SLACKS = (1.0, 1.04)
 """Whole slabs do less than fractions of them: times for which they are chosen, over those."""
 
@@ -58,7 +56,7 @@ class Columns:
             sites: list[Site] = []
             tried: list[list[Site]] = []
             least_s = min(found.values(), default=inf)
-            many = len(pools) > _MAX_WHOLE_EFFORTS or problem.num_gpus > _MANY_GPUS
+            many = len(pools) > _MAX_WHOLE_EFFORTS
             for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
                 sites = _sites(table, filler, pools, limit, sites, least_s)
                 tried.append(sites)

@@ -19,9 +19,9 @@ from megatron_hetero.planner.sandwiches import sandwiches
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
 
-_MANY_GPUS = 256
-"""In larger clusters one start and a part of the work: slabs are as good there."""
-_PART_OF_MANY = 4
+_MANY_GPUS = 768
+"""In larger clusters a part of the work, which found plans as good in most of them."""
+_PART_OF_MANY = 2
 _MAX_KINDS = 32
 """One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
 
@@ -43,12 +43,12 @@ class EqualReplicas:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        large = board.problem.num_gpus > _MANY_GPUS
-        starts = unlike(board.ranking, 1 if large else self.num_starts)
+        starts = unlike(board.ranking, self.num_starts)
         search = _Search(board, self.name)
         if len(search.kinds) > _MAX_KINDS:
             return
-        max_work = self.max_work // _PART_OF_MANY if large else self.max_work
+        is_large = board.problem.num_gpus > _MANY_GPUS
+        max_work = self.max_work // _PART_OF_MANY if is_large else self.max_work
         seen: set[Shape] = set()
         for candidate in starts:
             shape = search.shape_of(candidate)
