@@ -170,10 +170,9 @@ class UnitPrices:
 
         `share`: what it holds of a group of `width` in unequal shares.
         """
-        share = share or even_share(self.workload.model, width)
         key = (
             node.gpu_type.name,
-            share,
+            width if share is None else share,
             first,
             last,
             num_in_flight,
@@ -184,7 +183,7 @@ class UnitPrices:
             self._memories[key] = stage_memory(
                 self.workload,
                 node.gpu_type,
-                share,
+                share or even_share(self.workload.model, width),
                 first=first,
                 last=last,
                 num_in_flight=num_in_flight,
@@ -197,7 +196,7 @@ class UnitPrices:
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """One crossing of a stage boundary."""
-        key = (*(d.node for d in senders), "to", *(d.node for d in receivers))
+        key = (*[d.node for d in senders], "to", *[d.node for d in receivers])
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,
