@@ -8,13 +8,14 @@ groups of unequal shares.  Placements that lacked memory are among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.candidate import Candidate
-from megatron_hetero.planner.canonical import is_symmetric
+from megatron_hetero.planner.canonical import canonical, is_symmetric
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
@@ -126,8 +127,9 @@ class Refine:
             placement = with_optimizer_shares(placement, shares)  # of the layers as they are now
         if placement == start.placement:
             return None
+        placement, rank_order = _arranged(start, placement, board.problem.gpus)
         cost = refiller.cost(placement)
-        return board.keep_refined(placement, cost, self.name, _rank_order(start, placement))
+        return board.keep_refined(placement, cost, self.name, rank_order)
 
 
 Filled = tuple[Sequence[Filling], Sequence[int]]
@@ -166,15 +168,33 @@ def _quick_s(fillings: Sequence[Filling], counts: Sequence[int]) -> float:
     return max(f.fill_s + (m - 1) * f.period_s for f, m in zip(fillings, counts, strict=True))
 
 
-def _rank_order(start: Candidate, placement: Placement) -> RankOrder | None:
-    """The start's, if the placement, on the same devices, is still one that stock Megatron runs:
-    all replicas and stages alike in what they do."""
+def _arranged(
+    start: Candidate, placement: Placement, gpus: Mapping[str, tuple[int, ...]]
+) -> tuple[Placement, RankOrder | None]:
+    """The placement and the order of its ranks if stock Megatron runs it: all replicas and stages
+    alike in what they do.  Where it did not run the start, replicas and GPUs are put in order."""
     first = placement.replicas[0]
+    like = first.stages[0]
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None
         and all(stage.shares is None for stage in replica.stages)
         and replica.micro_batch_size == first.micro_batch_size
-        and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
+        and all(stage.own_settings == like.own_settings for stage in replica.stages)
         for replica in placement.replicas
     )
-    return start.rank_order if alike else None
+    if not alike or start.rank_order is not None:
+        return placement, start.rank_order if alike else None
+    bare, rank_order = canonical(placement, gpus)
+    if rank_order is None:
+        return placement, None
+    replicas = (
+        replace(
+            first,
+            stages=tuple(
+                replace(like, devices=stage.devices, num_layers=stage.num_layers)
+                for stage in replica.stages
+            ),
+        )
+        for replica in bare.replicas
+    )
+    return Placement(tuple(replicas)), rank_order

@@ -272,3 +272,20 @@ def test_groups_stay_on_a_node_unless_the_limits_say_otherwise() -> None:
     cluster = make_cluster(("a", FAST, 1), ("b", SLOW, 1), between=NEAR, limits=FREE)
     plan = plan_cluster(cluster, WIDE)
     assert all(len(s.devices) == 1 for r in plan.replicas for s in r.stages)
+
+
+def test_what_comes_out_as_a_plan_of_stock_megatron_is_priced_as_one() -> None:
+    """A start with 3 and 1 micro-batches is filled with 2 and 2, which stock Megatron runs; its
+    exchange has the final norm in it, which the quick formula leaves out."""
+    card = replace(FAST, memory_bytes=100 * 2**20)
+    cluster = make_cluster(("n0", card, 1), ("n1", card, 1), between=Link(5e10, 0.0))
+    workload = make_workload(1, global_batch_size=4, seq_length=64)
+    plan = plan_cluster(cluster, workload)
+    assert plan.estimates is not None
+    assert plan.estimates.step_time_s == estimate_plan(plan, cluster).step_time_s
+    kept = {
+        (candidate.placement, candidate.is_stock)
+        for candidate in search(make_problem(cluster, workload)).ranking_of_all
+    }
+    for placement, is_stock in kept:
+        assert is_stock or len({r.num_micro_batches for r in placement.replicas}) > 1

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -88,7 +89,7 @@ class Transport:
                 works.append(self._send(operation))
             else:
                 key = self._number(("message", operation.peer, self.rank, _name(operation.group)))
-                works.append(ReceiveWork(self, key, self._batch([operation])))
+                works.append(ReceiveWork(self, key, partial(self._batch, [operation])))
         return works
 
     def _send(self, operation: Any) -> SendWork:

@@ -61,12 +61,18 @@ class SendWork:
 
 
 class ReceiveWork:
-    """A message that is waited for."""
+    """A message that is waited for.
 
-    def __init__(self, transport: Waiting, key: Key, works: list[Any]) -> None:
-        self._transport, self._key, self._works = transport, key, works
+    Args:
+        post: asks the real transport for it.  When is noted before: once that has the message, its
+            sender looks.
+    """
+
+    def __init__(self, transport: Waiting, key: Key, post: Callable[[], list[Any]]) -> None:
+        self._transport, self._key = transport, key
         with transport.board.locked():
             transport.board.put(key, "asked_s", transport.clock.time())
+        self._works = post()
 
     def wait(self, timeout: Any = None) -> bool:
         """Block until it is here."""
