@@ -54,6 +54,9 @@ class Rescorer:
         rescored.sort(key=lambda candidate: candidate.key)
         for candidate in rescored[:_NUM_FURTHER]:
             rescored += self._further_ahead(candidate)
+        # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
+        stock = self.best_stock()
+        rescored += [] if stock is None else [stock]
         return min(rescored, key=lambda candidate: candidate.key)
 
     def best_stock(self) -> Candidate | None:
