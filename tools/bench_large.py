@@ -30,7 +30,7 @@ from megatron_hetero.cluster.description import load_cluster  # noqa: E402
 from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.planner import plan_cluster  # noqa: E402
-from tools.scale_clusters import BETWEEN_NODES, GPUS_PER_NODE, INSIDE_NODE  # noqa: E402
+from tools.scale_clusters import BETWEEN_NODES, GPUS_PER_NODE, INSIDE_NODE, MODEL_FLAGS  # noqa: E402
 
 NUM_NODES = (33, 40, 48, 64, 96, 128)
 TYPES = (
@@ -76,15 +76,12 @@ class LargeJob:
     def flags(self) -> tuple[str, ...]:
         """The model and the job, as Megatron's flags."""
         layers, hidden, columns, heads = MODELS[self.model]
-        text = (
+        own = (
             f"--num-layers {layers} --hidden-size {hidden} --ffn-hidden-size {columns} "
-            f"--num-attention-heads {heads} --seq-length 4096 --max-position-embeddings 4096 "
-            "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
-            "--untie-embeddings-and-output-weights --vocab-size 32000 --bf16 --use-flash-attn "
-            "--use-distributed-optimizer --micro-batch-size 1 "
+            f"--num-attention-heads {heads} --use-distributed-optimizer "
             f"--global-batch-size {self.global_batch_size}"
         )
-        return tuple(text.split())
+        return (*MODEL_FLAGS.split(), *own.split())  # of a flag that comes twice the last counts
 
 
 def large_jobs(seed: int) -> Iterator[LargeJob]:

@@ -27,7 +27,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
     filler = Filler(problem)
     chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
     known: dict[tuple[object, ...], str] = {}
-    alike = (filler.shape,) if problem.num_gpus > _MAX_GPUS_APART else ()
+    shape = filler.shape if problem.num_gpus > _MAX_GPUS_APART else None
     stages = sum(map(len, chains))
     work = 0
     for node in problem.nodes:
@@ -51,7 +51,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
         widths = [width for width in problem.widths[node.name] if width <= len(idle)]
         units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
         found = []
-        tries = insertions(chains, units, problem.replica_counts(), *alike)
+        tries = insertions(chains, units, problem.replica_counts(), shape)
         for moved in islice(tries, max(1, _MAX_WORK // stages)):
             work += stages
             placement = filler.placement(moved)

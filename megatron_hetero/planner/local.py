@@ -166,7 +166,7 @@ def insertions(
     chains: list[Chain],
     units: list[Unit],
     counts: range,
-    shape: Callable[[Chain], Hashable] = lambda chain: chain,
+    shape: Callable[[Chain], Hashable] | None = None,
 ) -> Iterator[tuple[Chain, ...]]:
     """Each unit at every place of every replica, and as a replica of its own.
 
@@ -177,13 +177,14 @@ def insertions(
         seen = set()
         if len(chains) in counts:
             for r, chain in enumerate(chains):
-                before = shape(chain)
                 for s in range(len(chain) + 1):
                     after = (*chain[:s], unit, *chain[s:])
-                    change = before, shape(after)
-                    if change not in seen:
+                    if shape is not None:
+                        change = shape(chain), shape(after)
+                        if change in seen:
+                            continue
                         seen.add(change)
-                        yield tuple(_replaced(chains, r, after))
+                    yield tuple(_replaced(chains, r, after))
         if len(chains) + 1 in counts:
             yield (*chains, (unit,))
 

@@ -53,7 +53,7 @@ class Polish:
         shape = self.refiller.key(before)
         for r, replica in enumerate(self.replicas):
             if self.refiller.key(replica) == shape:
-                self.replicas[r], self.priced[r] = _moved(after, replica), cost
+                self.replicas[r], self.priced[r] = on_devices_of(after, replica), cost
 
     def _slowest(self) -> int:
         return max(range(len(self.replicas)), key=lambda r: self.priced[r].pipeline_s)
@@ -122,10 +122,6 @@ def _with_micro_batches(replica: PlacedReplica, count: int) -> PlacedReplica:
     if counts is not None:
         counts = tuple(min(launched, count) for launched in counts)
     return replace(replica, num_micro_batches=count, launch_counts=counts)
-
-
-def _moved(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
-    return replace(replica, stages=on_devices_of(replica.stages, other))
 
 
 def _fits(cost: ReplicaCost) -> bool:

@@ -39,8 +39,8 @@ class Filling:
     def replica(self, own: PlacedReplica, num_micro_batches: int, own_size: int) -> PlacedReplica:
         """On the devices of `own`, with so many micro-batches; `own_size` is the job's."""
         size = None if self.size == own_size else self.size
-        stages = on_devices_of(self.stages, own)
-        replica = PlacedReplica(stages, num_micro_batches, micro_batch_size=size)
+        replica = PlacedReplica(self.stages, num_micro_batches, micro_batch_size=size)
+        replica = on_devices_of(replica, own)
         if self.launch_counts is None:
             return replica
         return with_counts(replica, [min(c, num_micro_batches) for c in self.launch_counts])
@@ -149,10 +149,11 @@ class Refiller:
         return [costs.hop(a, b).total_s + costs.hop(b, a).total_s for a, b in pairwise(groups)]
 
 
-def on_devices_of(stages: Sequence[PlacedStage], replica: PlacedReplica) -> tuple[PlacedStage, ...]:
-    """The stages, each on the devices of the replica's in its place."""
-    pairs = zip(stages, replica.stages, strict=True)
-    return tuple([replace(stage, devices=own.devices) for stage, own in pairs])
+def on_devices_of(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
+    """The replica with each stage on the devices of the other's in its place."""
+    pairs = zip(replica.stages, other.stages, strict=True)
+    stages = tuple([replace(stage, devices=own.devices) for stage, own in pairs])
+    return replace(replica, stages=stages)
 
 
 def with_way(stage: PlacedStage, num_layers: int, way: Way) -> PlacedStage:

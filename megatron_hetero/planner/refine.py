@@ -9,7 +9,6 @@ groups of unequal shares.  Placements that lacked memory are among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
@@ -19,7 +18,13 @@ from megatron_hetero.planner.canonical import canonical, is_symmetric
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
-from megatron_hetero.planner.refill import Filling, KnownWays, Refiller, share_batch
+from megatron_hetero.planner.refill import (
+    Filling,
+    KnownWays,
+    Refiller,
+    on_devices_of,
+    share_batch,
+)
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.unlike_groups import joined
 
@@ -174,27 +179,18 @@ def _arranged(
     """The placement and the order of its ranks if stock Megatron runs it: all replicas and stages
     alike in what they do.  Where it did not run the start, replicas and GPUs are put in order."""
     first = placement.replicas[0]
-    like = first.stages[0]
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None
         and all(stage.shares is None for stage in replica.stages)
         and replica.micro_batch_size == first.micro_batch_size
-        and all(stage.own_settings == like.own_settings for stage in replica.stages)
+        and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
         for replica in placement.replicas
     )
-    if not alike or start.rank_order is not None:
-        return placement, start.rank_order if alike else None
+    if not alike:
+        return placement, None
+    if start.rank_order is not None:
+        return placement, start.rank_order
     bare, rank_order = canonical(placement, gpus)
     if rank_order is None:
         return placement, None
-    replicas = (
-        replace(
-            first,
-            stages=tuple(
-                replace(like, devices=stage.devices, num_layers=stage.num_layers)
-                for stage in replica.stages
-            ),
-        )
-        for replica in bare.replicas
-    )
-    return Placement(tuple(replicas)), rank_order
+    return Placement(tuple(on_devices_of(first, replica) for replica in bare.replicas)), rank_order

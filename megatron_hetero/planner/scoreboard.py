@@ -44,6 +44,8 @@ class Scoreboard:
         """Whether every placement of the space was priced."""
         self.nearest_miss: Candidate | None = None
         self.nearest_stock_miss: Candidate | None = None
+        self.with_queues: dict[tuple[Placement, RankOrder | None], PlacementCost] = {}
+        """What `Rescorer` found, which the end of a search and its explanation both ask."""
         self._progress = progress
         self._fitting: list[Candidate] = []
         self._fitting_with_counts: list[Candidate] = []
