@@ -1,11 +1,11 @@
 """How far plans may be from the best, under the project's own prices: step time, bound and gap.
 
-    python tools/bench_gaps.py [--only TEXT ...] [--plans FOLDER] [--json]
+    python tools/bench_gaps.py [--only TEXT ...] [--plans FOLDER] [--prove] [--json]
 
 Plans the examples, the clusters of `bench_rehearse` and HexiScale's settings as `plan` does, and
 prints what `plan` prints.  `search_s` and `bound_s` are processor seconds of the search and of the
 bound within it.  Plans kept in the folder given with --plans are not searched again; their bounds
-are.
+are.  With --prove bounds are proved as far as with `plan --prove`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from megatron_hetero.cluster.description import load_cluster  # noqa: E402
-from megatron_hetero.cost.bound import THOROUGH_WORK, step_time_bound  # noqa: E402
+from megatron_hetero.cost.bound import step_time_bound  # noqa: E402
+from megatron_hetero.cost.bound_effort import PROOF, THOROUGH, Effort  # noqa: E402
 from megatron_hetero.cost.model import CostModel  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import load_plan, save_plan  # noqa: E402
@@ -66,7 +67,7 @@ def jobs() -> list[Job]:
     return found
 
 
-def result_of(job: Job, folder: Path | None) -> dict[str, Any]:
+def result_of(job: Job, folder: Path | None, effort: Effort = THOROUGH) -> dict[str, Any]:
     """One row of the table."""
     cluster, workload = load_cluster(job.cluster), load_workload(job.model, job.flags)
     kept = folder and folder / f"{job.name.replace(' ', '-')}.json"
@@ -82,7 +83,7 @@ def result_of(job: Job, folder: Path | None) -> dict[str, Any]:
         raise RuntimeError("the planner gives every plan estimates")
     step_s = plan.estimates.step_time_s
     started = time.process_time()
-    bound = step_time_bound(CostModel(cluster, workload), 1.01 * step_s, THOROUGH_WORK)
+    bound = step_time_bound(CostModel(cluster, workload), 1.01 * step_s, effort)
     bound_cpu_s = time.process_time() - started
     if bound.step_time_s > step_s * (1 + 1e-9):
         raise RuntimeError(f"{job.name}: a bound of {bound.step_time_s} s on a step of {step_s} s")
@@ -102,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="jobs whose name contains one")
     parser.add_argument("--plans", type=Path, metavar="FOLDER", help="plans, kept between runs")
+    parser.add_argument("--prove", action="store_true", help="bounds as of `plan --prove`")
     parser.add_argument("--json", action="store_true", help="a list, for programs")
     options = parser.parse_args(arguments)
     if options.plans:
@@ -113,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     for job in jobs():
         if options.only and not any(text in job.name for text in options.only):
             continue
-        row = result_of(job, options.plans)
+        row = result_of(job, options.plans, PROOF if options.prove else THOROUGH)
         results.append(row)
         if not options.json:
             print(

@@ -1,11 +1,12 @@
 """Plan benchmark cases by other systems' cost models, and score the plans by them.
 
-    python tools/bench_planners.py [--cases FILE ...] [--json]
+    python tools/bench_planners.py [--cases FILE ...] [--prove] [--json]
 
 Each case (benchmarks/cases/*.yaml, docs/benchmarks.md) is planned by `megatron_hetero.planner` with
 the referee's own prices, once for each micro-batch size that it allows; the best plan is scored by
 the referee's formulas.  A case runs in a process of its own, on one core; `search_s` is its time
-on that core, so that other work on the machine does not count.
+on that core, so that other work on the machine does not count.  With --prove bounds are proved as
+far as with `plan --prove`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ RESULT_FIELDS = (
 CASES = ROOT / "benchmarks" / "cases"
 
 
-def run_case(case: Case) -> tuple[dict[str, Any], str]:
+def run_case(case: Case, prove: bool = False) -> tuple[dict[str, Any], str]:
     """The result of one case (see `RESULT_FIELDS`) and the layout of its plan.
 
     `bound` is in the anchor's unit and holds over all micro-batch sizes; `score`, `ratio`, `gap`
@@ -56,7 +57,7 @@ def run_case(case: Case) -> tuple[dict[str, Any], str]:
     best: tuple[float, bool, str] | None = None
     started = time.process_time()
     for question in case.questions:
-        found = _plan(question)
+        found = _plan(question, prove)
         if found is None:
             continue
         step_s, fits, bound_s, layout = found
@@ -81,10 +82,12 @@ def run_case(case: Case) -> tuple[dict[str, Any], str]:
     return result, best[2] if best else "no plan found"
 
 
-def _plan(question: Question) -> tuple[float, bool, float, str] | None:
+def _plan(question: Question, prove: bool) -> tuple[float, bool, float, str] | None:
     """(seconds by the referee, fits by the referee, bound, layout) of the plan, if there is one."""
     try:
-        plan = plan_cluster(question.cluster, question.workload, make_costs=question.make_costs)
+        plan = plan_cluster(
+            question.cluster, question.workload, make_costs=question.make_costs, prove=prove
+        )
         score = question.score(placement_of(plan, question.cluster))
     except (InfeasiblePlanError, UnsupportedError):
         return None
@@ -95,16 +98,16 @@ def _plan(question: Question) -> tuple[float, bool, float, str] | None:
     return score.step_s, score.missing_bytes <= 0, plan.estimates.bound_s, layout
 
 
-def _run_in_child(path: str, pipe: Connection) -> None:
+def _run_in_child(path: str, prove: bool, pipe: Connection) -> None:
     try:
-        pipe.send(run_case(load_case(path)))
+        pipe.send(run_case(load_case(path), prove))
     except HeteroError as error:
         pipe.send(error)
     finally:
         pipe.close()
 
 
-def run_file(path: Path) -> tuple[dict[str, Any], str]:
+def run_file(path: Path, prove: bool = False) -> tuple[dict[str, Any], str]:
     """`run_case` in a process of its own, so that its peak memory is its own.
 
     Raises:
@@ -113,7 +116,7 @@ def run_file(path: Path) -> tuple[dict[str, Any], str]:
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("spawn").Process(
-        target=_run_in_child, args=(str(path), theirs)
+        target=_run_in_child, args=(str(path), prove, theirs)
     )
     child.start()
     theirs.close()
@@ -152,6 +155,7 @@ def table_row(result: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--cases", nargs="+", type=Path, metavar="FILE", help="default: all")
+    parser.add_argument("--prove", action="store_true", help="bounds as of `plan --prove`")
     parser.add_argument("--json", action="store_true", help="a list of results, for programs")
     parser.add_argument("--layouts", action="store_true", help="print each plan below its result")
     options = parser.parse_args(arguments)
@@ -163,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     for path in options.cases or sorted(CASES.glob("*.yaml")):
         try:
-            result, layout = run_file(path)
+            result, layout = run_file(path, options.prove)
         except HeteroError as error:
             print(error, file=sys.stderr)
             return error.exit_code

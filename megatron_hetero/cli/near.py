@@ -53,10 +53,11 @@ def add_near_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_near_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse what has a meaning beside `--near` alone.
+    """Refuse what has a meaning beside `--near` alone, and what has none there.
 
     Raises:
-        UsageError: `--prefer` or `--store-bandwidth` without `--near`.
+        UsageError: `--prefer` or `--store-bandwidth` without `--near`; `--prove` or `--schedule
+            best` with it.
     """
     if arguments.near is None:
         for flag, given in (
@@ -65,6 +66,13 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
         ):
             if given:
                 raise UsageError(f"{flag} goes with --near OLD.JSON, the plan that ran so far")
+        return
+    for flag, given in (
+        ("--prove", arguments.prove),
+        ("--schedule best", arguments.schedule == "best"),
+    ):
+        if given:
+            raise UsageError(f"{flag} does not go with --near yet: leave one of them away")
 
 
 def run_near(

@@ -18,6 +18,7 @@ from megatron_hetero.errors import EXIT_INTERRUPTED
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.run import STRATEGIES
 from megatron_hetero.planner.search import Schedules
@@ -37,6 +38,7 @@ many micro-batches each replica does.  Needs no GPU and no torch.
   megatron-hetero plan --cluster cluster.yaml --model config.json \\
       -- --seq-length 4096 --global-batch-size 64 --micro-batch-size 1 --bf16"""
 TAKES_MEGATRON_FLAGS = True
+_WIDE_GAP = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="1F1B with launch counts (default), or the best order of computations: also "
         "interleaved, split and computed orders for the best plans; takes longer",
     )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="spend up to a minute or two on the lower bound: tighter, and in clusters of more "
+        "than 128 GPUs not by their work alone",
+    )
     add_goal_arguments(parser)
     add_near_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
@@ -94,6 +102,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             strategy=arguments.strategy,
             objective=objective_of(arguments, workload),
             schedules=arguments.schedule,
+            prove=arguments.prove,
         )
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
@@ -119,6 +128,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
     outcome_part = [] if outcome is None else outcome_lines(outcome)
     output.show(plan_report(plan), "", *outcome_part, *beside, *refusal_lines(plan))
+    if _may_be_proved_further(arguments, plan):
+        output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
     if arguments.output:
         output.show(
             f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"
@@ -126,3 +137,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         output.show("Nothing was written: -o plan.json saves the plan")
     return code
+
+
+def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:
+    """Whether the bound is so far from the plan that somebody may want to know more."""
+    gap = None if plan.estimates is None else plan.estimates.gap
+    is_plain = arguments.schedule == "counts" and arguments.strategy != STOCK
+    return gap is not None and gap > _WIDE_GAP and is_plain and not arguments.prove

@@ -8,10 +8,11 @@ the bound by work alone, counts; docs/bound.md has the proofs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from megatron_hetero.cost.bound_effort import QUICK, THOROUGH, Effort
 from megatron_hetero.cost.bound_kinds import GpuClass, gpu_classes
 from megatron_hetero.cost.bound_launches import launch_bound_s
 from megatron_hetero.cost.bound_replicas import fill_bound_s
@@ -26,18 +27,10 @@ WORK_BOUND_RELAXES = (
     "update"
 )
 
-QUICK_WORK = 1_000_000_000
-THOROUGH_WORK = 2_000_000_000
-"""Numbers looked at: of many questions, about a second; of a plan's own bound, several."""
-
 _LONGEST = 1000.0
 """The bound is looked for up to this many times the bound by work."""
-_MAX_THOROUGH = 64
-"""Clusters of more GPUs are bounded quickly."""
-_MAX_GPUS = 128
-"""Larger clusters are bounded by their work alone."""
 _MAX_LAYER_OPTIONS = 4000
-"""The same, by layers times the ways to hold them."""
+"""With more layers times the ways to hold them, the bound is that by work alone."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +41,26 @@ class Bound:
     relaxes: str
 
 
+Prove = Callable[[CostModel, float], Bound]
+"""Finds the bound of a job; a step longer than the seconds given need not be proved."""
+
+
 def step_time_bound_s(costs: CostModel) -> float:
     """Seconds that no placement of the space beats; see `step_time_bound`."""
     return step_time_bound(costs).step_time_s
 
 
-def step_time_bound(costs: CostModel, enough_s: float = inf, max_work: int = QUICK_WORK) -> Bound:
+def thorough_bound(costs: CostModel, enough_s: float = inf) -> Bound:
+    """That of a plan: `step_time_bound` with more effort."""
+    return step_time_bound(costs, enough_s, THOROUGH)
+
+
+def step_time_bound(
+    costs: CostModel,
+    enough_s: float = inf,
+    effort: Effort = QUICK,
+    progress: Callable[[float], None] | None = None,
+) -> Bound:
     """The best bound known: that of the work, made longer as far as prices prove it.
 
     The space has every micro-batch size and every recompute that plans may choose
@@ -61,7 +68,8 @@ def step_time_bound(costs: CostModel, enough_s: float = inf, max_work: int = QUI
 
     Args:
         enough_s: a longer step need not be proved.
-        max_work: numbers looked at; after that nothing more is proved.
+        effort: how far it is proved; less in clusters that are too large for it.
+        progress: called with the step proved impossible so far, while replicas are packed.
     """
     classes = gpu_classes(costs)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
@@ -70,14 +78,14 @@ def step_time_bound(costs: CostModel, enough_s: float = inf, max_work: int = QUI
     num_gpus = sum(c.num_gpus for c in classes)
     num_options = sum(len(c.widths) for c in classes)
     too_large = costs.workload.model.num_layers * num_options > _MAX_LAYER_OPTIONS
-    if not classes or num_gpus > _MAX_GPUS or too_large:
+    if num_gpus > effort.max_gpus:
+        effort = QUICK
+    if not classes or num_gpus > effort.max_gpus or too_large:
         return Bound(work_s, WORK_BOUND_RELAXES)
-    if num_gpus > _MAX_THOROUGH:
-        max_work = min(max_work, QUICK_WORK)
     rules = costs.fill_rules()
     if rules is None:
         most_s = min(enough_s, _LONGEST * work_s)
-        return Bound(*launch_bound_s(sizes, works_s, classes, work_s, most_s, max_work))
+        return Bound(*launch_bound_s(sizes, works_s, classes, work_s, most_s, effort, progress))
     return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
 
 

@@ -11,8 +11,10 @@ from megatron_hetero.cost.bound_kinds import GpuClass
 from megatron_hetero.cost.bound_stages import Floats, StageWays
 from megatron_hetero.cost.model import CostModel
 
-_PRICES = (60, 240)
+LEAST_PRICE, MOST_PRICE = 60, 240
 """What all GPUs together are priced at: from, and below."""
+_MOST_EACH = 2.5
+"""In large clusters below this for each GPU: slow ones are priced lower than fast ones."""
 _NEAR = 1.02
 """Prices this near to the wanted proportion are not told apart; the lowest count least."""
 
@@ -78,12 +80,11 @@ def _priced(worths: Floats, classes: Sequence[GpuClass]) -> Axes:
     priced = worths > 0
     all_worth = float(worths @ numbers)
 
-    def loss(total: int) -> float:
-        ratios = np.maximum(np.rint(worths * total / all_worth), 1.0)[priced] / worths[priced]
-        return float(ratios.max() / ratios.min())
-
-    least = min(loss(total) for total in range(*_PRICES))
-    total = next(total for total in range(*_PRICES) if loss(total) <= max(least, 1.0) * _NEAR)
+    totals = np.arange(LEAST_PRICE, max(MOST_PRICE, round(_MOST_EACH * int(numbers.sum()))))
+    ratios = np.maximum(np.rint(np.outer(totals, worths[priced]) / all_worth), 1.0)
+    ratios /= worths[priced]
+    loss = ratios.max(axis=1) / ratios.min(axis=1)
+    total = totals[int(np.argmax(loss <= max(loss.min(), 1.0) * _NEAR))]
     prices = np.where(priced, np.maximum(np.rint(worths * total / all_worth), 1.0), 0.0)
     steps = tuple((int(price),) for price in prices)
     return Axes(steps, (int(prices @ numbers) + 1,))

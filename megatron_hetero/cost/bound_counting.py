@@ -21,12 +21,17 @@ _MAX_COUNTED = 4_000
 
 
 class Counting:
-    """GPU classes and their ways, of a job."""
+    """GPU classes and their ways, of a job.
 
-    def __init__(self, costs: CostModel, classes: Sequence[GpuClass]) -> None:
+    Args:
+        is_deep: many micro-batches in flight are told apart where GPUs have prices, too.
+    """
+
+    def __init__(self, costs: CostModel, classes: Sequence[GpuClass], is_deep: bool) -> None:
         small = _small_classes(costs)
         self.classes = classes if small is None else small
         self.is_small = small is not None
+        self.is_deep = is_deep or self.is_small
         self.few = StageWayMaker(self.classes)
         self.relaxes = RELAXES
         if small is None:

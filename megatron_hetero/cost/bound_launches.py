@@ -8,18 +8,18 @@ sizes are told apart, then its numbers of replicas; what is left is bounded more
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from megatron_hetero.cost.bound_axes import Axes, by_pace, by_speed
-from megatron_hetero.cost.bound_chains import ChainTimes
 from megatron_hetero.cost.bound_counting import Counting
-from megatron_hetero.cost.bound_dominance import needed_ways
+from megatron_hetero.cost.bound_effort import Effort
 from megatron_hetero.cost.bound_ends import EndsCase, ends_cases
 from megatron_hetero.cost.bound_kinds import GpuClass
+from megatron_hetero.cost.bound_levels import chain_times
 from megatron_hetero.cost.bound_packing import ReplicaTimes, least_packed_s
 from megatron_hetero.cost.bound_stages import Floats, StageWays
 from megatron_hetero.cost.choices import may_mix_sizes
@@ -48,7 +48,8 @@ def launch_bound_s(
     classes: Sequence[GpuClass],
     least_s: float,
     enough_s: float,
-    max_work: int,
+    effort: Effort,
+    progress: Callable[[float], None] | None = None,
 ) -> tuple[float, str]:
     """The longest step proved impossible from `least_s` to `enough_s`, and what it leaves out.
 
@@ -56,9 +57,10 @@ def launch_bound_s(
         sizes: the prices at every micro-batch size that plans may choose.
         works_s: bounds by work alone, size by size.
         classes: GPUs that are alike, wherever they are.
-        max_work: numbers looked at; after that nothing more is proved.
+        effort: how far it is proved.
+        progress: called with the longest step proved so far.
     """
-    counting = Counting(sizes[0], classes)
+    counting = Counting(sizes[0], classes, effort.is_deep)
     batch = sizes[0].workload.training.global_batch_size
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
     wanted = sizes[0].cluster.limits.num_replicas
@@ -73,8 +75,10 @@ def launch_bound_s(
     number, work, proved_s = len(heap), 0, enough_s
     while heap:
         proved_s, _, branch = heapq.heappop(heap)
-        if proved_s >= enough_s or work > max_work:
+        if proved_s >= enough_s or work > effort.max_work:
             break
+        if progress is not None:
+            progress(proved_s)
         pieces = [branch]
         if not branch.is_bounded:
             proved_s = branch.proved_s(proved_s, enough_s)
@@ -198,7 +202,7 @@ class _Branch:
 
     def _ways(self, sizes: Sequence[CostModel]) -> StageWays:
         counting = self.counting
-        maker = counting.many if self.is_fine and counting.is_small else counting.few
+        maker = counting.many if self.is_fine and counting.is_deep else counting.few
         ways = maker.ways(sizes, self.num_replicas)
         return ways if self.case is None else self.case.limited(ways)
 
@@ -234,14 +238,9 @@ class _Branch:
     def _chains(
         self, ways: StageWays, axes: Axes, ranges: list[tuple[int, int]], cut_s: float
     ) -> Floats:
-        steps = np.array(axes.steps)[ways.gpu_class] * ways.width[:, None]
-        few, few_steps = needed_ways(ways, steps, ranges[0][0], cut_s)
         num_layers = self.sizes[0].workload.model.num_layers
-        if not len(few.width):
-            return np.full((len(ranges), *axes.shape), np.inf)
-        chains = ChainTimes(few, num_layers, axes.shape, few_steps)
-        found_s = chains.least_s(ranges, cut_s)
-        self.work += chains.work
+        found_s, work = chain_times(ways, num_layers, axes, ranges, cut_s)
+        self.work += work
         return found_s
 
 

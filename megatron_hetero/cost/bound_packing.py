@@ -1,5 +1,5 @@
 """The shortest step in which whole replicas do all the work: replicas packed into the GPUs that
-there are, for clusters of few GPUs."""
+there are, or into what these are priced at."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 from megatron_hetero.cost.bound_stages import Floats, Ints
 
 _NEAR = 1.001
+_MAX_PACKED = 1_000
+"""Up to so many units of price replicas are packed whole."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ def _is_possible(
 ) -> bool:
     fewest, most = num_replicas
     value = np.maximum.reduce([size.most(step_s) for size in sizes])
+    if value.ndim == 1 and len(value) > _MAX_PACKED:
+        return _most_of_many(value, most) >= num_sequences * (1 - 1e-9)
     # A replica does something: where there is none for so few GPUs, there is no packing.
     value = np.where(value > 0, value, -np.inf)
     packed, power, left = None, value, fewest
@@ -97,3 +101,23 @@ def _together(some: Floats, others: Floats) -> Floats:
         target = tuple(slice(i, None) for i in at)
         best[target] = np.maximum(best[target], some[source] + worth)
     return best
+
+
+def _most_of_many(value: Floats, num_replicas: int) -> float:
+    """What so many replicas or fewer do at most whose prices add up to the last one.
+
+    With h the least concave function that no value is above, n replicas do
+    sum h(p_r) <= n h(P / n) at most (Jensen's inequality), and more if n is larger.
+    """
+    hull = [(0.0, float(value[0]))]
+    for price in (np.flatnonzero(np.diff(value) > 0) + 1).tolist():
+        point = price, float(value[price])
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    prices, values = zip(*hull, strict=True)
+    return num_replicas * float(np.interp((len(value) - 1) / num_replicas, prices, values))
+
+
+def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])

@@ -6,10 +6,10 @@ import warnings
 from math import inf
 
 from megatron_hetero.cost.bound import (
-    THOROUGH_WORK,
     WORK_BOUND_RELAXES,
     Bound,
-    step_time_bound,
+    Prove,
+    thorough_bound,
     work_bound_s,
 )
 from megatron_hetero.cost.model import CostModel
@@ -43,6 +43,7 @@ def estimates_of(
     *,
     in_parts: bool = False,
     is_stock: bool = False,
+    prove: Prove = thorough_bound,
 ) -> Estimates:
     """The figures of an already priced placement in the form that plan.json holds.
 
@@ -51,6 +52,7 @@ def estimates_of(
             alone, which holds for them too.
         is_stock: `cost` is as stock Megatron runs the placement, whose exchange of gradients is
             another than the one that the bound is of.
+        prove: what finds the bound.
 
     Without a bound where the placement is none that the search may find (`cost.space`): a plan
     edited by hand, or with groups of unequal shares, which are searched but not bounded.
@@ -58,7 +60,7 @@ def estimates_of(
     workload = costs.workload
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
-    bound = _bound_of(costs, placement, cost, in_parts, is_stock)
+    bound = _bound_of(costs, placement, cost, prove, in_parts=in_parts, is_stock=is_stock)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -89,7 +91,13 @@ def estimates_of(
 
 
 def _bound_of(
-    costs: CostModel, placement: Placement, cost: PlacementCost, in_parts: bool, is_stock: bool
+    costs: CostModel,
+    placement: Placement,
+    cost: PlacementCost,
+    prove: Prove,
+    *,
+    in_parts: bool,
+    is_stock: bool,
 ) -> Bound | None:
     """The bound on the step of a placement; None where it is of others, or wrong."""
     if why_outside(costs, placement, cost) is not None:
@@ -98,7 +106,7 @@ def _bound_of(
     bound = Bound(inf, "")
     if not in_parts:
         # More than this need not be proved: a bound beyond the step is a fault already.
-        bound = step_time_bound(costs, 1.01 * cost.step_time_s, THOROUGH_WORK)
+        bound = prove(costs, 1.01 * cost.step_time_s)
     if bound.step_time_s > most_s and (in_parts or is_stock):
         bound = Bound(work_bound_s(costs, in_parts=True), WORK_BOUND_RELAXES)
     if bound.step_time_s <= most_s:

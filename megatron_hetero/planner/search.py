@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.bound import Prove, step_time_bound, thorough_bound
+from megatron_hetero.cost.bound_effort import PROOF
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.estimate import estimates_of
 from megatron_hetero.cost.model import CostModel, MakeCosts
@@ -53,6 +56,7 @@ def plan_cluster(
     strategy: str = "auto",
     objective: Objective = THROUGHPUT,
     schedules: Schedules = "counts",
+    prove: bool = False,
 ) -> Plan:
     """The best plan found for training `workload` on `cluster`; it fits and is validated.
 
@@ -67,6 +71,8 @@ def plan_cluster(
             be one that stock Megatron runs.
         schedules: "counts" for 1F1B with launch counts, "best" for other orders of computations
             where they make the step shorter (`schedule.best`).
+        prove: the lower bound as far as a minute or more takes it, in clusters of any size.
+            Interrupted there, the plan comes with the usual one.
     Raises:
         InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.  Or
             what fits is too slow or too dear; names the nearest.
@@ -75,9 +81,10 @@ def plan_cluster(
     """
     problem = make_problem(cluster, workload, profile, make_costs, objective)
     _check_schedules(problem, schedules, strategy)
+    _check_proof(prove, schedules, strategy)
     if strategy == STOCK:
         return stock_plan_and_explanation(problem)[0]
-    return _searched(problem, progress, strategy, schedules)[2]
+    return _searched(problem, progress, strategy, schedules, prove)[2]
 
 
 @no_collector()
@@ -91,6 +98,7 @@ def plan_and_explain(
     strategy: str = "auto",
     objective: Objective = THROUGHPUT,
     schedules: Schedules = "counts",
+    prove: bool = False,
 ) -> tuple[Plan, Explanation]:
     """`plan_cluster`, with why the plan is good from the same search.
 
@@ -98,9 +106,10 @@ def plan_and_explain(
     """
     problem = make_problem(cluster, workload, profile, make_costs, objective)
     _check_schedules(problem, schedules, strategy)
+    _check_proof(prove, schedules, strategy)
     if strategy == STOCK:
         return stock_plan_and_explanation(problem)
-    board, best, plan = _searched(problem, progress, strategy, schedules)
+    board, best, plan = _searched(problem, progress, strategy, schedules, prove)
     if has_orders(plan):
         placement = placement_of(plan, problem.cluster)
         best = replace(best, placement=placement, cost=plan_cost(plan, problem.costs, placement))
@@ -114,13 +123,17 @@ def plan_and_explain(
 
 
 def _searched(
-    problem: Problem, progress: Progress | None, strategy: str, schedules: Schedules
+    problem: Problem,
+    progress: Progress | None,
+    strategy: str,
+    schedules: Schedules,
+    prove: bool,
 ) -> tuple[Scoreboard, Candidate, Plan]:
     board = search(problem, progress, strategies_of(strategy))
     objective = problem.objective
     stock_only = objective.stock_only
     best = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
-    plan = plan_of(problem, best, idle_reasons(problem, board, best), board.interrupted)
+    plan = _with_bound(problem, board, best, prove, progress)
     is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
     if is_proved and plan.estimates is not None:
         proved = replace(
@@ -131,6 +144,25 @@ def _searched(
         near = _near_plans(problem, board, best)
         plan = best_of_orders(plan, near, problem.cluster, problem.costs.profile)
     return board, best, plan
+
+
+def _with_bound(
+    problem: Problem, board: Scoreboard, best: Candidate, prove: bool, progress: Progress | None
+) -> Plan:
+    """The plan with its bound; proved as far as it goes, unless the user interrupts that."""
+
+    def say(bound_s: float) -> None:
+        if progress is not None:
+            progress(best.step_time_s, board.num_priced, bound_s)
+
+    reasons = idle_reasons(problem, board, best)
+    if prove and not board.interrupted:
+        try:
+            proof = partial(step_time_bound, effort=PROOF, progress=say)
+            return plan_of(problem, best, reasons, prove=proof)
+        except KeyboardInterrupt:
+            board.interrupted = True
+    return plan_of(problem, best, reasons, board.interrupted)
 
 
 def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterator[Plan]:
@@ -172,6 +204,12 @@ def _check_schedules(problem: Problem, schedules: Schedules, strategy: str) -> N
         )
 
 
+def _check_proof(prove: bool, schedules: Schedules, strategy: str) -> None:
+    if prove and (schedules == "best" or strategy == STOCK):
+        other = "--schedule best" if schedules == "best" else f"--strategy {STOCK}"
+        raise UsageError(f"--prove does not go with {other} yet: leave one of them away")
+
+
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
     best = Rescorer(board).best()
     if best is None:
@@ -211,10 +249,16 @@ def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
 
 
 def plan_of(
-    problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
+    problem: Problem,
+    best: Candidate,
+    reasons: Mapping[str, str],
+    interrupted: bool = False,
+    prove: Prove = thorough_bound,
 ) -> Plan:
     """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
-    estimates = estimates_of(problem.costs, best.placement, best.cost, is_stock=best.is_stock)
+    estimates = estimates_of(
+        problem.costs, best.placement, best.cost, is_stock=best.is_stock, prove=prove
+    )
     plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
     validate_plan(plan, problem.cluster)
     return plan

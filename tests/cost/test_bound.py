@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import CHOICES, Cluster, Device, Link
-from megatron_hetero.cost import bound_counting, bound_launches
+from megatron_hetero.cost import bound_counting, bound_levels
 from megatron_hetero.cost.bound import step_time_bound, step_time_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
@@ -263,7 +263,7 @@ def test_prices_prove_nearly_as_much_as_numbers() -> None:
 def test_ways_that_are_left_out_are_not_needed(job: tuple[Cluster, Workload]) -> None:
     costs = CostModel(*job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_launches, "needed_ways", lambda ways, steps, *_: (ways, steps))
+        patch.setattr(bound_levels, "needed_ways", lambda ways, steps, *_: (ways, steps))
         all_s = step_time_bound_s(costs)
     assert step_time_bound_s(costs) == pytest.approx(all_s, rel=1e-9)
 

@@ -7,6 +7,7 @@ import pytest
 
 from megatron_hetero.cluster.spec import Device, Link
 from megatron_hetero.cost.bound import Bound
+from megatron_hetero.cost.estimate import estimates_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, placement_of
 from megatron_hetero.cost.space import why_outside
@@ -52,12 +53,14 @@ def test_a_step_is_pipeline_sync_and_update() -> None:
     assert "launch counts" in estimates.bound_relaxes
 
 
-def test_a_bound_above_the_step_is_reported_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = place("tp2:3,tp1:1 @3 | tp1:4 @1", make_workload())
-    bound = Bound(2 * estimate_plan(plan, CLUSTER).step_time_s, "nothing")
-    monkeypatch.setattr("megatron_hetero.cost.estimate.step_time_bound", lambda *_, **__: bound)
+def test_a_bound_above_the_step_is_reported_and_left_out() -> None:
+    workload = make_workload()
+    placement = placement_of(place("tp2:3,tp1:1 @3 | tp1:4 @1", workload), CLUSTER)
+    costs = CostModel(CLUSTER, workload)
+    cost = costs.placement(placement)
+    bound = Bound(2 * cost.step_time_s, "nothing")
     with pytest.warns(BoundFaultWarning, match=r"a fault in megatron-hetero.*Please report"):
-        estimates = estimate_plan(plan, CLUSTER)
+        estimates = estimates_of(costs, placement, cost, prove=lambda *_: bound)
     assert (estimates.bound_s, estimates.gap, estimates.bound_relaxes) == (None, None, "")
 
 

@@ -1,0 +1,89 @@
+"""`plan --prove`: a lower bound that is proved further."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.cost.bound_effort import PROOF
+from megatron_hetero.plan.file import load_plan
+from tests.cli.test_plan import CLUSTER, MODEL, PLAN
+
+MANY = """\
+version: 1
+nodes:
+"""
+LINKS = """\
+links:
+  inside_node:
+    H100-80GB: {bandwidth: 400 GB/s, latency: 3 us}
+    L40S: {bandwidth: 25 GB/s, latency: 12 us}
+  between_nodes: {bandwidth: 200 Gb/s, latency: 8 us}
+"""
+JOB = ["--", "--num-layers", "16", "--global-batch-size", "272"]
+
+
+def bound_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    assert main([*words[:1], "--json", *words[1:]]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_many_gpus_are_bounded_by_more_than_their_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Already by a part of the proof."""
+    monkeypatch.setattr("megatron_hetero.planner.search.PROOF", replace(PROOF, max_work=10**9))
+    cluster = tmp_path / "many.yaml"
+    types = ["H100-80GB"] * 8 + ["L40S"] * 9
+    nodes = [f"  - {{name: n{i}, gpu: {gpu}, count: 8}}\n" for i, gpu in enumerate(types)]
+    cluster.write_text(MANY + "".join(nodes) + LINKS)
+    words = ["plan", "--cluster", str(cluster), "--model", MODEL, "--strategy", "symmetric"]
+    by_work = bound_of([*words, *JOB], capsys)
+    proved = bound_of([*words, "--prove", *JOB], capsys)
+    assert proved["layout"] == by_work["layout"]
+    assert "memory" in str(by_work["bound_relaxes"])
+    assert "memory" not in str(proved["bound_relaxes"])
+    assert float(str(proved["gap"])) < 0.9 * float(str(by_work["gap"]))
+
+
+def test_an_interrupted_proof_leaves_the_usual_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual, path = tmp_path / "usual.json", tmp_path / "plan.json"
+    assert main([*PLAN, "-o", str(usual)]) == 0
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("megatron_hetero.planner.search.step_time_bound", interrupted)
+    assert main([*PLAN, "--prove", "-o", str(path)]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert load_plan(path).estimates == load_plan(usual).estimates
+
+
+@pytest.mark.parametrize(
+    ("words", "other"),
+    [
+        (["--schedule", "best"], "--schedule best"),
+        (["--strategy", "stock"], "--strategy stock"),
+        (["--near", "old.json"], "--near"),
+    ],
+)
+def test_what_does_not_go_with_it(
+    words: list[str], other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PLAN, "--prove", *words]) == 2
+    assert f"--prove does not go with {other} yet" in capsys.readouterr().err
+
+
+def test_other_orders_are_not_searched_near_an_old_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "--cluster", CLUSTER, "--near", "old.json", "--schedule", "best"]
+    assert main(words) == 2
+    assert "--schedule best does not go with --near yet" in capsys.readouterr().err
