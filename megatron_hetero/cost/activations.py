@@ -9,7 +9,6 @@ where the job uses them: the scores under flash attention, the inner tensors of 
 
 from __future__ import annotations
 
-from megatron_hetero.cost.compute import ELEMENT_BYTES
 from megatron_hetero.cost.parameters import attention_sizes
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
@@ -26,7 +25,7 @@ def layer_activation_bytes(
     s b h (10 + 24/t + 5 a s / (h t)), or s b h (34 + 5 a s / h) / t with sequence parallelism, and
     the statistics of two norms.
     """
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     if recompute == "full":
         return own_tokens * model.hidden_size * element
@@ -60,7 +59,7 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
     that is one kernel with the activation; the weight, and the place it came from, there and back.
     Of the router: its choice, and the scores for the losses of balance and of size, on or not.
     """
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     # The router's choice and its weights, and in fp32 all scores, once for each of two losses.
     chosen, scores = 8 + 4, 2 * 4
@@ -75,7 +74,7 @@ def _kept_by_attention(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
 ) -> int:
     """Queries, keys, values, context, and the scores or what stands for them."""
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
     num_heads = query // model.kv_channels
@@ -121,7 +120,7 @@ def _gathered_bytes(
     in their order; that order, and the mask of the own rows, which every layer has for itself."""
     tokens = training.micro_batch_size * model.seq_length
     mask = model.seq_length // share.context_parallel * model.seq_length
-    return 2 * tokens * elements * ELEMENT_BYTES[training.precision] + 8 * model.seq_length + mask
+    return 2 * tokens * elements * training.element_bytes + 8 * model.seq_length + mask
 
 
 def _norm_statistics(model: ModelSpec) -> int:
@@ -148,7 +147,7 @@ def head_activation_bytes(
     The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
     already (`megatron.core.tensor_parallel.cross_entropy`).
     """
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
     kept = own_tokens * (2 * model.hidden_size * element + _norm_statistics(model))
     # For each token its label, where it lies, and its weight in the loss.

@@ -11,7 +11,7 @@ weight gradient into the main gradient.  Times are for one micro-batch, without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import GpuType
@@ -22,11 +22,15 @@ from megatron_hetero.cost.calibration import (
     product_flops_per_s,
     shipped_calibration,
 )
-from megatron_hetero.cost.parameters import attention_sizes, router_params
+from megatron_hetero.cost.layer_work import (
+    Work,
+    WorkOf,
+    attention_work,
+    mlp_work,
+)
 from megatron_hetero.cost.share import TensorShare, even_share
-from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MAIN_GRADIENT_BYTES = 4
 _BACKWARD_MEMORY_RATIO = 2.0
 """Element-wise backward over forward traffic: saved input and output gradient are both read."""
@@ -83,21 +87,6 @@ def _speed(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None
     )
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What one micro-batch asks of one GPU in the forward pass of a part of a layer.
-
-    `score_bytes`: one element for each attention score, and what dropout of them moves in a pass.
-    """
-
-    gemm_flops: tuple[float, ...]
-    memory_bytes: float
-    num_params: int
-    attention_flops: tuple[float, ...] = ()
-    score_bytes: float = 0.0
-    score_dropout_bytes: float = 0.0
-
-
 def gemm_efficiency(gpu: GpuType, precision: Precision) -> GemmEfficiency:
     """The calibrated curve of a GPU type, or the median curve where the type was not measured."""
     return shipped_calibration().gemm_efficiency(gpu, precision)
@@ -145,7 +134,7 @@ def group_layer_times(
     """
     parts = [
         [_part_times(workload, gpu, share, work, calibration) for gpu, share in members]
-        for work in (_attention_work, _mlp_work)
+        for work in (attention_work, mlp_work)
     ]
     return slowest(parts[0]) + slowest(parts[1])
 
@@ -159,7 +148,7 @@ def _part_times(
     workload: Workload,
     gpu: GpuType,
     share: TensorShare,
-    work_of: _WorkOf,
+    work_of: WorkOf,
     calibration: Calibration | None,
 ) -> PassTimes:
     training = workload.training
@@ -183,7 +172,7 @@ def _part_times(
     return PassTimes(forward_s, backward_s)
 
 
-def _core_times(work: _Work, speed: _Speed, flash: bool) -> PassTimes:
+def _core_times(work: Work, speed: _Speed, flash: bool) -> PassTimes:
     """Scores and context: what lies between the two products of attention."""
     products_s = speed.products_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
@@ -204,7 +193,7 @@ def core_attention_times(
     found = []
     for gpu, share in members:
         flash = uses_flash_attention(training, gpu)
-        work = _attention_work(model, training, share, flash)
+        work = attention_work(model, training, share, flash)
         found.append(_core_times(work, _speed(training, gpu, None), flash))
     return slowest(found)
 
@@ -222,7 +211,7 @@ def embedding_times(
     `vocab_rows`: rows of the padded vocabulary (all of them, not one shard's).
     """
     model, training = workload.model, workload.training
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens = training.micro_batch_size * model.seq_length // context_parallel
     speed = _speed(training, gpu, calibration)
     forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
@@ -240,7 +229,7 @@ def head_times(
 ) -> PassTimes:
     """Final norm, output layer and vocabulary-parallel cross entropy."""
     model, training = workload.model, workload.training
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens = training.micro_batch_size * model.seq_length // context_parallel
     logits = tokens * vocab_rows / width
     speed = _speed(training, gpu, calibration)
@@ -259,77 +248,6 @@ def head_times(
 def update_time_s(state_bytes: float, gpu: GpuType) -> float:
     """The optimizer step on one device: each of `state_bytes` is read once and written once."""
     return 2.0 * state_bytes / shipped_calibration().memory_bytes_per_s(gpu)
-
-
-_WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], _Work]
-
-
-def _attention_work(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
-) -> _Work:
-    element = ELEMENT_BYTES[training.precision]
-    tokens = share.num_tokens(model, training)
-    query, key_value = attention_sizes(model, share)
-    weights = (model.hidden_size * (query + 2 * key_value), query * model.hidden_size)
-    scores = tokens * (query // model.kv_channels) * model.seq_length
-    return _Work(
-        tuple(2.0 * tokens * weight for weight in weights),
-        _norm_bytes(model, training, share),
-        sum(weights),
-        # Causal kernels skip half of the square; unfused products do not.
-        attention_flops=(2.0 * scores * model.kv_channels * (0.5 if flash else 1.0),) * 2,
-        # Fused kernels keep the scores on chip.
-        score_bytes=0.0 if flash else float(scores * element),
-        # Dropout reads and writes each, and a byte of its mask.
-        score_dropout_bytes=0.0
-        if flash or not training.attention_dropout
-        else scores * (2.0 * element + 1),
-    )
-
-
-def _mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> _Work:
-    tokens = share.num_tokens(model, training)
-    columns = share.mlp_columns
-    first = columns * (2 if model.gated_mlp else 1)
-    weights = (model.hidden_size * first, columns * model.hidden_size)
-    if model.num_experts:
-        return _experts_work(model, training, share, weights)
-    activation_bytes = tokens * (first + columns) * ELEMENT_BYTES[training.precision]
-    return _Work(
-        tuple(2.0 * tokens * weight for weight in weights),
-        _norm_bytes(model, training, share) + activation_bytes,
-        sum(weights),
-    )
-
-
-def _experts_work(
-    model: ModelSpec, training: TrainingSpec, share: TensorShare, weights: tuple[int, int]
-) -> _Work:
-    """Experts one after the other, each with an equal part of the tokens: a balanced router.
-
-    `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
-    (read, written, and both again on the way back) and weighted after the activation.
-    """
-    element = ELEMENT_BYTES[training.precision]
-    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    routed = tokens * model.moe_router_topk
-    columns = share.mlp_columns
-    first = columns * (2 if model.gated_mlp else 1)
-    products = tuple(2.0 * routed / model.num_experts * weight for weight in weights)
-    router = 2.0 * own_tokens * model.hidden_size * model.num_experts
-    moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
-    return _Work(
-        (router, *products * model.num_experts),
-        _norm_bytes(model, training, share) + moved,
-        model.num_experts * sum(weights) + router_params(model),
-    )
-
-
-def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
-    """A norm (read, write) and a bias-dropout-add (two reads, a write, a mask byte)."""
-    element = ELEMENT_BYTES[training.precision]
-    own_tokens = share.own_tokens(model, training)
-    return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)
 
 
 def _gradient_accumulation_s(num_params: int, speed: _Speed) -> float:

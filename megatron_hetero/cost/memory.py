@@ -19,7 +19,7 @@ from megatron_hetero.cost.activations import (
     mask_bytes,
     own_mask_bytes,
 )
-from megatron_hetero.cost.compute import ELEMENT_BYTES, uses_flash_attention
+from megatron_hetero.cost.compute import uses_flash_attention
 from megatron_hetero.cost.parameters import layer_params, stage_params, word_params
 from megatron_hetero.cost.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
@@ -134,7 +134,7 @@ def stage_memory(
     model, training = workload.model, workload.training
     width = share.width
     vocab_rows = share.rows_as_if_even(model, vocab_rows)
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
@@ -220,7 +220,7 @@ def _working_bytes(
 ) -> int:
     """Working set of one layer's backward: gradients of its widest activations, and all it
     recomputes."""
-    element = ELEMENT_BYTES[training.precision]
+    element = training.element_bytes
     tokens = share.num_tokens(model, training)
     widest = share.mlp_columns * (3 if model.gated_mlp else 2)
     working = tokens * element * (widest + 2 * model.hidden_size)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.compute import (
-    ELEMENT_BYTES,
     PassTimes,
     core_attention_times,
     embedding_times,
@@ -52,7 +51,7 @@ def activation_bytes(workload: Workload) -> int:
     """Size of the tensor that crosses a stage boundary for one micro-batch."""
     model, training = workload.model, workload.training
     tokens = training.micro_batch_size * model.seq_length
-    return tokens * model.hidden_size * ELEMENT_BYTES[training.precision]
+    return tokens * model.hidden_size * training.element_bytes
 
 
 def price_pieces(
@@ -168,7 +167,7 @@ def _context_exchange(
     is_ring = all(uses_flash_attention(training, gpu) for gpu, _ in members)
     key_value = max(attention_sizes(model, share)[1] for _, share in members)
     tokens = training.micro_batch_size * model.seq_length
-    num_bytes = 2 * tokens * key_value * ELEMENT_BYTES[training.precision]
+    num_bytes = 2 * tokens * key_value * training.element_bytes
     forward_s, backward_s = context_parallel_times(num_bytes, context, link, is_ring)
     if is_ring:
         core, hidden = core_attention_times(workload, members), (context - 1) / context

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
+_ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class TrainingSpec:
     overlap_param_gather: bool = False
     grad_reduce_in_bf16: bool = False
     fp8: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a weight in products, and of an activation."""
+        return _ELEMENT_BYTES[self.precision]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.sandwiches import sandwiches
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
+from megatron_hetero.planner.unit_mix import Mix, UnitMixer
 
 _MANY_GPUS = 768
 """In larger clusters a part of the work, which found plans as good in most of them."""
@@ -71,6 +72,7 @@ class _Search:
         self.filler = Filler(board.problem)
         self.work = 0
         self.layouts = ShapeLayouts(board.problem, self.kinds)
+        self.mixer = UnitMixer(board.problem, self.kinds)
         self._promises_s: dict[Shape, float | None] = {}
         self._found: dict[Shape, Candidate | None] = {}
 
@@ -118,7 +120,41 @@ class _Search:
             candidate = self._score(chains, filled.layers)
             if candidate and (best is None or candidate.key < best.key):
                 best = candidate
-        return best
+        mixed = self._mixed(shape, beat if best is None else best)
+        return mixed or best
+
+    def _mixed(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
+        """The placement of unlike GPUs with a shape's layers, where it is better than `beat`."""
+        found = self._mix(shape)
+        if found is None:
+            return None
+        filled, mix = found
+        num = self._num_needed(mix.num_replicas)
+        if beat and filled.quick_time_s(-(-self.problem.num_micro_batches // num)) >= (
+            beat.step_time_s
+        ):
+            return None
+        chains = self.mixer.chains(mix)[:num]
+        if not chains or not all(self.problem.chain_is_allowed(chain) for chain in chains):
+            return None
+        candidate = self._score(chains, filled.layers)
+        return candidate if candidate and (beat is None or candidate.key < beat.key) else None
+
+    def _mix(self, shape: Shape) -> tuple[FilledChain, Mix] | None:
+        """A replica of a shape, and as many of its layers as there are GPUs for."""
+        if not self.mixer.is_useful or not self.layouts.has_room(shape, 1, True):
+            return None
+        filled = self._fill(self.layouts.first_chain(shape, 1))
+        if not filled.fits:
+            return None
+        mix = self.mixer.most(shape, filled)
+        counts = self.problem.replica_counts()
+        return (filled, mix) if mix.num_replicas in counts and len(mix.counts) > 1 else None
+
+    def _num_needed(self, most: int) -> int:
+        """The fewest replicas that have no more micro-batches each than so many would."""
+        each = -(-self.problem.num_micro_batches // most)
+        return -(-self.problem.num_micro_batches // each)
 
     def _improved(
         self, shape: Shape, best: Candidate | None, limit: int
@@ -143,8 +179,19 @@ class _Search:
     def _promise_s(self, shape: Shape) -> float | None:
         """The pipelines' quick time alone; None where the shape has no room or does not fit."""
         if shape not in self._promises_s:
-            self._promises_s[shape] = self._quick_time_s(shape)
+            promise_s = self._quick_time_s(shape)
+            found = self._mix(shape) if self._is_allowed(shape) else None
+            if found is not None:
+                filled, mix = found
+                each = -(-self.problem.num_micro_batches // mix.num_replicas)
+                mixed_s = filled.quick_time_s(each)
+                promise_s = mixed_s if promise_s is None else min(promise_s, mixed_s)
+            self._promises_s[shape] = promise_s
         return self._promises_s[shape]
+
+    def _is_allowed(self, shape: Shape) -> bool:
+        is_short = 0 < len(shape) <= self.problem.max_stages()
+        return is_short and self.kinds[shape[0][0]].may_start and self.kinds[shape[-1][0]].may_end
 
     def _quick_time_s(self, shape: Shape) -> float | None:
         for count, by_stage in self._layouts(shape):
@@ -196,11 +243,10 @@ class _Search:
     def _layouts(self, shape: Shape) -> Iterator[tuple[int, bool]]:
         """As many replicas as there is room for, like stages side by side and replica by replica;
         then fewer, with one micro-batch more each.  (How many, and whether stage by stage.)"""
-        if not 0 < len(shape) <= self.problem.max_stages():
+        if not self._is_allowed(shape):
             return
-        ends = self.kinds[shape[0][0]].may_start and self.kinds[shape[-1][0]].may_end
         for by_stage in (True, False):
-            most = self.layouts.most(shape, by_stage) if ends else 0
+            most = self.layouts.most(shape, by_stage)
             if not most:
                 continue
             share = -(-self.problem.num_micro_batches // most)

@@ -8,7 +8,7 @@ from itertools import pairwise, starmap
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.layers import split_layers
-from megatron_hetero.planner.micro_batches import share_micro_batches
+from megatron_hetero.planner.micro_batches import equal_shares, share_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem
 
 
@@ -117,10 +117,15 @@ class Filler:
 def filled_placement(
     problem: Problem, chains: Sequence[Chain], filled: Sequence[FilledChain]
 ) -> Placement | None:
-    """Filled chains with micro-batches in proportion to speed; None if there are too few."""
-    shares = share_micro_batches(
-        problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
-    )
+    """Filled chains with micro-batches in proportion to speed, or as many for each where the most
+    count for all; None if there are too few."""
+    number = problem.num_micro_batches
+    if problem.counts_alike:
+        shares = equal_shares(number, len(chains))
+    else:
+        shares = share_micro_batches(
+            number, [f.fill_s for f in filled], [f.period_s for f in filled]
+        )
     if shares is None:
         return None
     return Placement(

@@ -7,6 +7,13 @@ from collections.abc import Sequence
 from megatron_hetero.planner.layers import split_layers
 
 
+def equal_shares(num_micro_batches: int, num_replicas: int) -> tuple[int, ...] | None:
+    """As nearly the same for each as can be, the first ones have more; None when there are fewer
+    than replicas."""
+    each, more = divmod(num_micro_batches, num_replicas)
+    return tuple(each + (r < more) for r in range(num_replicas)) if each else None
+
+
 def share_micro_batches(
     num_micro_batches: int, fill_times_s: Sequence[float], periods_s: Sequence[float]
 ) -> tuple[int, ...] | None:

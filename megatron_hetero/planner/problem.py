@@ -87,6 +87,13 @@ class Problem:
         """GPUs that may be used."""
         return sum(len(self.gpus[node.name]) for node in self.nodes)
 
+    @cached_property
+    def counts_alike(self) -> bool:
+        """Whether the replica with most micro-batches sets the pace of all (other systems'
+        prices)."""
+        rules = self.costs.fill_rules()
+        return rules is not None and rules.counts_alike
+
     def max_stages(self) -> int:
         """Longest pipeline that the limits and the layers allow."""
         limit = self.cluster.limits.max_pipeline_parallel or self.num_layers

@@ -6,9 +6,9 @@ network card: one of a node that holds many layers on a slow network holds up al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from megatron_hetero.planner.kinds import Kind
 from megatron_hetero.planner.problem import Problem
@@ -37,15 +37,23 @@ def quick_step_s(problem: Problem, choice: Choice) -> float | None:
     num_replicas = sum(counted.values())
     if num_replicas not in problem.replica_counts():
         return None
-    # The time until which replicas without whole micro-batches would do them all.
-    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
-    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
-    pipelines_s = (problem.num_micro_batches + lost) / per_s
-    pipelines_s = max(pipelines_s, *(slab.filled.fill_s for slab in counted))
+    if problem.counts_alike:
+        each = -(-problem.num_micro_batches // num_replicas)
+        pipelines_s = max(slab.filled.quick_time_s(each) for slab in counted)
+    else:
+        pipelines_s = _together_s(problem.num_micro_batches, counted)
     if num_replicas == next(iter(counted)).shape.num_replicas:
         return pipelines_s
     factor = 2 * (num_replicas - 1) / num_replicas
     return pipelines_s + factor * exchange_s(problem, choice)
+
+
+def _together_s(num_micro_batches: int, counted: Mapping[Slab, int]) -> float:
+    """The time until which replicas without whole micro-batches would do them all."""
+    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
+    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
+    pipelines_s = (num_micro_batches + lost) / per_s
+    return max(pipelines_s, *(slab.filled.fill_s for slab in counted))
 
 
 def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choice]:
@@ -112,3 +120,23 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
 def _most_layers(mix: Mix) -> int:
     """Most layers that a node holds."""
     return max(layers for slab, _ in mix for _, layers in slab.node_layers)
+
+
+def near_sites(sites: Sequence[Site]) -> list[list[list[Site]]]:
+    """Divisions of sites into groups of near ones, from every site alone to all together."""
+    groups = [[site] for site in sites]
+    found = [groups]
+    while len(groups) > 1:
+        nearest = min(
+            (min(_pair_s(a, b) for a in one for b in other), i, j)
+            for (i, one), (j, other) in combinations(enumerate(groups), 2)
+        )
+        i, j = nearest[1:]
+        rest = (group for k, group in enumerate(groups) if k not in (i, j))
+        groups = [[*groups[i], *groups[j]], *rest]
+        found.append(groups)
+    return found
+
+
+def _pair_s(one: Site, other: Site) -> float:
+    return one.slabs.table.pair_sync_s(one.kinds[0].node.name, other.kinds[0].node.name)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from megatron_hetero.planner.fill import FilledChain, Filler
 from megatron_hetero.planner.packing import Floats, pack
@@ -101,6 +100,7 @@ class PoolSlabs:
         self.slabs: dict[SlabShape, Slab | None] = {}
         self._generated: set[int] = set()
         self._made: _Columns | None = None
+        self._layers: tuple[int, dict[tuple[int, ...], list[int]]] | None = None
         known = list(known)
         for shape in known:
             self.slabs[shape] = self._slab(shape)
@@ -112,10 +112,62 @@ class PoolSlabs:
         number of replicas alone."""
         replicas = self._columns().num_replicas
         counts = np.unique(replicas)
-        mixes = [self._solve(np.ones(len(replicas), bool), step_s)]
+        worths = self._columns().micro_batches(step_s)
+        mixes = [self._solve(worths)]
         if len(counts) > 1:
-            mixes += [self._solve(replicas == count, step_s) for count in counts]
+            mixes += [self._solve(np.where(replicas == count, worths, 0.0)) for count in counts]
         return mixes
+
+    def even_mix(self, step_s: float, each: int, layers: tuple[int, ...] | None = None) -> Mix:
+        """The division into most replicas, all of which do so many micro-batches in a step.
+
+        Args:
+            layers: of all replicas, stage by stage; None: whatever is best.
+        """
+        worths = self._even_worths(step_s, each)
+        if layers is not None:
+            own = np.zeros(len(worths))
+            own[self._by_layers()[layers]] = 1.0
+            worths *= own
+        return self._solve(worths)
+
+    def even_layers(self, step_s: float, each: int) -> dict[tuple[int, ...], float]:
+        """For all layers that replicas may have, stage by stage, how many replicas with them do so
+        many micro-batches in a step, slabs taken in fractions."""
+        worths, columns, nodes = self._even_worths(step_s, each), self._columns(), self._nodes()
+        found = {}
+        for layers, own in self._by_layers().items():
+            if worths[own].any():
+                found[layers] = pack(worths[own], columns.rows[:, own], nodes).worth
+        return found
+
+    def _by_layers(self) -> Mapping[tuple[int, ...], list[int]]:
+        """The slabs of which replicas have these layers."""
+        slabs = self._columns().slabs
+        if self._layers is None or self._layers[0] < len(slabs):
+            found: dict[tuple[int, ...], list[int]] = {}
+            for index, slab in enumerate(slabs):
+                found.setdefault(slab.filled.layers, []).append(index)
+            self._layers = len(slabs), found
+        return self._layers[1]
+
+    def even_replicas(self, step_s: float, each: int) -> float:
+        """How many replicas do so many micro-batches each in a step, slabs taken in fractions."""
+        return pack(self._even_worths(step_s, each), self._columns().rows, self._nodes()).worth
+
+    def even_times_s(self, each: int) -> Floats:
+        """Of every slab, the time for so many micro-batches of each of its replicas."""
+        columns = self._columns()
+        times_s: Floats = columns.fill_s + (each - 1) * columns.period_s
+        return times_s
+
+    def _even_worths(self, step_s: float, each: int) -> Floats:
+        in_time = self.even_times_s(each) <= step_s
+        return np.where(in_time, self._columns().num_replicas, 0.0)
+
+    def _nodes(self) -> Floats:
+        """Of each kind."""
+        return np.array([self.capacity[kind] for kind in self.kinds], float)
 
     def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
         """As many equal slabs as there is room for, and one alone; the soonest to end first."""
@@ -258,20 +310,18 @@ class PoolSlabs:
     def _relaxed(self, step_s: float) -> tuple[float, dict[int, float]]:
         """Most micro-batches with slabs in fractions, and what a node of each kind adds."""
         columns = self._columns()
-        capacity = np.array([self.capacity[kind] for kind in self.kinds], float)
-        found = pack(columns.micro_batches(step_s), columns.rows, capacity)
+        found = pack(columns.micro_batches(step_s), columns.rows, self._nodes())
         values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
         return found.worth, values
 
-    def _solve(self, chosen: npt.NDArray[np.bool_], step_s: float) -> Mix:
+    def _solve(self, worths: Floats) -> Mix:
         """Whole slabs by diving: the whole part of the relaxed answer, then again for the nodes
         that are left; where there is no whole part, one more of the slab taken most."""
         columns = self._columns()
-        worths = columns.micro_batches(step_s)
         counts = np.zeros(len(worths), np.int64)
-        left = np.array([self.capacity[kind] for kind in self.kinds], float)
+        left = self._nodes()
         while True:
-            fitting = chosen & (worths > 0) & (columns.rows <= left[:, None]).all(axis=0)
+            fitting = (worths > 0) & (columns.rows <= left[:, None]).all(axis=0)
             index = np.flatnonzero(fitting)
             if not len(index):
                 return tuple((columns.slabs[i], int(counts[i])) for i in np.flatnonzero(counts))

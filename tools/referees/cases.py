@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=100_000)]
 Positive = Annotated[float, Field(gt=0)]
 _HEADS = {"7B": 32, "13B": 40, "30B": 52, "70B": 64}
 _SLOW_LINK = Link(1e9, 0.0)
+_LONG_MESSAGE = 256e6
 """Stands where the planner wants a link; the referee's own network is what counts."""
 
 
@@ -183,9 +185,16 @@ def _hexiscale(case: CaseModel, micro_batch_size: int) -> Question:
 def _sailor(case: CaseModel, micro_batch_size: int) -> Question:
     if case.cluster.between_machines_gb_per_s is not None:
         raise ClusterError("cluster: between_machines_gb_per_s is HexiScale's; Sailor has tables")
-    shape = SailorTables(case.model, micro_batch_size).shape
+    tables = SailorTables(case.model, micro_batch_size)
+    shape = tables.shape
     memory = {gpu: capacity_bytes(gpu) for gpu in MEMORY_GIB}
-    cluster = _cluster(case.cluster, memory, dict.fromkeys(MEMORY_GIB, 1.0))
+
+    def link(sender: Node, receiver: Node) -> Link:
+        """Tells the search which paths are alike; the referee has its own prices of them."""
+        here, there = ((node.site, node.gpu_type.name, 1) for node in (sender, receiver))
+        return Link(_LONG_MESSAGE / tables.message_s(here, there, _LONG_MESSAGE), 0.0)
+
+    cluster = _cluster(case.cluster, memory, dict.fromkeys(MEMORY_GIB, 1.0), link)
     model = _model(
         shape.hidden_size, shape.num_layers, shape.num_heads, shape.seq_length, shape.vocab_size
     )
@@ -212,7 +221,10 @@ def _sailor(case: CaseModel, micro_batch_size: int) -> Question:
 
 
 def _cluster(
-    section: ClusterSection, memory_bytes: dict[str, int], peaks: dict[str, float]
+    section: ClusterSection,
+    memory_bytes: dict[str, int],
+    peaks: dict[str, float],
+    link: Callable[[Node, Node], Link] = lambda *_: _SLOW_LINK,
 ) -> Cluster:
     nodes: list[Node] = []
     for i, machines in enumerate(section.machines):
@@ -234,7 +246,13 @@ def _cluster(
         for _ in range(machines.count):
             host = f"m{len(nodes):04d}"
             nodes.append(Node(host, gpu, machines.gpus, machines.zone, host, _SLOW_LINK))
-    links = {(a.name, b.name): _SLOW_LINK for a in nodes for b in nodes if a is not b}
+    between: dict[tuple[str, str, str, str], Link] = {}
+    links: dict[tuple[str, str], Link] = {}
+    for a, b in permutations(nodes, 2):
+        key = a.site, a.gpu_type.name, b.site, b.gpu_type.name
+        if key not in between:
+            between[key] = link(a, b)
+        links[a.name, b.name] = between[key]
     return Cluster(tuple(nodes), links, Limits(memory_reserve_bytes=0), "benchmark case")
 
 

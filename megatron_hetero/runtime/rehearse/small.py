@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from megatron_hetero.cost.buckets import EMBEDDING, MAX_BUCKET_ELEMENTS
-from megatron_hetero.cost.compute import ELEMENT_BYTES
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.parameters import embedding_params, head_params, layer_params
 from megatron_hetero.cost.share import even_share
@@ -104,7 +103,7 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
     widths = plan.layout.tensor_parallel_widths
     rows, small_rows = padded_vocab_size(real, widths), _small_rows(shrunk)
     gradient = state_bytes(training).gradient
-    crossing = real.seq_length * real.hidden_size * ELEMENT_BYTES[training.precision]
+    crossing = real.seq_length * real.hidden_size * training.element_bytes
     small_crossing = small.seq_length * small.hidden_size * _SMALL_ELEMENT_BYTES
     positions = embedding_params(real, 1, 0)
     layer, small_layer = (layer_params(m, even_share(m, 1)) for m in (real, small))
