@@ -9,13 +9,11 @@ cards are too slow (`site_mixes`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
-import numpy as np
-
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.even_mixes import even_choices
 from megatron_hetero.planner.fill import FilledChain, Filler, filled_placement
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.pricing import StageTable
@@ -26,10 +24,9 @@ from megatron_hetero.planner.site_mixes import (
     Site,
     by_exchange,
     exchange_s,
-    near_sites,
     quick_step_s,
 )
-from megatron_hetero.planner.slab_mix import Mix, PoolSlabs
+from megatron_hetero.planner.slab_mix import SLACKS, PoolSlabs
 from megatron_hetero.planner.slab_shapes import slab_chains
 
 _MAX_JOINED_SITES = 4
@@ -41,10 +38,6 @@ _MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
 """Of more unlike sites than these each gets a part of the work only, and every second limit on
 layers is tried, with one generation of slabs."""
-_MAX_EVEN = 12
-"""Numbers of replicas to try where all do as many micro-batches."""
-_SLACKS = (1.0, 1.04)
-"""Whole slabs do less than fractions of them: times for which they are chosen, over those."""
 
 
 class Columns:
@@ -106,7 +99,7 @@ class Columns:
             for choice in _choices(problem, chosen, step_s):
                 _add(problem, found, choice)
             if problem.counts_alike:
-                for choice in _even_choices(problem, chosen):
+                for choice in even_choices(problem, chosen):
                     _add(problem, found, choice)
         return may_gain
 
@@ -131,7 +124,7 @@ def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
 
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
     """Mixes for each site."""
-    for slack in _SLACKS:
+    for slack in SLACKS:
         mixes = {id(site.slabs): site.slabs.mixes(slack * step_s) for site in sites}
         for number in range(max(len(found) for found in mixes.values())):
             picked = []
@@ -142,50 +135,6 @@ def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator
     if len(sites) == 1:
         for mix in sites[0].slabs.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
             yield ((sites[0], mix),)
-
-
-def _even_choices(problem: Problem, sites: Sequence[Site]) -> Iterator[Choice]:
-    """Mixes of slabs that end together with as many micro-batches for every replica, the soonest
-    of a few numbers of replicas."""
-    number = problem.num_micro_batches
-    ranked: list[tuple[float, int]] = []
-    for each in sorted({-(-number // count) for count in problem.replica_counts()}):
-        wanted = -(-number // each)
-        times_s = np.unique(np.concatenate([site.slabs.even_times_s(each) for site in sites]))
-
-        def is_enough(step_s: float, each: int = each, wanted: int = wanted) -> bool:
-            most = sum(site.slabs.even_replicas(step_s, each) for site in sites)
-            return most >= wanted * (1 - 1e-9)
-
-        index = bisect_left(times_s, True, key=is_enough)
-        if index < len(times_s):
-            ranked.append((float(times_s[index]), each))
-    for step_s, each in sorted(ranked)[:_MAX_EVEN]:
-        for slack in _SLACKS:
-            yield tuple((site, site.slabs.even_mix(slack * step_s, each)) for site in sites)
-            for groups in near_sites(sites):
-                yield tuple(_with_own_layers(groups, slack * step_s, each))
-
-
-def _with_own_layers(
-    groups: Sequence[Sequence[Site]], step_s: float, each: int
-) -> Iterator[tuple[Site, Mix]]:
-    """Even mixes of sites, each group of them with layers of its own: replicas with the same layers
-    exchange them first, inside the group."""
-    used: set[tuple[int, ...]] = set()
-    for group in groups:
-        most: dict[tuple[int, ...], float] = {}
-        for site in group:
-            for layers, count in site.slabs.even_layers(step_s, each).items():
-                most[layers] = most.get(layers, 0.0) + count
-        free = [layers for layers in most if layers not in used]
-        if not free:
-            continue
-        best = max(free, key=lambda layers: (most[layers], -len(layers), layers))
-        used.add(best)
-        for site in group:
-            if best in site.slabs.even_layers(step_s, each):
-                yield site, site.slabs.even_mix(step_s, each, best)
 
 
 def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:

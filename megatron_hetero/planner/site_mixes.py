@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from megatron_hetero.planner.kinds import Kind
 from megatron_hetero.planner.problem import Problem
@@ -120,23 +120,3 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
 def _most_layers(mix: Mix) -> int:
     """Most layers that a node holds."""
     return max(layers for slab, _ in mix for _, layers in slab.node_layers)
-
-
-def near_sites(sites: Sequence[Site]) -> list[list[list[Site]]]:
-    """Divisions of sites into groups of near ones, from every site alone to all together."""
-    groups = [[site] for site in sites]
-    found = [groups]
-    while len(groups) > 1:
-        nearest = min(
-            (min(_pair_s(a, b) for a in one for b in other), i, j)
-            for (i, one), (j, other) in combinations(enumerate(groups), 2)
-        )
-        i, j = nearest[1:]
-        rest = (group for k, group in enumerate(groups) if k not in (i, j))
-        groups = [[*groups[i], *groups[j]], *rest]
-        found.append(groups)
-    return found
-
-
-def _pair_s(one: Site, other: Site) -> float:
-    return one.slabs.table.pair_sync_s(one.kinds[0].node.name, other.kinds[0].node.name)

@@ -22,6 +22,8 @@ _MIN_GAIN = 5e-3
 _MAX_ENUMERATED = 1000
 """Slabs of a pool that are made without asking for their worth."""
 _MAX_KNOWN = 40
+SLACKS = (1.0, 1.04)
+"""Whole slabs do less than fractions of them: times for which they are chosen, over those."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ Mix = tuple[tuple[Slab, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns:
+class SlabColumns:
     """Slabs as the columns of a programme: `rows` are the nodes that they take, [kind, slab]."""
 
     slabs: tuple[Slab, ...]
@@ -99,8 +101,7 @@ class PoolSlabs:
         ]
         self.slabs: dict[SlabShape, Slab | None] = {}
         self._generated: set[int] = set()
-        self._made: _Columns | None = None
-        self._layers: tuple[int, dict[tuple[int, ...], list[int]]] | None = None
+        self._made: SlabColumns | None = None
         known = list(known)
         for shape in known:
             self.slabs[shape] = self._slab(shape)
@@ -110,69 +111,22 @@ class PoolSlabs:
     def mixes(self, step_s: float) -> list[Mix]:
         """The best division of the pool for a step time: over all slabs, and over those of each
         number of replicas alone."""
-        replicas = self._columns().num_replicas
+        replicas = self.columns().num_replicas
         counts = np.unique(replicas)
-        worths = self._columns().micro_batches(step_s)
-        mixes = [self._solve(worths)]
+        worths = self.columns().micro_batches(step_s)
+        mixes = [self.solve(worths)]
         if len(counts) > 1:
-            mixes += [self._solve(np.where(replicas == count, worths, 0.0)) for count in counts]
+            mixes += [self.solve(np.where(replicas == count, worths, 0.0)) for count in counts]
         return mixes
 
-    def even_mix(self, step_s: float, each: int, layers: tuple[int, ...] | None = None) -> Mix:
-        """The division into most replicas, all of which do so many micro-batches in a step.
-
-        Args:
-            layers: of all replicas, stage by stage; None: whatever is best.
-        """
-        worths = self._even_worths(step_s, each)
-        if layers is not None:
-            own = np.zeros(len(worths))
-            own[self._by_layers()[layers]] = 1.0
-            worths *= own
-        return self._solve(worths)
-
-    def even_layers(self, step_s: float, each: int) -> dict[tuple[int, ...], float]:
-        """For all layers that replicas may have, stage by stage, how many replicas with them do so
-        many micro-batches in a step, slabs taken in fractions."""
-        worths, columns, nodes = self._even_worths(step_s, each), self._columns(), self._nodes()
-        found = {}
-        for layers, own in self._by_layers().items():
-            if worths[own].any():
-                found[layers] = pack(worths[own], columns.rows[:, own], nodes).worth
-        return found
-
-    def _by_layers(self) -> Mapping[tuple[int, ...], list[int]]:
-        """The slabs of which replicas have these layers."""
-        slabs = self._columns().slabs
-        if self._layers is None or self._layers[0] < len(slabs):
-            found: dict[tuple[int, ...], list[int]] = {}
-            for index, slab in enumerate(slabs):
-                found.setdefault(slab.filled.layers, []).append(index)
-            self._layers = len(slabs), found
-        return self._layers[1]
-
-    def even_replicas(self, step_s: float, each: int) -> float:
-        """How many replicas do so many micro-batches each in a step, slabs taken in fractions."""
-        return pack(self._even_worths(step_s, each), self._columns().rows, self._nodes()).worth
-
-    def even_times_s(self, each: int) -> Floats:
-        """Of every slab, the time for so many micro-batches of each of its replicas."""
-        columns = self._columns()
-        times_s: Floats = columns.fill_s + (each - 1) * columns.period_s
-        return times_s
-
-    def _even_worths(self, step_s: float, each: int) -> Floats:
-        in_time = self.even_times_s(each) <= step_s
-        return np.where(in_time, self._columns().num_replicas, 0.0)
-
-    def _nodes(self) -> Floats:
-        """Of each kind."""
+    def nodes(self) -> Floats:
+        """How many there are of each kind."""
         return np.array([self.capacity[kind] for kind in self.kinds], float)
 
     def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
         """As many equal slabs as there is room for, and one alone; the soonest to end first."""
         ranked = []
-        for index, slab in enumerate(self._columns().slabs):
+        for index, slab in enumerate(self.columns().slabs):
             most = min(self.capacity[k] // n for k, n in slab.shape.num_nodes().items())
             for count in {1, most}:
                 share = -(-num_micro_batches // (count * slab.shape.num_replicas))
@@ -182,7 +136,7 @@ class PoolSlabs:
 
     def best_shapes(self, step_s: float) -> list[SlabShape]:
         """Of each number of replicas, the slabs that do most for the nodes that they take."""
-        values, columns = self._first_values(step_s), self._columns()
+        values, columns = self._first_values(step_s), self.columns()
         price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
         worth = columns.micro_batches(step_s) / price
         best = []
@@ -209,7 +163,7 @@ class PoolSlabs:
         values = self._first_values(step_s)
         for _ in range(self._part_of(_MAX_ROUNDS)):
             total = 0.0
-            if self._columns().slabs:
+            if self.columns().slabs:
                 total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
@@ -249,13 +203,13 @@ class PoolSlabs:
                 if shape not in self.slabs:
                     self.slabs[shape] = self._slab(shape)
 
-    def _columns(self) -> _Columns:
+    def columns(self) -> SlabColumns:
         """The slabs that may be used; slabs only ever come."""
         slabs = tuple(slab for slab in self.slabs.values() if slab is not None)
         if self._made is None or len(self._made.slabs) < len(slabs):
             taken = [slab.shape.num_nodes() for slab in slabs]
             rows = [[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds]
-            self._made = _Columns(
+            self._made = SlabColumns(
                 slabs,
                 np.array([slab.shape.num_replicas for slab in slabs], float),
                 np.array([slab.filled.fill_s for slab in slabs]),
@@ -309,17 +263,17 @@ class PoolSlabs:
 
     def _relaxed(self, step_s: float) -> tuple[float, dict[int, float]]:
         """Most micro-batches with slabs in fractions, and what a node of each kind adds."""
-        columns = self._columns()
-        found = pack(columns.micro_batches(step_s), columns.rows, self._nodes())
+        columns = self.columns()
+        found = pack(columns.micro_batches(step_s), columns.rows, self.nodes())
         values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
         return found.worth, values
 
-    def _solve(self, worths: Floats) -> Mix:
+    def solve(self, worths: Floats) -> Mix:
         """Whole slabs by diving: the whole part of the relaxed answer, then again for the nodes
         that are left; where there is no whole part, one more of the slab taken most."""
-        columns = self._columns()
+        columns = self.columns()
         counts = np.zeros(len(worths), np.int64)
-        left = self._nodes()
+        left = self.nodes()
         while True:
             fitting = (worths > 0) & (columns.rows <= left[:, None]).all(axis=0)
             index = np.flatnonzero(fitting)

@@ -20,7 +20,7 @@ from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shape_layout import Shape
 
 _MAX_COMPOSITIONS = 200
-"""Ways to make a replica that are told apart, those of fewest GPUs."""
+"""Ways to make a replica on a site that are told apart, those of fewest GPUs."""
 _ROUNDING = 1e-9
 
 _Gpus = tuple[int, ...]
@@ -71,9 +71,25 @@ class UnitMixer:
         return Mix(tuple((shapes[way], count) for way, count in enumerate(counts) if count))
 
     def _compositions(self, shape: Shape, filled: FilledChain) -> Mapping[_Gpus, Shape]:
-        """Of each number of GPUs that may be needed, a replica that changes kinds least."""
+        """Of each number of GPUs that may be needed, a replica that changes kinds least: the shape
+        itself, and those that stay on a site."""
+        places = self._options(shape, filled)
+        own = [0] * len(self.kinds)
+        for kind, width in shape:
+            own[kind] += width
+        found: dict[_Gpus, Shape] = {tuple(own): shape}
+        for site in dict.fromkeys(kind.node.site for kind in self.kinds):
+            here = [
+                [option for option in options if self.kinds[option[0]].node.site == site]
+                for options in places
+            ]
+            for gpus, made in self._on_site(here).items():
+                found.setdefault(gpus, made)
+        return found
+
+    def _on_site(self, places: Sequence[Sequence[tuple[int, int]]]) -> Mapping[_Gpus, Shape]:
         found: dict[_Gpus, Shape] = {(0,) * len(self.kinds): ()}
-        for options in self._options(shape, filled):
+        for options in places:
             longer: dict[_Gpus, Shape] = {}
             for gpus, part in found.items():
                 for kind, width in options:

@@ -10,13 +10,14 @@ import pytest
 
 from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.equal_replicas import EqualReplicas
+from megatron_hetero.planner.even_mixes import near_sites
 from megatron_hetero.planner.fill import Filler, filled_placement
 from megatron_hetero.planner.kinds import kinds_of
 from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Problem, Unit, make_problem
 from megatron_hetero.planner.run import search
 from megatron_hetero.planner.shape_layout import ShapeLayouts
-from megatron_hetero.planner.site_mixes import Site, near_sites
+from megatron_hetero.planner.site_mixes import Site
 from megatron_hetero.planner.slab_mix import PoolSlabs
 from megatron_hetero.planner.symmetric import Symmetric
 from megatron_hetero.planner.unit_mix import UnitMixer
