@@ -9,7 +9,11 @@ from itertools import pairwise, starmap
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.layers import split_layers
 from megatron_hetero.planner.micro_batches import equal_shares, share_micro_batches
-from megatron_hetero.planner.problem import Chain, Problem
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+
+Piece = tuple[Unit, int]
+"""A stage: its GPUs and its number of layers."""
+Pipeline = tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,7 @@ def filled_placement(
 ) -> Placement | None:
     """Filled chains with micro-batches in proportion to speed, or as many for each where the most
     count for all; None if there are too few."""
-    number = problem.num_micro_batches
-    if problem.counts_alike:
-        shares = equal_shares(number, len(chains))
-    else:
-        shares = share_micro_batches(
-            number, [f.fill_s for f in filled], [f.period_s for f in filled]
-        )
+    shares = _shares(problem, [f.fill_s for f in filled], [f.period_s for f in filled])
     if shares is None:
         return None
     return Placement(
@@ -134,6 +132,48 @@ def filled_placement(
             for chain, f, share in zip(chains, filled, shares, strict=True)
         )
     )
+
+
+def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Placement | None:
+    """Pipelines of given layers with micro-batches as of `filled_placement`; None if the limits or
+    the batch do not allow them."""
+    chains = [tuple(unit for unit, _ in pipeline) for pipeline in pipelines]
+    if len(chains) not in problem.replica_counts():
+        return None
+    if not all(problem.chain_is_allowed(chain) for chain in chains):
+        return None
+    costs, nodes = problem.costs, problem.cluster.node_by_name
+    rows = costs.vocab_rows(sorted({unit.width for chain in chains for unit in chain}))
+    fills, periods = [], []
+    for pipeline, chain in zip(pipelines, chains, strict=True):
+        last = len(pipeline) - 1
+        groups = [u.devices for u in chain]
+        loads_s = costs.send_loads_s(groups)
+        times = [
+            costs.pieces(nodes[u.node], u.width, rows).stage(n, i == 0, i == last).total_s + load_s
+            for i, ((u, n), load_s) in enumerate(zip(pipeline, loads_s, strict=True))
+        ]
+        fill_s, period_s = costs.quick_times_s(times, groups)
+        fills.append(fill_s)
+        periods.append(period_s)
+    shares = _shares(problem, fills, periods)
+    if shares is None:
+        return None
+    return Placement(
+        tuple(
+            placed_replica(chain, [n for _, n in pipeline], share)
+            for chain, pipeline, share in zip(chains, pipelines, shares, strict=True)
+        )
+    )
+
+
+def _shares(
+    problem: Problem, fill_times_s: Sequence[float], periods_s: Sequence[float]
+) -> tuple[int, ...] | None:
+    number = problem.num_micro_batches
+    if problem.counts_alike:
+        return equal_shares(number, len(periods_s))
+    return share_micro_batches(number, fill_times_s, periods_s)
 
 
 def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:

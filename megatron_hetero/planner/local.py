@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import Filler
+from megatron_hetero.planner.joins import joined_replicas
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.scoreboard import Scoreboard
 
@@ -90,6 +91,7 @@ def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterat
     yield from fine_moves(placement)
     if placement.has_shares:
         return  # chains are filled by groups of one node that divide evenly
+    yield from joined_replicas(problem, placement)
     chains = [
         tuple(Unit(s.devices[0].node, tuple(d.index for d in s.devices)) for s in r.stages)
         for r in placement.replicas

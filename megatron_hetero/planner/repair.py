@@ -14,9 +14,8 @@ from itertools import islice, product
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.fill import Filler, placed_replica
+from megatron_hetero.planner.fill import Filler, Piece, Pipeline, with_micro_batches
 from megatron_hetero.planner.kinds import cut
-from megatron_hetero.planner.micro_batches import share_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 _MAX_COMBINED = 400
@@ -24,10 +23,6 @@ _MAX_COMBINED = 400
 _MAX_OPTIONS = 24
 """Ways to put other GPUs in the place of those that one replica lost, of `_MAX_TRIED` tried."""
 _MAX_TRIED = 2000
-
-Piece = tuple[Unit, int]
-"""A stage: its GPUs and its number of layers."""
-Pipeline = tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def near_placements(problem: Problem, old: Sequence[OldReplica]) -> Iterator[Pla
     """Placements near the old plan; not all fit, and some are alike."""
     filler = Filler(problem)
     for pipelines in _mended(problem, filler, old):
-        placement = _with_micro_batches(problem, pipelines)
+        placement = with_micro_batches(problem, pipelines)
         if placement is not None:
             yield placement
         for node in problem.nodes:
@@ -75,7 +70,7 @@ def near_placements(problem: Problem, old: Sequence[OldReplica]) -> Iterator[Pla
                 if width > len(free):
                     continue
                 grown = _new_replicas(problem, filler, node.name, free, width)
-                placement = _with_micro_batches(problem, [*pipelines, *grown])
+                placement = with_micro_batches(problem, [*pipelines, *grown])
                 if grown and placement is not None:
                     yield placement
 
@@ -197,34 +192,3 @@ def _free(problem: Problem, pipelines: Sequence[Pipeline]) -> dict[str, tuple[in
         for node in problem.nodes
     }
     return {node: gpus for node, gpus in free.items() if gpus}
-
-
-def _with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Placement | None:
-    """Pipelines with micro-batches in proportion to their speed; None if the limits or the batch
-    do not allow them."""
-    chains = [tuple(unit for unit, _ in pipeline) for pipeline in pipelines]
-    if len(chains) not in problem.replica_counts():
-        return None
-    if not all(problem.chain_is_allowed(chain) for chain in chains):
-        return None
-    costs, nodes = problem.costs, problem.cluster.node_by_name
-    rows = costs.vocab_rows(sorted({unit.width for chain in chains for unit in chain}))
-    fills, periods = [], []
-    for pipeline, chain in zip(pipelines, chains, strict=True):
-        last = len(pipeline) - 1
-        times = [
-            costs.pieces(nodes[u.node], u.width, rows).stage(n, i == 0, i == last).total_s
-            for i, (u, n) in enumerate(pipeline)
-        ]
-        fill_s, period_s = costs.quick_times_s(times, [u.devices for u in chain])
-        fills.append(fill_s)
-        periods.append(period_s)
-    shares = share_micro_batches(problem.num_micro_batches, fills, periods)
-    if shares is None:
-        return None
-    return Placement(
-        tuple(
-            placed_replica(chain, [n for _, n in pipeline], share)
-            for chain, pipeline, share in zip(chains, pipelines, shares, strict=True)
-        )
-    )

@@ -13,6 +13,7 @@ from megatron_hetero.planner.equal_replicas import EqualReplicas
 from megatron_hetero.planner.even_mixes import near_sites
 from megatron_hetero.planner.fill import Filler, filled_placement
 from megatron_hetero.planner.kinds import kinds_of
+from megatron_hetero.planner.local import LocalSearch
 from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Problem, Unit, make_problem
 from megatron_hetero.planner.run import search
@@ -34,13 +35,18 @@ def problem_of(
         f"    - {{device: {device}, gpus: 4, count: {count}, zone: {zone}}}\n"
         for device, count, zone in machines
     ]
-    path = folder / "case.yaml"
-    path.write_text(
-        "version: 1\ncase: made-up\nreferee: sailor\ncluster:\n  machines:\n"
+    return problem_of_text(
+        folder,
+        "referee: sailor\ncluster:\n  machines:\n"
         + "".join(lines)
-        + f"model: {model}\nbatch: {{sequences: {sequences}, micro_batch_sizes: [{size}]}}\n"
-        + "anchor: {value: 1, unit: it/s, source: none}\n"
+        + f"model: {model}\nbatch: {{sequences: {sequences}, micro_batch_sizes: [{size}]}}\n",
     )
+
+
+def problem_of_text(folder: Path, text: str) -> Problem:
+    path = folder / "case.yaml"
+    anchor = "anchor: {value: 1, unit: s, source: none}\n"
+    path.write_text(f"version: 1\ncase: made-up\n{text}{anchor}")
     question = load_case(path).questions[0]
     return make_problem(question.cluster, question.workload, None, question.make_costs)
 
@@ -112,3 +118,19 @@ def test_replicas_that_wait_for_each_other_do_as_much_each(
     placement = filled_placement(problem, chains, filled)
     found = placement and tuple(replica.num_micro_batches for replica in placement.replicas)
     assert found == shares
+
+
+def test_replicas_of_unlike_length_share_nodes(tmp_path: Path) -> None:
+    """HexiScale's prices: three of four replicas joined halve what the nodes exchange."""
+    problem = problem_of_text(
+        tmp_path,
+        "referee: hexiscale\ncluster:\n  between_machines_gb_per_s: 0.7\n  machines:\n"
+        "    - {device: 4090, gpus: 8, count: 2}\n    - {device: 3080Ti, gpus: 8}\n"
+        "model: 13B\nbatch: {sequences: 120}\n",
+    )
+    before = search(problem, None, [Columns()]).best
+    after = search(problem, None, [Columns(), LocalSearch()]).best
+    assert before is not None and after is not None
+    assert len(before.placement.replicas) == 4
+    assert len(after.placement.replicas) == 2
+    assert after.step_time_s < 54.6 < 55.4 < before.step_time_s
