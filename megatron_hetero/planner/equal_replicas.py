@@ -113,8 +113,8 @@ class _Search:
             # Stage by stage the first replica is known before the others are put anywhere.
             chains = [] if by_stage else self.layouts.chains(shape, count, by_stage)
             filled = self._fill(chains[0] if chains else self.layouts.first_chain(shape, count))
-            most = -(-self.problem.num_micro_batches // count)
-            if not filled.fits or (beat and filled.quick_time_s(most) >= beat.step_time_s):
+            quick_s = filled.quick_time_s(self._each(count))
+            if not filled.fits or (beat and quick_s >= beat.step_time_s):
                 continue
             chains = chains or self.layouts.chains(shape, count, by_stage)
             candidate = self._score(chains, filled.layers)
@@ -128,20 +128,18 @@ class _Search:
         found = self._mix(shape)
         if found is None:
             return None
-        filled, mix = found
-        num = self._num_needed(mix.num_replicas)
-        if beat and filled.quick_time_s(-(-self.problem.num_micro_batches // num)) >= (
-            beat.step_time_s
-        ):
+        filled, mix, count = found
+        if beat and filled.quick_time_s(self._each(count)) >= beat.step_time_s:
             return None
-        chains = self.mixer.chains(mix)[:num]
+        chains = self.mixer.chains(mix)[:count]
         if not chains or not all(self.problem.chain_is_allowed(chain) for chain in chains):
             return None
         candidate = self._score(chains, filled.layers)
         return candidate if candidate and (beat is None or candidate.key < beat.key) else None
 
-    def _mix(self, shape: Shape) -> tuple[FilledChain, Mix] | None:
-        """A replica of a shape, and as many of its layers as there are GPUs for."""
+    def _mix(self, shape: Shape) -> tuple[FilledChain, Mix, int] | None:
+        """A replica of a shape, as many of its layers as there are GPUs for, and how many of these
+        are needed."""
         if not self.mixer.is_useful or not self.layouts.has_room(shape, 1, True):
             return None
         filled = self._fill(self.layouts.first_chain(shape, 1))
@@ -149,12 +147,15 @@ class _Search:
             return None
         mix = self.mixer.most(shape, filled)
         counts = self.problem.replica_counts()
-        return (filled, mix) if mix.num_replicas in counts and len(mix.counts) > 1 else None
+        if len(mix.counts) < 2 or not counts or mix.num_replicas < counts.start:
+            return None
+        most = min(mix.num_replicas, counts[-1])
+        fewest = -(-self.problem.num_micro_batches // self._each(most))
+        return filled, mix, fewest if fewest in counts else most
 
-    def _num_needed(self, most: int) -> int:
-        """The fewest replicas that have no more micro-batches each than so many would."""
-        each = -(-self.problem.num_micro_batches // most)
-        return -(-self.problem.num_micro_batches // each)
+    def _each(self, count: int) -> int:
+        """Micro-batches that each of so many replicas does at most."""
+        return -(-self.problem.num_micro_batches // count)
 
     def _improved(
         self, shape: Shape, best: Candidate | None, limit: int
@@ -182,9 +183,8 @@ class _Search:
             promise_s = self._quick_time_s(shape)
             found = self._mix(shape) if self._is_allowed(shape) else None
             if found is not None:
-                filled, mix = found
-                each = -(-self.problem.num_micro_batches // mix.num_replicas)
-                mixed_s = filled.quick_time_s(each)
+                filled, _, count = found
+                mixed_s = filled.quick_time_s(self._each(count))
                 promise_s = mixed_s if promise_s is None else min(promise_s, mixed_s)
             self._promises_s[shape] = promise_s
         return self._promises_s[shape]
@@ -200,7 +200,7 @@ class _Search:
             else:
                 filled = self._fill(self.layouts.chains(shape, count, by_stage)[0])
             if filled.fits:
-                return filled.quick_time_s(-(-self.problem.num_micro_batches // count))
+                return filled.quick_time_s(self._each(count))
         return None
 
     def _fill(self, chain: Chain) -> FilledChain:
@@ -249,7 +249,7 @@ class _Search:
             most = self.layouts.most(shape, by_stage)
             if not most:
                 continue
-            share = -(-self.problem.num_micro_batches // most)
+            share = self._each(most)
             for extra in range(_NUM_COUNTS):
                 count = -(-self.problem.num_micro_batches // (share + extra))
                 fits = count == most or self.layouts.has_room(shape, count, by_stage)
