@@ -15,38 +15,20 @@ number of GPUs, and nothing is left to chance.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Device, Node
 from megatron_hetero.planner.fill import Filler
-from megatron_hetero.planner.partition import Weights, partition
+from megatron_hetero.planner.hexiscale_graph import Chunk, HexiScaleGraph
+from megatron_hetero.planner.partition import partition
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.walks import best_walks
 
-_MAX_GPU_VERTICES = 512
-"""With more GPUs than this, whole machines are the vertices of the graph."""
 _MAX_GROUPS = 3
 """Parts of a pipeline; the released search draws one to three."""
 _MEMORY = 0.5
 """Part of a moving average that its past keeps."""
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """GPUs of one machine inside one group."""
-
-    node: Node
-    indices: tuple[int, ...]
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What makes two chunks the same but for their names."""
-        node = self.node
-        return node.gpu_type.name, node.num_gpus, node.link, node.site, len(self.indices)
 
 
 class HexiScale:
@@ -59,7 +41,7 @@ class HexiScale:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        graph = _Graph(board.problem)
+        graph = HexiScaleGraph(board.problem)
         builder = _Builder(board.problem, graph)
         switch = _Switch()
         rounds = 0
@@ -115,73 +97,10 @@ def _pipeline_counts(board: Scoreboard, num_vertices: int) -> Iterator[int]:
         yield n
 
 
-class _Graph:
-    """All usable GPUs, or all machines of a large cluster, with speeds and bandwidths."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.nodes = [node for node in problem.nodes if problem.widths[node.name]]
-        whole = sum(len(problem.gpus[node.name]) for node in self.nodes) > _MAX_GPU_VERTICES
-        self.chunks = [
-            _Chunk(node, indices)
-            for node in self.nodes
-            for indices in (
-                [problem.gpus[node.name]] if whole else [(i,) for i in problem.gpus[node.name]]
-            )
-        ]
-
-    @property
-    def num_vertices(self) -> int:
-        return len(self.chunks)
-
-    @cached_property
-    def speeds(self) -> list[float]:
-        """Layers a second of each vertex."""
-        costs, found = self.problem.costs, []
-        for chunk in self.chunks:
-            width = self.problem.widths[chunk.node.name][0]
-            rows = costs.vocab_rows([width])
-            layer_s = costs.pieces(chunk.node, width, rows).layer.total_s
-            found.append(len(chunk.indices) / (width * layer_s))
-        return found
-
-    @cached_property
-    def bandwidths(self) -> Weights:
-        """Messages a second between vertices, relative to the most; zero on the diagonal."""
-        place = {node.name: i for i, node in enumerate(self.nodes)}
-        between = np.zeros((len(self.nodes), len(self.nodes)))
-        for i, node in enumerate(self.nodes):
-            for j, other in enumerate(self.nodes[: i + 1]):
-                if node.num_gpus > 1 or i != j:
-                    between[i, j] = between[j, i] = 1 / self.message_s(node, other)
-        at = [place[chunk.node.name] for chunk in self.chunks]
-        made = between[np.ix_(at, at)]
-        np.fill_diagonal(made, 0.0)
-        return made / made.max() if made.max() > 0 else made
-
-    @cached_property
-    def reciprocals(self) -> Weights:
-        """Seconds a message, relative to the most: cutting little of this cuts fast links."""
-        seconds = np.divide(
-            1.0, self.bandwidths, out=np.zeros_like(self.bandwidths), where=self.bandwidths > 0
-        )
-        return seconds / seconds.max() if seconds.max() > 0 else seconds
-
-    def message_s(self, node: Node, other: Node) -> float:
-        """Seconds of a micro-batch's activation between two GPUs, the slower way."""
-        one, two = (Device(node.name, 0),), (Device(other.name, int(node is other)),)
-        hop = self.problem.costs.hop
-        return max(hop(one, two).total_s, hop(two, one).total_s)
-
-    def seconds(self, node: Node, other: Node) -> float:
-        """`message_s` between machines, zero inside one."""
-        return 0.0 if node is other else self.message_s(node, other)
-
-
 class _Builder:
     """From a number of pipelines to their chains; remembers choices for equal pipelines."""
 
-    def __init__(self, problem: Problem, graph: _Graph) -> None:
+    def __init__(self, problem: Problem, graph: HexiScaleGraph) -> None:
         self.problem = problem
         self.graph = graph
         self.filler = Filler(problem)
@@ -203,7 +122,7 @@ class _Builder:
             chains.append(chain)
         return chains
 
-    def _groups(self, part: Sequence[int], num_groups: int) -> list[list[_Chunk]]:
+    def _groups(self, part: Sequence[int], num_groups: int) -> list[list[Chunk]]:
         """A pipeline's vertices in at most so many groups that keep fast links inside, each as its
         machines' chunks."""
         graph = self.graph
@@ -217,11 +136,11 @@ class _Builder:
                 indices.setdefault(chunk.node.name, []).extend(chunk.indices)
             nodes = self.problem.cluster.node_by_name
             groups.append(
-                [_Chunk(nodes[name], tuple(sorted(held))) for name, held in indices.items()]
+                [Chunk(nodes[name], tuple(sorted(held))) for name, held in indices.items()]
             )
         return groups
 
-    def _chain(self, groups: Sequence[Sequence[_Chunk]], num_pipelines: int) -> Chain | None:
+    def _chain(self, groups: Sequence[Sequence[Chunk]], num_pipelines: int) -> Chain | None:
         """The best of the widest walks through the groups, with the best widths on each."""
         best: tuple[tuple[bool, float, Chain], Chain] | None = None
         num_micro_batches = self.problem.num_micro_batches / num_pipelines
@@ -239,7 +158,7 @@ class _Builder:
                 best = rank, chain
         return best[1] if best else None
 
-    def _walks(self, groups: Sequence[Sequence[_Chunk]]) -> Iterator[list[_Chunk]]:
+    def _walks(self, groups: Sequence[Sequence[Chunk]]) -> Iterator[list[Chunk]]:
         """Orders of the groups by the time between neighbours, and of each group's machines."""
         seconds = self.graph.seconds
         inside = []
@@ -253,7 +172,7 @@ class _Builder:
             yield [chunk for i in walk for chunk in inside[i]]
 
     def _choose(
-        self, walk: Sequence[_Chunk], num_micro_batches: float
+        self, walk: Sequence[Chunk], num_micro_batches: float
     ) -> tuple[bool, tuple[int, ...]] | None:
         """Direction and width of each chunk, one chunk changed at a time while that is faster.
 
@@ -276,7 +195,7 @@ class _Builder:
 
     def _climb(
         self,
-        walk: Sequence[_Chunk],
+        walk: Sequence[Chunk],
         menus: Sequence[Sequence[int]],
         widths: tuple[int, ...],
         backwards: bool,
@@ -306,7 +225,7 @@ class _Builder:
         filled = self.filler.chain(chain, rows, problem.num_micro_batches)
         return not filled.fits, filled.quick_time_s(num_micro_batches)
 
-    def _cut(self, walk: Sequence[_Chunk], widths: Sequence[int], backwards: bool) -> Chain:
+    def _cut(self, walk: Sequence[Chunk], widths: Sequence[int], backwards: bool) -> Chain:
         """Every chunk in units of its width, what is left over in the widest units that fit."""
         chain: list[Unit] = []
         for chunk, width in zip(walk, widths, strict=True):
