@@ -19,13 +19,7 @@ from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Chain, Problem
 from megatron_hetero.planner.scoreboard import Scoreboard
-from megatron_hetero.planner.site_mixes import (
-    Choice,
-    Site,
-    by_exchange,
-    exchange_s,
-    quick_step_s,
-)
+from megatron_hetero.planner.site_mixes import Choice, Site, by_exchange, exchange_s, quick_step_s
 from megatron_hetero.planner.slab_mix import SLACKS, PoolSlabs
 from megatron_hetero.planner.slab_shapes import slab_chains
 

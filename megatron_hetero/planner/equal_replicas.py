@@ -14,7 +14,8 @@ from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.local import unlike
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.micro_batches import equal_shares
+from megatron_hetero.planner.problem import Chain, Problem, unit_of
 from megatron_hetero.planner.sandwiches import sandwiches
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
@@ -132,15 +133,15 @@ class _Search:
         if beat and filled.quick_time_s(self._each(count)) >= beat.step_time_s:
             return None
         chains = self.mixer.chains(mix)[:count]
-        if not chains or not all(self.problem.chain_is_allowed(chain) for chain in chains):
-            return None
-        candidate = self._score(chains, filled.layers)
+        candidate = self._score(chains, filled.layers) if chains else None
         return candidate if candidate and (beat is None or candidate.key < beat.key) else None
 
     def _mix(self, shape: Shape) -> tuple[FilledChain, Mix, int] | None:
         """A replica of a shape, as many of its layers as there are GPUs for, and how many of these
         are needed."""
-        if not self.mixer.is_useful or not self.layouts.has_room(shape, 1, True):
+        if not self.mixer.is_useful or not self._is_allowed(shape):
+            return None
+        if not self.layouts.has_room(shape, 1, True):
             return None
         filled = self._fill(self.layouts.first_chain(shape, 1))
         if not filled.fits:
@@ -181,7 +182,7 @@ class _Search:
         """The pipelines' quick time alone; None where the shape has no room or does not fit."""
         if shape not in self._promises_s:
             promise_s = self._quick_time_s(shape)
-            found = self._mix(shape) if self._is_allowed(shape) else None
+            found = self._mix(shape)
             if found is not None:
                 filled, _, count = found
                 mixed_s = filled.quick_time_s(self._each(count))
@@ -208,9 +209,12 @@ class _Search:
         return self.filler.chain(chain, rows, self.problem.num_micro_batches)
 
     def _score(self, chains: Sequence[Chain], layers: Sequence[int]) -> Candidate | None:
-        each, more = divmod(self.problem.num_micro_batches, len(chains))
+        shares = equal_shares(self.problem.num_micro_batches, len(chains))
+        if shares is None:
+            return None
         replicas = tuple(
-            placed_replica(chain, layers, each + (r < more)) for r, chain in enumerate(chains)
+            placed_replica(chain, layers, share)
+            for chain, share in zip(chains, shares, strict=True)
         )
         self.work += len(chains) * len(layers)
         return self.board.score(Placement(replicas), self.name)
@@ -222,10 +226,7 @@ class _Search:
             improved = False
             replicas = best.placement.replicas
             layers = [stage.num_layers for stage in replicas[0].stages]
-            chains = [
-                tuple(Unit(s.devices[0].node, tuple(d.index for d in s.devices)) for s in r.stages)
-                for r in replicas
-            ]
+            chains = [tuple(unit_of(stage) for stage in replica.stages) for replica in replicas]
             for giver in range(len(layers)):
                 for taker in range(len(layers)):
                     if giver == taker or layers[giver] == 1 or self.work >= limit:

@@ -123,7 +123,13 @@ def filled_placement(
 ) -> Placement | None:
     """Filled chains with micro-batches in proportion to speed, or as many for each where the most
     count for all; None if there are too few."""
-    shares = _shares(problem, [f.fill_s for f in filled], [f.period_s for f in filled])
+    number = problem.num_micro_batches
+    if problem.counts_alike:
+        shares = equal_shares(number, len(chains))
+    else:
+        shares = share_micro_batches(
+            number, [f.fill_s for f in filled], [f.period_s for f in filled]
+        )
     if shares is None:
         return None
     return Placement(
@@ -135,8 +141,8 @@ def filled_placement(
 
 
 def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Placement | None:
-    """Pipelines of given layers with micro-batches as of `filled_placement`; None if the limits or
-    the batch do not allow them."""
+    """`filled_placement` of pipelines with given layers, of which nobody asks here whether they
+    fit; None if the limits or the batch do not allow them."""
     chains = [tuple(unit for unit, _ in pipeline) for pipeline in pipelines]
     if len(chains) not in problem.replica_counts():
         return None
@@ -144,7 +150,7 @@ def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Place
         return None
     costs, nodes = problem.costs, problem.cluster.node_by_name
     rows = costs.vocab_rows(sorted({unit.width for chain in chains for unit in chain}))
-    fills, periods = [], []
+    filled = []
     for pipeline, chain in zip(pipelines, chains, strict=True):
         last = len(pipeline) - 1
         groups = [u.devices for u in chain]
@@ -153,27 +159,9 @@ def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Place
             costs.pieces(nodes[u.node], u.width, rows).stage(n, i == 0, i == last).total_s + load_s
             for i, ((u, n), load_s) in enumerate(zip(pipeline, loads_s, strict=True))
         ]
-        fill_s, period_s = costs.quick_times_s(times, groups)
-        fills.append(fill_s)
-        periods.append(period_s)
-    shares = _shares(problem, fills, periods)
-    if shares is None:
-        return None
-    return Placement(
-        tuple(
-            placed_replica(chain, [n for _, n in pipeline], share)
-            for chain, pipeline, share in zip(chains, pipelines, shares, strict=True)
-        )
-    )
-
-
-def _shares(
-    problem: Problem, fill_times_s: Sequence[float], periods_s: Sequence[float]
-) -> tuple[int, ...] | None:
-    number = problem.num_micro_batches
-    if problem.counts_alike:
-        return equal_shares(number, len(periods_s))
-    return share_micro_batches(number, fill_times_s, periods_s)
+        layers = tuple(n for _, n in pipeline)
+        filled.append(FilledChain(layers, *costs.quick_times_s(times, groups), fits=True))
+    return filled_placement(problem, chains, filled)
 
 
 def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.local import insertions
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Problem, Unit, unit_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.units import format_duration
 
@@ -83,8 +82,3 @@ def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
         return "the deadline is kept without it"
     dearer = tried.standing.value / best.standing.value - 1
     return f"in the best place tried it makes {step} and a token {dearer:.1%} dearer"
-
-
-def unit_of(stage: PlacedStage) -> Unit:
-    """The unit that a placed stage runs on."""
-    return Unit(stage.devices[0].node, tuple(device.index for device in stage.devices))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.fill import Pipeline, with_micro_batches
-from megatron_hetero.planner.problem import Problem, Unit
+from megatron_hetero.planner.problem import Problem, Unit, unit_of
 
 
 def joined_replicas(problem: Problem, placement: Placement) -> Iterator[Placement]:
     """Of replicas that are alike on the same nodes, two, three, ... joined into one."""
-    pipelines = [_pipeline(replica) for replica in placement.replicas]
+    pipelines = [tuple((unit_of(s), s.num_layers) for s in r.stages) for r in placement.replicas]
     alike: dict[tuple[tuple[str, int, int], ...], list[int]] = {}
     for r, pipeline in enumerate(pipelines):
         alike.setdefault(tuple((u.node, u.width, n) for u, n in pipeline), []).append(r)
@@ -29,13 +29,6 @@ def joined_replicas(problem: Problem, placement: Placement) -> Iterator[Placemen
                 found = with_micro_batches(problem, [joined, *rest])
                 if found is not None:
                     yield found
-
-
-def _pipeline(replica: PlacedReplica) -> Pipeline:
-    return tuple(
-        (Unit(s.devices[0].node, tuple(d.index for d in s.devices)), s.num_layers)
-        for s in replica.stages
-    )
 
 
 def _joined(pipelines: Sequence[Pipeline]) -> Pipeline | None:

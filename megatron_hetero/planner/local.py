@@ -8,7 +8,7 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.joins import joined_replicas
-from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.problem import Chain, Problem, Unit, unit_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 
 
@@ -92,10 +92,7 @@ def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterat
     if placement.has_shares:
         return  # chains are filled by groups of one node that divide evenly
     yield from joined_replicas(problem, placement)
-    chains = [
-        tuple(Unit(s.devices[0].node, tuple(d.index for d in s.devices)) for s in r.stages)
-        for r in placement.replicas
-    ]
+    chains = [tuple(unit_of(s) for s in replica.stages) for replica in placement.replicas]
     seen = {tuple(chains)}
     for moved in _chain_moves(problem, chains):
         if moved not in seen:
@@ -179,10 +176,11 @@ def insertions(
         seen = set()
         if len(chains) in counts:
             for r, chain in enumerate(chains):
+                before = None if shape is None else shape(chain)
                 for s in range(len(chain) + 1):
                     after = (*chain[:s], unit, *chain[s:])
                     if shape is not None:
-                        change = shape(chain), shape(after)
+                        change = before, shape(after)
                         if change in seen:
                             continue
                         seen.add(change)

@@ -9,6 +9,7 @@ from functools import cached_property
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.compute import can_train
 from megatron_hetero.cost.model import CostModel, MakeCosts
+from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import UsageError
@@ -33,6 +34,11 @@ class Unit:
     def devices(self) -> tuple[Device, ...]:
         """Its GPUs in rank order."""
         return tuple([Device(self.node, index) for index in self.indices])
+
+
+def unit_of(stage: PlacedStage) -> Unit:
+    """The unit that a placed stage runs on."""
+    return Unit(stage.devices[0].node, tuple([device.index for device in stage.devices]))
 
 
 Chain = tuple[Unit, ...]

@@ -16,6 +16,7 @@ import numpy as np
 from megatron_hetero.planner.fill import FilledChain
 from megatron_hetero.planner.kinds import Kind
 from megatron_hetero.planner.packing import pack
+from megatron_hetero.planner.pricing import StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.planner.shape_layout import Shape
 
@@ -45,6 +46,7 @@ class UnitMixer:
     def __init__(self, problem: Problem, kinds: Sequence[Kind]) -> None:
         self.problem = problem
         self.kinds = kinds
+        self.table = StageTable(problem, kinds)
         self.is_useful = problem.counts_alike and len(kinds) > 1
         """Whether replicas wait for each other, and there are unlike GPUs to mix."""
         self._gpus = tuple(len(kind.nodes) * kind.num_gpus for kind in kinds)
@@ -103,12 +105,11 @@ class UnitMixer:
 
     def _options(self, shape: Shape, filled: FilledChain) -> list[list[tuple[int, int]]]:
         """Of every place, each kind's narrowest group that holds its layers and is no slower."""
-        problem, last = self.problem, len(shape) - 1
-        rows = problem.costs.vocab_rows(sorted({width for _, width in shape}))
-        own_s = [
-            self._time_s(kind, width, i, last, layers, rows)
+        last = len(shape) - 1
+        most_s = max(
+            self._time_s(kind, width, i, last, layers)
             for i, ((kind, width), layers) in enumerate(zip(shape, filled.layers, strict=True))
-        ]
+        )
         found = []
         for i, layers in enumerate(filled.layers):
             options = [shape[i]]
@@ -118,22 +119,16 @@ class UnitMixer:
                 if i == last and not kind.may_end:
                     continue
                 for width in kind.widths:
-                    time_s = self._time_s(k, width, i, last, layers, rows)
-                    if time_s <= max(own_s) and self._holds(k, width, i, last, layers, rows):
+                    holds = self.table.max_layers(k, width, i == 0, i == last, last + 1 - i)
+                    if holds >= layers and self._time_s(k, width, i, last, layers) <= most_s:
                         options.append((k, width))
                         break
             found.append(options)
         return found
 
-    def _time_s(self, kind: int, width: int, i: int, last: int, layers: int, rows: int) -> float:
-        pieces = self.problem.costs.pieces(self.kinds[kind].node, width, rows)
-        return pieces.stage(layers, i == 0, i == last).total_s
-
-    def _holds(self, kind: int, width: int, i: int, last: int, layers: int, rows: int) -> bool:
-        in_flight = min(last + 1 - i, self.problem.num_micro_batches)
-        node = self.kinds[kind].node
-        memory = self.problem.costs.memory(node, width, i == 0, i == last, in_flight, rows)
-        return memory.max_layers >= layers
+    def _time_s(self, kind: int, width: int, i: int, last: int, layers: int) -> float:
+        embedding_s, layer_s, head_s = self.table.times_s(kind, width)
+        return layers * layer_s + (embedding_s if i == 0 else 0.0) + (head_s if i == last else 0.0)
 
     def chains(self, mix: Mix) -> list[Chain]:
         """Its replicas on nodes, wide groups first; empty if they do not fit on whole nodes."""

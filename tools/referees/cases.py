@@ -28,8 +28,9 @@ PositiveInt = Annotated[int, Field(gt=0, le=100_000)]
 Positive = Annotated[float, Field(gt=0)]
 _HEADS = {"7B": 32, "13B": 40, "30B": 52, "70B": 64}
 _SLOW_LINK = Link(1e9, 0.0)
-_LONG_MESSAGE = 256e6
 """Stands where the planner wants a link; the referee's own network is what counts."""
+_LONG_MESSAGE = 256e6
+"""Bytes by which the planner may tell paths apart."""
 
 
 class _Section(BaseModel):
