@@ -68,8 +68,9 @@ class HolderFlow:
 class Step:
     """One exchange, bucket by bucket; all but the last are `bucket_share` of it.
 
-    Its first bucket is complete at `first_s`, its last one at `last_s`.  `buffers`:
-    those of a holder's `BUFFERS_AT_ONCE` that one bucket takes; empty where it needs none.
+    Its first bucket is complete at `first_s`, its last one at `last_s`.  `holders`: of those that
+    come to all their exchanges together one is enough.  `buffers`: those of a holder's
+    `BUFFERS_AT_ONCE` that one bucket takes; empty where it needs none.
     """
 
     holders: tuple[StageId, ...]

@@ -43,15 +43,20 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
     """
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)
+    parts = [held_fraction(model, stage) for stage in ordered]
     hops = []
-    for sender, receiver in zip(ordered, ordered[1:] + ordered[:1], strict=True):
-        link = cluster.link(sender.devices[0], receiver.devices[0])
-        part = share
-        if sender.devices[0].node == receiver.devices[0].node:
-            part *= max(held_fraction(model, sender), held_fraction(model, receiver))
-        # Each rank adds its own part, on a shared card too.
-        added_s = adding_s(share * held_fraction(model, receiver), 1, link)
-        hops.append(Hop(sender, receiver, transfer_s(part, link), added_s, link.latency_s))
+    prices: dict[tuple[str, str, float, float], tuple[float, float, float]] = {}
+    around = zip(ordered, ordered[1:] + ordered[:1], parts, parts[1:] + parts[:1], strict=True)
+    for sender, receiver, sent, received in around:
+        here, there = sender.devices[0], receiver.devices[0]
+        key = here.node, there.node, sent, received
+        if key not in prices:
+            link = cluster.link(here, there)
+            part = share * max(sent, received) if here.node == there.node else share
+            # Each rank adds its own part, on a shared card too.
+            added_s = adding_s(share * received, 1, link)
+            prices[key] = transfer_s(part, link), added_s, link.latency_s
+        hops.append(Hop(sender, receiver, *prices[key]))
     return tuple(hops)
 
 

@@ -18,13 +18,19 @@ from math import ceil
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.buckets import StageId, num_rank_sets
-from megatron_hetero.cost.exchange_clock import Flow, HolderFlow, Ints, Step, last_end_s
+from megatron_hetero.cost.exchange_clock import Floats, Flow, HolderFlow, Ints, Step, last_end_s
 from megatron_hetero.cost.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring
-from megatron_hetero.cost.sync_groups import SyncGroup, buffers_of, mean_bucket_params, sync_groups
+from megatron_hetero.cost.sync_groups import (
+    SyncGroup,
+    buffers_of,
+    mean_bucket_params,
+    sync_groups,
+    witness_of,
+)
 from megatron_hetero.model.spec import ModelSpec
 
 
@@ -42,10 +48,12 @@ class GroupTime:
     """One set of holders: its parameters, buckets, and what it loads on its paths."""
 
     group: SyncGroup
+    waiting: tuple[StageId, ...]
+    """Of its holders one of each kind: those of a kind come to it together (`witness_of`)."""
     bucket_share: float
     """Of its parameters, in each bucket but the last."""
     buffers: Mapping[StageId, int]
-    """Those that a bucket takes of a rank of each holder; empty where it needs none."""
+    """Those that a bucket takes of a rank of each that is waiting; empty where it needs none."""
     gradients: Flow
     weights: Flow | None
 
@@ -106,6 +114,7 @@ class GradientExchange:
         firsts = [0, *accumulate(map(len, of_stage))]
         ports = np.array([self._port(stage) for stage in stages])
         likes = np.array([self._like(stage) for stage in stages])
+        witnesses = witness_of(placement)
         found: dict[tuple[int, ...], tuple[_Prices, Ints]] = {}
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
@@ -115,9 +124,10 @@ class GradientExchange:
                 found[places] = self._priced(likes, stages, members), ports[members]
             prices, first_ports = found[places]
             sets = prices.num_rank_sets
+            waiting = tuple([(r, s) for r, s in group.holders if witnesses[r] == r])
             buffers: Mapping[StageId, int] = {}
             if self._weight_bytes is not None:
-                buffers = buffers_of(placement, group.holders, sets)
+                buffers = buffers_of(placement, waiting, sets)
             share = 1.0
             if group.num_layers:
                 share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
@@ -127,7 +137,7 @@ class GradientExchange:
             if prices.weights is not None and self._weight_bytes is not None:
                 num_bytes = group.num_params * self._weight_bytes
                 weights = prices.weights.of(first_ports, num_bytes, share * num_bytes / sets)
-            yield GroupTime(group, share, buffers, gradients, weights), places
+            yield GroupTime(group, waiting, share, buffers, gradients, weights), places
 
     def exposed_s(
         self,
@@ -160,9 +170,9 @@ class GradientExchange:
             first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
             last_s = ready_s(places, group.first_layer)
             first_s = ready_s(places, first) if overlaps else last_s
-            steps.append(Step(group.holders, timed.gradients, first_s, last_s, *common))
+            steps.append(Step(timed.waiting, timed.gradients, first_s, last_s, *common))
             if timed.weights is not None:
-                gathers.append(Step(group.holders, timed.weights, 0.0, 0.0, *common))
+                gathers.append(Step(timed.waiting, timed.weights, 0.0, 0.0, *common))
         return max(0.0, last_end_s(steps) - pipelines_s) + last_end_s(gathers)
 
     def alone_s(self, placement: Placement, vocab_rows: int) -> float:
@@ -215,15 +225,18 @@ class GradientExchange:
     def _around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
         """An all-reduce in a ring, or one pass that hands on."""
         hops = ring(self._cluster, self._model, stages)
-        around: list[tuple[_Path, float]] = []
-        for place, hop in enumerate(hops):
-            seconds = hop.passes_s_per_byte(num_passes, reduces=num_passes == 2)
-            if hop.nodes[0] != hop.nodes[1]:
-                around.append((hop.nodes, seconds))
-            else:
-                around.append(((place, _OUT), seconds))
-                around.append((((place + 1) % len(hops), _IN), seconds))
-        return self._flow(_summed(around), num_passes * pass_latency_s(hops))
+        hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
+        nodes = np.array([self._node_number[hop.nodes[0]] for hop in hops])
+        next_nodes = np.roll(nodes, -1)
+        between, inside = np.flatnonzero(nodes != next_nodes), np.flatnonzero(nodes == next_nodes)
+        return _holder_flow(
+            nodes[between] * len(self._node_number) + next_nodes[between],
+            hop_s[between],
+            np.concatenate([inside, (inside + 1) % len(hops)]),
+            np.repeat([_OUT, _IN], len(inside)),
+            np.tile(hop_s[inside], 2),
+            num_passes * pass_latency_s(hops),
+        )
 
     def _to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
         """Every holder sends every other one its n-th."""
@@ -232,50 +245,91 @@ class GradientExchange:
         for place, stage in enumerate(stages):
             members.setdefault(stage.devices[0].node, []).append(place)
         fan_in = FanIn(self._cluster, [stage.devices[0] for stage in stages])
-        loads: list[tuple[_Path, float]] = []
+        places: list[int] = []
+        ports_s: list[float] = []
         latency_s = added_s = 0.0
-        for here, own in members.items():
-            link = self._cluster.node_by_name[here].link
+        for node, own in members.items():
             if len(own) > 1:
+                link = self._cluster.node_by_name[node].link
                 latency_s = max(latency_s, link.latency_s)
                 added_s = max(added_s, adding_s(1 / num, num - 1, link))
                 largest = max(held_fraction(self._model, stages[place]) for place in own)
                 part = (len(own) - 1) / num * largest
-                port_s = transfer_s(part, link, fan_in.num_senders(here, here, link))
-                loads += [((place, way), port_s) for place in own for way in (_OUT, _IN)]
-            for there, others in members.items():
-                if here != there:
-                    path = self._cluster.node_links[here, there]
-                    latency_s = max(latency_s, path.latency_s)
-                    added_s = max(added_s, adding_s(1 / num, num - 1, path))
-                    part = len(own) * len(others) / num
-                    seconds = transfer_s(part, path, fan_in.num_senders(here, there, path))
-                    loads.append(((here, there), seconds))
-        return self._flow(loads, latency_s, added_s)
+                port_s = transfer_s(part, link, fan_in.num_senders(node, node, link))
+                places += own
+                ports_s += [port_s] * len(own)
+        names = list(members)
+        nodes = np.array([self._node_number[name] for name in names])
+        counts = np.array([len(own) for own in members.values()])
+        senders, receivers = np.nonzero(~np.eye(len(nodes), dtype=bool))
+        classes = self._link_classes
+        kinds = classes.of_pairs[nodes[senders], nodes[receivers]]
+        parts = counts[senders] * counts[receivers] / num
+        paths_s = parts / classes.bytes_per_s[kinds]
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
+            link = classes.links[kind]
+            latency_s = max(latency_s, link.latency_s)
+            added_s = max(added_s, adding_s(1 / num, num - 1, link))
+            if link.incast is not None:
+                for i in np.flatnonzero(kinds == kind).tolist():
+                    pair = names[senders[i]], names[receivers[i]]
+                    paths_s[i] = transfer_s(parts[i], link, fan_in.num_senders(*pair, link))
+        return _holder_flow(
+            nodes[senders] * len(self._node_number) + nodes[receivers],
+            paths_s,
+            np.tile(places, 2),
+            np.repeat([_OUT, _IN], len(places)),
+            np.tile(ports_s, 2),
+            latency_s,
+            added_s,
+        )
 
-    def _flow(
-        self, loads: Sequence[tuple[_Path, float]], latency_s: float, added_s: float = 0.0
-    ) -> HolderFlow:
-        number, paths, ports = self._node_number, [], []
-        for position, (path, _) in enumerate(loads):
-            if isinstance(path[0], str):
-                paths.append(number[path[0]] * len(number) + number[path[1]])
-            else:
-                ports.append((position, *path))
-                paths.append(-1)
-        positions, places, ways = np.array(ports, np.int64).reshape(-1, 3).T
-        seconds = np.array([seconds for _, seconds in loads], float)
-        numbers = np.array(paths, np.int64)
-        return HolderFlow(numbers, seconds, latency_s, added_s, positions, places, ways)
+    @cached_property
+    def _link_classes(self) -> _LinkClasses:
+        """Few in the largest cluster, however many pairs of nodes it has."""
+        summary, sites = self._cluster.link_summary, self._cluster.site_places
+        links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values()]))
+        number = {link: i for i, link in enumerate(links)}
+        of_sites = np.zeros((len(sites), len(sites)), np.int64)
+        for (here, there), link in summary.usual.items():
+            of_sites[sites[here], sites[there]] = number[link]
+        own = np.array([sites[node.site] for node in self._cluster.nodes])
+        of_pairs = of_sites[np.ix_(own, own)]
+        for (one, other), link in summary.others.items():
+            of_pairs[self._node_number[one], self._node_number[other]] = number[link]
+        return _LinkClasses(links, np.array([link.bytes_per_s for link in links]), of_pairs)
 
 
-_Path = tuple[str, str] | tuple[int, int]
-"""(node, node), or (a holder's place in its ring, the way through its port)."""
+@dataclass(frozen=True, eq=False)
+class _LinkClasses:
+    """The unlike links between nodes: all of them, their bandwidths, and which one each pair has,
+    [node, node] (what it says of a node and itself means nothing)."""
+
+    links: tuple[Link, ...]
+    bytes_per_s: Floats
+    of_pairs: Ints
+
+
+def _holder_flow(
+    paths: Ints,
+    paths_s: Floats,
+    places: Ints,
+    ways: Ints,
+    ports_s: Floats,
+    latency_s: float,
+    added_s: float = 0.0,
+) -> HolderFlow:
+    """What paths between nodes carry, and one way each of the ports of holders at `places`."""
+    return HolderFlow(
+        np.concatenate([paths, np.full(len(places), -1)]),
+        np.concatenate([paths_s, ports_s]),
+        latency_s,
+        added_s,
+        len(paths) + np.arange(len(places)),
+        places.astype(np.int64),
+        ways,
+    )
+
+
 _OUT, _IN = 0, 1
-
-
-def _summed(loads: Sequence[tuple[_Path, float]]) -> list[tuple[_Path, float]]:
-    found: dict[_Path, float] = {}
-    for path, seconds in loads:
-        found[path] = found.get(path, 0.0) + seconds
-    return list(found.items())
+"""Ways through the port of a device."""

@@ -72,6 +72,16 @@ def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedSt
     return [group for r, s in holders for group in placement.replicas[r].stages[s].groups]
 
 
+def witness_of(placement: Placement) -> list[int]:
+    """For each replica the first one that has the same layers in groups of the same widths: its
+    stages come to the same exchanges, with as many buffers, as soon and as late."""
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault((replica.first_layers, tuple([s.width for s in replica.stages])), r)
+        for r, replica in enumerate(placement.replicas)
+    ]
+
+
 def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> dict[StageId, int]:
     """Of the buffers that a rank of each holder has, those that a divided bucket of stages takes: a
     rank of a narrow stage is in several buckets of ranks for each."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import (
+    NO_SETTINGS,
+    PlacedReplica,
+    PlacedStage,
+    Placement,
+)
 from megatron_hetero.plan.stock_ranks import RankOrder, find_stock_arrangement, places_by_rank
 
 
@@ -31,18 +36,20 @@ def canonical(
             rank_order = arrangement.rank_order
             places = places_by_rank(rank_order, len(replicas), num_stages, 1)
             stages = [(r, s) for r, s, _ in places]
-    used = {device.node for device in placement.devices()}
-    free = {node: iter([Device(node, index) for index in gpus[node]]) for node in used}
-    numbered: dict[tuple[int, int], PlacedStage] = {}
+    free = {
+        node: iter([Device(node, index) for index in indices]) for node, indices in gpus.items()
+    }
+    bare: list[list[PlacedStage]] = [list(replica.stages) for replica in replicas]
     for r, s in stages:
-        stage = replicas[r].stages[s]
-        devices = tuple([next(free[device.node]) for device in stage.devices])
-        numbered[r, s] = PlacedStage(devices, stage.num_layers)
+        stage = bare[r][s]
+        devices = tuple([next(free[node]) for node, _ in stage.devices])
+        if devices != stage.devices or stage.own_settings != NO_SETTINGS:
+            bare[r][s] = PlacedStage(devices, stage.num_layers)
     made = tuple(
-        PlacedReplica(
-            tuple([numbered[r, s] for s in range(len(replica.stages))]), replica.num_micro_batches
-        )
-        for r, replica in enumerate(replicas)
+        [
+            PlacedReplica(tuple(of_replica), replica.num_micro_batches)
+            for replica, of_replica in zip(replicas, bare, strict=True)
+        ]
     )
     return Placement(made), rank_order
 
@@ -65,4 +72,4 @@ def _replica_key(replica: PlacedReplica) -> tuple[object, ...]:
 
 def _nodes(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
     """The node of every place, [stage][tensor rank]."""
-    return tuple(tuple(device.node for device in stage.devices) for stage in replica.stages)
+    return tuple([tuple([node for node, _ in stage.devices]) for stage in replica.stages])

@@ -11,13 +11,11 @@ from dataclasses import replace
 from itertools import product
 
 from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.memory import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
-from megatron_hetero.planner.replica_shapes import ReplicaShape, ReplicaShapes
 from megatron_hetero.schedule.one_f_one_b import launch_counts
 
 MIN_GAIN = 0.005
@@ -36,10 +34,10 @@ Counted = tuple[PlacedReplica, ReplicaCost]
 class LaunchRule:
     """Gives replicas launch counts by the rule, as far as memory goes; remembers what it gave."""
 
-    def __init__(self, costs: CostModel, shapes: ReplicaShapes) -> None:
+    def __init__(self, costs: CostModel) -> None:
         self.costs = costs
-        self._shapes = shapes
-        self._counted: dict[tuple[ReplicaShape, StateHolders], Counted | None] = {}
+        self._counted: dict[int, tuple[ReplicaCost, Counted | None]] = {}
+        """By the identity of a replica's own cost: replicas that are alike share one."""
 
     def apply(
         self, placement: Placement, cost: PlacementCost, vocab_rows: int
@@ -67,10 +65,9 @@ class LaunchRule:
         self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
     ) -> Counted | None:
         """The replica with counts that are faster than 1F1B's own, and fit; else None."""
-        key = (self._shapes.of(replica, vocab_rows), costs.holders)
-        if key not in self._counted:
-            self._counted[key] = self._price(costs, replica, cost, vocab_rows)
-        counted = self._counted[key]
+        if id(cost) not in self._counted:
+            self._counted[id(cost)] = cost, self._price(costs, replica, cost, vocab_rows)
+        _, counted = self._counted[id(cost)]
         # An equal replica on other devices may have been priced.
         return counted and (replace(replica, launch_counts=counted[0].launch_counts), counted[1])
 

@@ -98,11 +98,12 @@ class Rescorer:
         sharing = _simulated(best)
         costs = self.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
+        price = self.board.replica_cost
         for more in _MORE_AHEAD if sharing and self.costs.has_launch_counts else ():
-            counted = [(r, costs.replica(r, rows)) for r in placement.replicas]
+            counted = [(r, price(r, costs, rows)) for r in placement.replicas]
             for r in sharing:
                 ahead = _further(placement.replicas[r], more)
-                priced = ahead, costs.replica(ahead, rows)
+                priced = ahead, price(ahead, costs, rows)
                 if all(stage.missing_bytes <= 0 for stage in priced[1].stages):
                     counted[r] = priced
             ahead_of, cost = with_replicas(costs, counted, rows)

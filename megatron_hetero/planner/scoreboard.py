@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 
 from megatron_hetero.cost.bound import work_bound_s
-from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.candidate import Candidate, ranked_time_s
@@ -55,7 +56,7 @@ class Scoreboard:
         self._stock: list[Candidate] = []
         self._replicas: dict[Hashable, ReplicaCost] = {}
         self._shapes = ReplicaShapes(problem.likeness)
-        self._launch_rule = LaunchRule(problem.costs, self._shapes)
+        self._launch_rule = LaunchRule(problem.costs)
         self._seen: dict[Placement, Candidate | None] = {}
         self._beaten: set[Placement] = set()
 
@@ -204,17 +205,25 @@ class Scoreboard:
         self._insert(self._refined, candidate)
         return candidate
 
+    def replica_cost(
+        self, replica: PlacedReplica, costs: CostModel, vocab_rows: int
+    ) -> ReplicaCost:
+        """The cost of a replica; one object for all that are alike.
+
+        Args:
+            costs: sharded as its placement is.
+        """
+        key = self._shapes.of(replica, vocab_rows), costs.holders
+        if key not in self._replicas:
+            self._replicas[key] = costs.replica(replica, vocab_rows)
+        return self._replicas[key]
+
     def _price(
         self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
     ) -> Candidate | None:
         costs = self.problem.costs.sharded_as(placement)
         rows = costs.vocab_rows(placement.widths)
-        replicas = []
-        for replica in placement.replicas:
-            key = (self._shapes.of(replica, rows), costs.holders)
-            if key not in self._replicas:
-                self._replicas[key] = costs.replica(replica, rows)
-            replicas.append(self._replicas[key])
+        replicas = [self.replica_cost(replica, costs, rows) for replica in placement.replicas]
         if not whole and self._is_beaten(replicas, rank_order is not None):
             self.num_priced += 1
             self._beaten.add(placement)

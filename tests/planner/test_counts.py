@@ -18,7 +18,6 @@ from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.counts import MIN_GAIN, LaunchRule, search_counts, with_counts
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.planner.run import default_strategies, search
 from megatron_hetero.schedule.check import check_schedule
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -138,17 +137,13 @@ def test_memory_caps_the_counts() -> None:
     costs = CostModel(two_sites(), WORKLOAD)
     replica, _ = chain(costs, (2, 2, 2, 2))
     placement = Placement((replica,))
-    rule = LaunchRule(costs, ReplicaShapes(Likeness(costs.cluster))).apply(
-        placement, costs.placement(placement), 1024
-    )
+    rule = LaunchRule(costs).apply(placement, costs.placement(placement), 1024)
     assert rule is not None
     (counted,) = rule[0].replicas
     assert counted.launch_counts == (13, 11, 3, 1)
     full_bytes = costs.stage_memory(counted, 0, 1024).peak_bytes(2)
     tight = CostModel(two_sites(full_bytes - 1), WORKLOAD)
-    fewer = LaunchRule(tight, ReplicaShapes(Likeness(tight.cluster))).apply(
-        placement, tight.placement(placement), 1024
-    )
+    fewer = LaunchRule(tight).apply(placement, tight.placement(placement), 1024)
     assert fewer is not None
     assert fewer[0].replicas[0].launch_counts == (12, 11, 3, 1)
     assert fewer[1].missing_bytes <= 0
@@ -159,9 +154,7 @@ def test_unequal_stages_gain_beyond_the_rule() -> None:
     costs = CostModel(make_cluster(("a", FAST, 1), ("b", SLOW, 2), between=FAR), WORKLOAD)
     replica, cost = chain(costs, (5, 2, 1))
     placement = Placement((replica,))
-    rule = LaunchRule(costs, ReplicaShapes(Likeness(costs.cluster))).apply(
-        placement, costs.placement(placement), 1024
-    )
+    rule = LaunchRule(costs).apply(placement, costs.placement(placement), 1024)
     start = (replica, cost) if rule is None else (rule[0].replicas[0], rule[1].replicas[0])
     (found, found_cost), work = search_counts(costs, *start, 1024, 100_000)
     assert found_cost.pipeline_s <= start[1].pipeline_s <= cost.pipeline_s
