@@ -10,58 +10,14 @@ from heapq import heappop, heappush
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
 from megatron_hetero.cost.buckets import StageId
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from megatron_hetero.cost.holder_flow import Flow
 
 BUFFERS_AT_ONCE = 2
 """Buckets of a rank under way at a time that need buffers of their own (`runtime.gradients`)."""
 
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class Flow:
-    """Seconds for which a buffer takes each path, and latency.
-
-    Paths are numbers, each at most once: of a pair of nodes, or of one way of a device's port.
-    """
-
-    paths: Ints
-    seconds: Floats
-    latency_s: float
-
-
-@dataclass(frozen=True, eq=False)
-class HolderFlow:
-    """A `Flow` for each byte, over any holders that stand on the same nodes.
-
-    Ports are those of the holders' places in the ring: `ports` are their positions in `paths`.
-    `adding_s_per_byte`: for each of a bucket, until its owner has added what it has received.
-    """
-
-    paths: Ints
-    s_per_byte: Floats
-    latency_s: float
-    adding_s_per_byte: float
-    ports: Ints
-    places: Ints
-    ways: Ints
-
-    def of(self, first_ports: Ints, num_bytes: float, bucket_bytes: float) -> Flow:
-        """A buffer's.
-
-        Args:
-            first_ports: path number of the way out of each holder's port, in the ring's order.
-            bucket_bytes: those of a bucket that ranks exchange at a time.
-        """
-        paths = self.paths.copy()
-        paths[self.ports] = first_ports[self.places] + self.ways
-        latency_s = self.latency_s + self.adding_s_per_byte * bucket_bytes
-        return Flow(paths, self.s_per_byte * num_bytes, latency_s)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,12 +18,11 @@ from math import ceil
 
 import numpy as np
 
-from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.buckets import StageId, num_rank_sets
-from megatron_hetero.cost.exchange_clock import Floats, Flow, HolderFlow, Ints, Step, last_end_s
-from megatron_hetero.cost.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.cost.exchange_clock import Step, last_end_s
+from megatron_hetero.cost.holder_flow import Flow, HolderFlow, HolderFlows, Ints
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.ring import held_fraction, pass_latency_s, ring
 from megatron_hetero.cost.sync_groups import (
     SyncGroup,
     buffers_of,
@@ -83,12 +82,9 @@ class GradientExchange:
         self._model = model
         self._gradient_bytes = gradient_bytes
         self._weight_bytes = weight_bytes
+        self._flows = HolderFlows(cluster, model)
         self._prices: dict[bytes, _Prices] = {}
         self._likes: dict[tuple[object, ...], int] = {}
-
-    @cached_property
-    def _node_number(self) -> Mapping[str, int]:
-        return {node.name: number for number, node in enumerate(self._cluster.nodes)}
 
     @cached_property
     def _first_port(self) -> Mapping[str, int]:
@@ -183,7 +179,7 @@ class GradientExchange:
     def path_seconds(self, placement: Placement, vocab_rows: int) -> dict[tuple[str, str], float]:
         """Seconds for which the exchanges of a step take each path between two nodes."""
         found: dict[tuple[str, str], float] = {}
-        names = list(self._node_number)
+        names = list(self._flows.node_number)
         for timed in self.groups(placement, vocab_rows):
             for flow in (timed.gradients, timed.weights):
                 if flow is None:
@@ -219,117 +215,5 @@ class GradientExchange:
     def _price(self, stages: Sequence[PlacedStage]) -> _Prices:
         num_sets = num_rank_sets(list(stages))
         if self._weight_bytes is None:
-            return _Prices(self._around(stages, 2), None, num_sets)
-        return _Prices(self._to_owners(stages), self._around(stages, 1), num_sets)
-
-    def _around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
-        """An all-reduce in a ring, or one pass that hands on."""
-        hops = ring(self._cluster, self._model, stages)
-        hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
-        nodes = np.array([self._node_number[hop.nodes[0]] for hop in hops])
-        next_nodes = np.roll(nodes, -1)
-        between, inside = np.flatnonzero(nodes != next_nodes), np.flatnonzero(nodes == next_nodes)
-        return _holder_flow(
-            nodes[between] * len(self._node_number) + next_nodes[between],
-            hop_s[between],
-            np.concatenate([inside, (inside + 1) % len(hops)]),
-            np.repeat([_OUT, _IN], len(inside)),
-            np.tile(hop_s[inside], 2),
-            num_passes * pass_latency_s(hops),
-        )
-
-    def _to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
-        """Every holder sends every other one its n-th."""
-        num = len(stages)
-        members: dict[str, list[int]] = {}
-        for place, stage in enumerate(stages):
-            members.setdefault(stage.devices[0].node, []).append(place)
-        fan_in = FanIn(self._cluster, [stage.devices[0] for stage in stages])
-        places: list[int] = []
-        ports_s: list[float] = []
-        latency_s = added_s = 0.0
-        for node, own in members.items():
-            if len(own) > 1:
-                link = self._cluster.node_by_name[node].link
-                latency_s = max(latency_s, link.latency_s)
-                added_s = max(added_s, adding_s(1 / num, num - 1, link))
-                largest = max(held_fraction(self._model, stages[place]) for place in own)
-                part = (len(own) - 1) / num * largest
-                port_s = transfer_s(part, link, fan_in.num_senders(node, node, link))
-                places += own
-                ports_s += [port_s] * len(own)
-        names = list(members)
-        nodes = np.array([self._node_number[name] for name in names])
-        counts = np.array([len(own) for own in members.values()])
-        senders, receivers = np.nonzero(~np.eye(len(nodes), dtype=bool))
-        classes = self._link_classes
-        kinds = classes.of_pairs[nodes[senders], nodes[receivers]]
-        parts = counts[senders] * counts[receivers] / num
-        paths_s = parts / classes.bytes_per_s[kinds]
-        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
-            link = classes.links[kind]
-            latency_s = max(latency_s, link.latency_s)
-            added_s = max(added_s, adding_s(1 / num, num - 1, link))
-            if link.incast is not None:
-                for i in np.flatnonzero(kinds == kind).tolist():
-                    pair = names[senders[i]], names[receivers[i]]
-                    paths_s[i] = transfer_s(parts[i], link, fan_in.num_senders(*pair, link))
-        return _holder_flow(
-            nodes[senders] * len(self._node_number) + nodes[receivers],
-            paths_s,
-            np.tile(places, 2),
-            np.repeat([_OUT, _IN], len(places)),
-            np.tile(ports_s, 2),
-            latency_s,
-            added_s,
-        )
-
-    @cached_property
-    def _link_classes(self) -> _LinkClasses:
-        """Few in the largest cluster, however many pairs of nodes it has."""
-        summary, sites = self._cluster.link_summary, self._cluster.site_places
-        links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values()]))
-        number = {link: i for i, link in enumerate(links)}
-        of_sites = np.zeros((len(sites), len(sites)), np.int64)
-        for (here, there), link in summary.usual.items():
-            of_sites[sites[here], sites[there]] = number[link]
-        own = np.array([sites[node.site] for node in self._cluster.nodes])
-        of_pairs = of_sites[np.ix_(own, own)]
-        for (one, other), link in summary.others.items():
-            of_pairs[self._node_number[one], self._node_number[other]] = number[link]
-        return _LinkClasses(links, np.array([link.bytes_per_s for link in links]), of_pairs)
-
-
-@dataclass(frozen=True, eq=False)
-class _LinkClasses:
-    """The unlike links between nodes: all of them, their bandwidths, and which one each pair has,
-    [node, node] (what it says of a node and itself means nothing)."""
-
-    links: tuple[Link, ...]
-    bytes_per_s: Floats
-    of_pairs: Ints
-
-
-def _holder_flow(
-    paths: Ints,
-    paths_s: Floats,
-    places: Ints,
-    ways: Ints,
-    ports_s: Floats,
-    latency_s: float,
-    added_s: float = 0.0,
-) -> HolderFlow:
-    """What paths between nodes carry, and one way each of the ports of holders at `places`."""
-    return HolderFlow(
-        np.concatenate([paths, np.full(len(places), -1)]),
-        np.concatenate([paths_s, ports_s]),
-        latency_s,
-        added_s,
-        len(paths) + np.arange(len(places)),
-        places.astype(np.int64),
-        ways,
-    )
-
-
-_OUT, _IN = 0, 1
-"""Ways through the port of a device."""
+            return _Prices(self._flows.around(stages, 2), None, num_sets)
+        return _Prices(self._flows.to_owners(stages), self._flows.around(stages, 1), num_sets)
