@@ -47,7 +47,7 @@ class Relaxation:
 
 def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
     """The error to raise.  Every relaxation it names was planned with, and fits."""
-    sentences = [_shortage(problem, board.nearest_miss)]
+    sentences = [_shortage(problem, board.misses.nearest)]
     relaxation = find_relaxation(problem)
     if relaxation is None:
         sentences.append(

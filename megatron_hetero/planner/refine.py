@@ -69,7 +69,7 @@ class Refine:
         num_polished = 2 if is_large else self.num_polished
         max_work = self.max_work // 4 if is_large else self.max_work
         starts = unlike(board.ranking_with_counts, num_starts)
-        starts += unlike(board.misses, num_starts)
+        starts += unlike(board.misses.fastest, num_starts)
         found: list[tuple[Candidate, Refiller]] = []
         known: KnownWays = {}
         for number, start in enumerate(starts):

@@ -14,6 +14,7 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.candidate import Candidate, ranked_time_s
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.counts import LaunchRule
+from megatron_hetero.planner.misses import Misses
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.replica_shapes import ReplicaShapes
 
@@ -43,15 +44,13 @@ class Scoreboard:
         self.interrupted = False
         self.is_exact = False
         """Whether every placement of the space was priced."""
-        self.nearest_miss: Candidate | None = None
-        self.nearest_stock_miss: Candidate | None = None
+        self.misses = Misses()
         self.with_queues: dict[tuple[Placement, RankOrder | None], PlacementCost] = {}
         """What `Rescorer` found, which the end of a search and its explanation both ask."""
         self._progress = progress
         self._fitting: list[Candidate] = []
         self._fitting_with_counts: list[Candidate] = []
         self._refined: list[Candidate] = []
-        self._misses: dict[Hashable, Candidate] = {}
         self._with_counts: dict[Placement, Candidate] = {}
         self._stock: list[Candidate] = []
         self._replicas: dict[Hashable, ReplicaCost] = {}
@@ -132,11 +131,6 @@ class Scoreboard:
         """`ranking_with_counts`, and those that do more than the job's flags say among them."""
         both = [*self.ranking_with_counts, *self._refined]
         return tuple(sorted(both, key=lambda candidate: candidate.key))
-
-    @property
-    def misses(self) -> tuple[Candidate, ...]:
-        """The fastest placements that lack memory, one of each shape (a few dozen)."""
-        return tuple(sorted(self._misses.values(), key=lambda candidate: candidate.key))
 
     def score(
         self, placement: Placement, strategy: str, *, whole: bool | None = None
@@ -234,10 +228,7 @@ class Scoreboard:
         if not _sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
-            self._miss(candidate)
-            self.nearest_miss = _nearer(candidate, self.nearest_miss)
-            if rank_order is not None:
-                self.nearest_stock_miss = _nearer(candidate, self.nearest_stock_miss)
+            self.misses.keep(candidate)
             return None
         self._keep(candidate)
         counted = self._launch_rule.apply(placement, cost, rows)
@@ -261,14 +252,6 @@ class Scoreboard:
             stage.missing_bytes <= 0 for stage in stages
         )
 
-    def _miss(self, candidate: Candidate) -> None:
-        shape = candidate.structure
-        known = self._misses.get(shape)
-        if known is None or candidate.step_time_s < known.step_time_s:
-            self._misses[shape] = candidate
-        if len(self._misses) > 2 * _NUM_KEPT:
-            self._misses = {kept.structure: kept for kept in self.misses[:_NUM_KEPT]}
-
     def _keep(self, candidate: Candidate) -> None:
         self._keep_stock(candidate)
         self._insert(self._fitting, candidate)
@@ -289,15 +272,6 @@ class Scoreboard:
         best = self.best
         if self._progress and best is not None and best is not before:
             self._progress(best.step_time_s, self.num_priced, self._bound_s)
-
-
-def _nearer(one: Candidate, other: Candidate | None) -> Candidate:
-    """The one that lacks fewer bytes."""
-    return one if other is None or _miss_key(one) < _miss_key(other) else other
-
-
-def _miss_key(candidate: Candidate) -> tuple[int, tuple[object, ...]]:
-    return candidate.cost.missing_bytes, candidate.key[-1]
 
 
 def _sites_are_apart(problem: Problem, placement: Placement) -> bool:

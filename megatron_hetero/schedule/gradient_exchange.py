@@ -12,29 +12,21 @@ stages into buckets then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_hetero.cost.buckets import (
-    EMBEDDING,
-    StageBucket,
-    StageId,
-    layer_tensors,
-    stage_buckets,
-)
+from megatron_hetero.cost.buckets import EMBEDDING, StageBucket, StageId, stage_buckets
 from megatron_hetero.cost.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.cost.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.memory import state_bytes
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.parameters import embedding_params, stage_params
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.ring import pass_latency_s, ring
-from megatron_hetero.cost.share import even_share
 from megatron_hetero.cost.sync_groups import groups_of
-from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.schedule.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.simulator_network import paths
 from megatron_hetero.schedule.simulator_parts import Collective, Final
+from megatron_hetero.schedule.stock_buckets import StockBuckets
 
 
 @dataclass(frozen=True)
@@ -73,8 +65,7 @@ class GradientExchange:
     Args:
         last_backward: of the first stages, which overlap with `--overlap-grad-reduce`.
         owner_weights: relative size of the optimizer state that each rank of a stage keeps.
-        chunk_layers: layers of the model chunks of interleaved stages; each chunk is a model of its
-            own to stock Megatron, with its own buffers.
+        chunk_layers: layers of the model chunks of interleaved stages.
     """
 
     def __init__(
@@ -113,7 +104,11 @@ class GradientExchange:
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
         """The same in stock Megatron."""
         model, replicas = self._costs.workload.model, self._placement.replicas
-        buckets = list(self._stock_buckets(model)) if len(replicas) > 1 else []
+        training = self._costs.workload.training
+        of_stages = StockBuckets(
+            self._placement, model, training, self._vocab_rows, self._chunk_layers
+        )
+        buckets = list(of_stages) if len(replicas) > 1 else []
         passes = 1 if self._is_divided else 2
         gradients = []
         for bucket, chunk in buckets:
@@ -138,60 +133,6 @@ class GradientExchange:
             self._ring(b, "weights", 1, _all_buffers(b))
             for b, chunk in sorted(buckets, key=lambda entry: entry[1] or 0)
         )
-
-    def _stock_buckets(self, model: ModelSpec) -> Iterator[tuple[StageBucket, int | None]]:
-        """Buffers as Megatron divides them (`DistributedDataParallel`), with the chunk of a stage
-        that has several.
-
-        One for each chunk of a stage, the first one first (`finalize_model_grads`), or where they
-        overlap the last one first.  On a first stage that overlaps, the buckets of the first chunk
-        are full as soon as they have `--ddp-bucket-size` elements.
-        """
-        replicas = self._placement.replicas
-        share = even_share(model, 1)
-        words = self._vocab_rows * model.hidden_size
-        for s, stage in enumerate(replicas[0].stages):
-            holders = tuple((r, s) for r in range(len(replicas)))
-            is_first, is_last = s == 0, s == len(replicas[0].stages) - 1
-            layers = list(enumerate(self._chunk_layers.get((0, s)) or [stage.num_layers]))
-            for chunk, num_layers in reversed(layers) if self._overlaps else layers:
-                number = chunk if len(layers) > 1 else None
-                first, last = is_first and chunk == 0, is_last and chunk + 1 == len(layers)
-                params = stage_params(model, share, num_layers, first, last, self._vocab_rows)
-                sizes = [(params, EMBEDDING)]
-                if first and self._overlaps:
-                    full = stock_bucket_elements(len(replicas)) * stage.width
-                    sizes = list(self._overlapped_buckets(model, full, num_layers, last))
-                # Chunks behind the first one exchange all buckets at once.
-                elif self._divides_tied and (first or last) and chunk == 0:
-                    sizes = [(params - words, EMBEDDING), (words, EMBEDDING)]
-                    sizes = sizes if first else sizes[::-1]
-                for size, layer in sizes:
-                    yield StageBucket(holders, size, layer), number
-
-    @property
-    def _divides_tied(self) -> bool:
-        """Whether stock Megatron gives an embedding on two stages a bucket of its own
-        (`DistributedOptimizer._compute_per_buffer_param_layout`)."""
-        has_two = len(self._placement.replicas[0].stages) > 1
-        return self._is_divided and self._costs.workload.model.tied_embeddings and has_two
-
-    def _overlapped_buckets(
-        self, model: ModelSpec, full: int, num_layers: int, is_last: bool
-    ) -> Iterator[tuple[int, int]]:
-        """(parameters, lowest layer) of the buckets of a first stage, in the order of its backward
-        pass."""
-        words = self._vocab_rows * model.hidden_size
-        size = 0
-        for layer, tensor in _first_stage_tensors(model, num_layers, is_last, words):
-            is_end = layer == EMBEDDING and tensor == words
-            if is_end and size and self._divides_tied:
-                yield size, EMBEDDING
-                size = 0
-            size += tensor
-            if size >= full or is_end:
-                yield size, layer
-                size = 0
 
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
         """Where gradients are exchanged before a stage's programme is done."""
@@ -293,26 +234,6 @@ class GradientExchange:
             self._final(bucket),
             ranks.places,
         )
-
-
-def stock_bucket_elements(num_replicas: int) -> int:
-    """Megatron's own `--ddp-bucket-size`, of one rank."""
-    return max(40_000_000, 1_000_000 * num_replicas)
-
-
-def _first_stage_tensors(
-    model: ModelSpec, num_layers: int, is_last: bool, words: int
-) -> Iterator[tuple[int, int]]:
-    """(layer, parameters) of a first stage in the order of its backward pass."""
-    if is_last and not model.tied_embeddings:
-        yield num_layers, words
-    for layer in reversed(range(num_layers)):
-        for tensor in layer_tensors(model):
-            yield layer, tensor
-    positions = embedding_params(model, 1, 0)
-    if positions:
-        yield EMBEDDING, positions
-    yield EMBEDDING, words
 
 
 def _all_buffers(bucket: StageBucket) -> dict[StageId, int]:

@@ -37,9 +37,9 @@ from megatron_hetero.runtime.rehearse.rank import (
 from megatron_hetero.runtime.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.runtime.rehearse.small import SmallModel, small_model
 from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
-from megatron_hetero.schedule.gradient_exchange import stock_bucket_elements
 from megatron_hetero.schedule.step import plan_times, simulate_plan
 from megatron_hetero.schedule.stock import is_stock
+from megatron_hetero.schedule.stock_buckets import stock_bucket_elements
 
 RANK_BYTES = 400 << 20
 """Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
