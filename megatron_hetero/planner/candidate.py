@@ -11,6 +11,8 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.counts import MIN_GAIN
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
+_CROWDED = 0.5
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -44,6 +46,12 @@ class Candidate:
     def has_counts(self) -> bool:
         """Whether some replica has launch counts of its own."""
         return any(r.launch_counts is not None for r in self.placement.replicas)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a path between two nodes is taken for much of the step: its messages wait for
+        each other then, which the quick price leaves out (`schedule.shared_paths`)."""
+        return self.cost.card_s > _CROWDED * max(r.pipeline_s for r in self.cost.replicas)
 
     @property
     def structure(self) -> tuple[tuple[tuple[str, int], ...], ...]:

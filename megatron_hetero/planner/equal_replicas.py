@@ -19,6 +19,7 @@ from megatron_hetero.planner.problem import Chain, Problem, unit_of
 from megatron_hetero.planner.sandwiches import sandwiches
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
+from megatron_hetero.planner.spread import Spreader
 from megatron_hetero.planner.unit_mix import Mix, UnitMixer
 
 _MANY_GPUS = 768
@@ -38,15 +39,22 @@ class EqualReplicas:
 
     name = "equal-replicas"
 
-    def __init__(self, num_starts: int = 4, max_work: int = 40_000) -> None:
+    def __init__(
+        self, launch_ahead: bool = False, num_starts: int = 4, max_work: int = 40_000
+    ) -> None:
+        self.launch_ahead = launch_ahead
+        """Whether shapes are compared with launch counts that hide their hops."""
         self.num_starts = num_starts
         self.max_work = max_work
         """Limit in stages priced (a placement of n stages counts n), of all climbs together."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        starts = unlike(board.ranking, self.num_starts)
-        search = _Search(board, self.name)
+        if self.launch_ahead and not board.problem.costs.has_launch_counts:
+            return
+        ranking = board.ranking_with_counts if self.launch_ahead else board.ranking
+        starts = unlike(ranking, self.num_starts)
+        search = _Search(board, self.name, self.launch_ahead)
         if len(search.kinds) > _MAX_KINDS:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS
@@ -64,13 +72,15 @@ class EqualReplicas:
 class _Search:
     """Shapes on the nodes of a problem, priced on its board."""
 
-    def __init__(self, board: Scoreboard, name: str) -> None:
+    def __init__(self, board: Scoreboard, name: str, launch_ahead: bool = False) -> None:
         self.board = board
         self.name = name
+        self.launch_ahead = launch_ahead
         self.problem: Problem = board.problem
         self.kinds: Sequence[Kind] = kinds_of(board.problem)
         self.kind_of = {node.name: k for k, kind in enumerate(self.kinds) for node in kind.nodes}
-        self.filler = Filler(board.problem)
+        self.filler = Filler(board.problem, launch_ahead)
+        self.spreader = Spreader(board.problem, self.kind_of)
         self.work = 0
         self.layouts = ShapeLayouts(board.problem, self.kinds)
         self.mixer = UnitMixer(board.problem, self.kinds)
@@ -212,12 +222,23 @@ class _Search:
         shares = equal_shares(self.problem.num_micro_batches, len(chains))
         if shares is None:
             return None
+        candidate = self._score_shares(chains, layers, shares)
+        if candidate is None or not candidate.is_crowded:
+            return candidate
+        wider = self.spreader.spread(chains, shares)
+        found = self._score_shares(wider, layers, shares) if wider else None
+        return candidate if found is None or candidate.key < found.key else found
+
+    def _score_shares(
+        self, chains: Sequence[Chain], layers: Sequence[int], shares: Sequence[int]
+    ) -> Candidate | None:
         replicas = tuple(
             placed_replica(chain, layers, share)
             for chain, share in zip(chains, shares, strict=True)
         )
         self.work += len(chains) * len(layers)
-        return self.board.score(Placement(replicas), self.name)
+        score = self.board.score_with_counts if self.launch_ahead else self.board.score
+        return score(Placement(replicas), self.name)
 
     def _shift_layers(self, best: Candidate, limit: int) -> None:
         """Layers from one stage to another, in all replicas at once, while that helps."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise, starmap
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.planner.counts import MIN_GAIN
 from megatron_hetero.planner.layers import split_layers
 from megatron_hetero.planner.micro_batches import equal_shares, share_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
@@ -33,8 +34,11 @@ class FilledChain:
 class Filler:
     """Fills chains with layers; remembers what it has filled, by what stands where."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, launch_ahead: bool = False) -> None:
         self.problem = problem
+        self.launch_ahead = launch_ahead
+        """Whether quick times are those with launch counts that hide all hops, where they gain
+        enough; whether memory allows the counts is left to the price."""
         self._chains: dict[Hashable, FilledChain] = {}
 
     def chain(
@@ -115,6 +119,8 @@ class Filler:
             raise ValueError(f"{num_stages} stages for {problem.num_layers} layers")
         times = [b + n * t for b, n, t in zip(base, layers, per_layer, strict=True)]
         fill_s, period_s = costs.quick_times_s(times, groups)
+        if self.launch_ahead and max(times) < (1 - MIN_GAIN) * period_s:
+            period_s = min(period_s, costs.least_period_s(times, groups) / (1 - MIN_GAIN))
         return FilledChain(layers, fill_s, period_s, fits)
 
 

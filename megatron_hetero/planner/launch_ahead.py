@@ -6,7 +6,7 @@ from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.counts import search_counts, with_replicas
 from megatron_hetero.planner.fill import Filler
-from megatron_hetero.planner.local import climb, unlike
+from megatron_hetero.planner.local import climb, unlike_and_calm
 from megatron_hetero.planner.scoreboard import Scoreboard
 
 
@@ -43,12 +43,14 @@ class LaunchAhead:
             return board.score_with_counts(placement, self.name)
 
         is_small = board.problem.num_gpus <= self.max_gpus
-        starts = unlike(board.ranking_with_counts, self.num_starts) if is_small else []
+        starts = unlike_and_calm(board.ranking_with_counts, self.num_starts) if is_small else []
         # Where counts have gained nothing yet, the climbs before have been here.
-        for start in starts if any(start.has_counts for start in starts) else ():
-            climb(board.problem, filler, score, start, self.max_climb_work // len(starts))
+        work = self.max_climb_work // max(1, min(len(starts), self.num_starts))
+        if any(start.has_counts for start in starts):
+            for start in board.not_begun(self.name, starts):
+                climb(board.problem, filler, score, start, work)
         best = board.ranking_with_counts[: self.num_searched]
-        for candidate in best:
+        for candidate in board.not_begun(f"{self.name} counts", best):
             if board.may_lead(candidate.cost.least_step_s):
                 self._search_counts(board, candidate, self.max_search_work // len(best))
 

@@ -11,6 +11,8 @@ from megatron_hetero.planner.joins import joined_replicas
 from megatron_hetero.planner.problem import Chain, Problem, Unit, unit_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 
+_NUM_CALM = 2
+
 
 class LocalSearch:
     """Hill climbing from each of the best placements so far, first improvement taken.
@@ -227,3 +229,11 @@ def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
     for candidate in ranking:
         chosen.setdefault(candidate.structure, candidate)
     return list(chosen.values())[:count]
+
+
+def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
+    """`unlike`, and the best of those whose paths are not crowded, which may be better than they
+    look beside the others."""
+    found = unlike(ranking, count)
+    calm = unlike([candidate for candidate in ranking if not candidate.is_crowded], _NUM_CALM)
+    return found + [candidate for candidate in calm if candidate not in found]

@@ -138,9 +138,7 @@ class Refiller:
         groups = [stage.devices for stage in replica.stages]
         fill_s, period_s = costs.quick_times_s(times_s, groups)
         if counts is not None:
-            hops = [costs.hop(a, b) for a, b in pairwise(groups)]
-            hops += [costs.hop(b, a) for a, b in pairwise(groups)]
-            period_s = max(*times_s, *(hop.serialisation_s for hop in hops))
+            period_s = costs.least_period_s(times_s, groups)
         return Filling(stages, counts, size, times_s, fill_s, period_s)
 
     def _round_trips_s(self, replica: PlacedReplica, size: int) -> list[float]:

@@ -15,7 +15,7 @@ from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.canonical import canonical, is_symmetric
-from megatron_hetero.planner.local import unlike
+from megatron_hetero.planner.local import unlike, unlike_and_calm
 from megatron_hetero.planner.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.polish import Polish
 from megatron_hetero.planner.refill import (
@@ -68,11 +68,11 @@ class Refine:
         num_starts = 2 if is_large else self.num_starts
         num_polished = 2 if is_large else self.num_polished
         max_work = self.max_work // 4 if is_large else self.max_work
-        starts = unlike(board.ranking_with_counts, num_starts)
+        starts = unlike_and_calm(board.ranking_with_counts, num_starts)
         starts += unlike(board.misses.fastest, num_starts)
         found: list[tuple[Candidate, Refiller]] = []
         known: KnownWays = {}
-        for number, start in enumerate(starts):
+        for number, start in enumerate(board.not_begun(self.name, starts)):
             for placement in self._placements(board, start, number < self.num_joined):
                 refiller = Refiller(board.problem.costs, placement, known)
                 best = self._refined(board, refiller, start)

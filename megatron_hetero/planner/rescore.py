@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from megatron_hetero.cost.placement import PlacedReplica
 from megatron_hetero.planner.candidate import Candidate
@@ -46,12 +47,16 @@ class Rescorer:
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
         rescored: list[Candidate] = []
-        for candidate in distinct(ranking):
-            if rescored and candidate.step_time_s > _NEAR * min(c.step_time_s for c in rescored):
-                break
-            if rescored and not self._may_simulate(candidate):
-                break
-            rescored.append(self.with_queues(candidate))
+        # Calm ones first: with their queues they are often better than crowded ones before them.
+        calm = [candidate for candidate in ranking if not candidate.is_crowded]
+        for some in (calm, ranking):
+            for candidate in distinct(some):
+                least_s = min((c.step_time_s for c in rescored), default=inf)
+                if candidate.step_time_s > _NEAR * least_s:
+                    break
+                if rescored and not self._may_simulate(candidate):
+                    break
+                rescored.append(self.with_queues(candidate))
         rescored.sort(key=lambda candidate: candidate.key)
         for candidate in rescored[:_NUM_FURTHER]:
             rescored += self._further_ahead(candidate)

@@ -34,6 +34,9 @@ def default_strategies() -> tuple[Strategy, ...]:
         LocalSearch(),
         LaunchAhead(),
         Refine(),
+        EqualReplicas(launch_ahead=True),
+        LaunchAhead(),
+        Refine(),
     )
 
 

@@ -58,6 +58,7 @@ class Scoreboard:
         self._launch_rule = LaunchRule(problem.costs)
         self._seen: dict[Placement, Candidate | None] = {}
         self._beaten: set[Placement] = set()
+        self._begun: dict[str, set[Placement]] = {}
 
     @property
     def wanted(self) -> Candidate | None:
@@ -86,6 +87,13 @@ class Scoreboard:
         that exceeds them least."""
         firsts = [*self._fitting[:1], *self._fitting_with_counts[:1], *self._refined[:1]]
         return min(firsts, key=lambda candidate: candidate.key, default=None)
+
+    def not_begun(self, task: str, starts: Sequence[Candidate]) -> list[Candidate]:
+        """Those that have not been started from for this task; they have from now on."""
+        begun = self._begun.setdefault(task, set())
+        found = [start for start in starts if start.placement not in begun]
+        begun.update(start.placement for start in found)
+        return found
 
     def may_lead(self, least_s: float) -> bool:
         """Whether a placement with a step no shorter than `least_s` may come before all that are
