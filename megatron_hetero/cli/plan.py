@@ -20,6 +20,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.planner.annealing import MAX_GPUS_ANNEALED
 from megatron_hetero.planner.run import STRATEGIES
 from megatron_hetero.planner.search import Schedules
 from megatron_hetero.planner.stock_strategy import STOCK
@@ -62,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="NAME",
         help=f"how to search: {', '.join(sorted([*STRATEGIES, STOCK]))} (default: auto, the best "
-        f"plans; {STOCK}: the best plan that needs no plug-in; the others are for comparison)",
+        f"plans; thorough: auto, then simulated annealing for a minute or two; {STOCK}: the best "
+        "plan that needs no plug-in; the others are for comparison)",
     )
     parser.add_argument(
         "--schedule",
@@ -129,6 +131,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     outcome_part = [] if outcome is None else outcome_lines(outcome)
     output.show(plan_report(plan), "", *outcome_part, *beside, *refusal_lines(plan))
     if _may_be_proved_further(arguments, plan):
+        is_small = len(cluster.devices) <= MAX_GPUS_ANNEALED
+        if is_small and arguments.strategy == "auto":
+            output.show("plan --strategy thorough takes a minute or two and may find a faster plan")
         output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
     if arguments.output:
         output.show(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.planner.annealing import Annealing
 from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.equal_replicas import EqualReplicas
@@ -48,6 +49,7 @@ STRATEGIES: Mapping[str, Callable[[], Sequence[Strategy]]] = {
     "hexiscale": lambda: (HexiScale(),),
     "symmetric": lambda: (Symmetric(),),
     "symmetric-even": lambda: (Symmetric(even_layers=True),),
+    "thorough": lambda: (*default_strategies(), Annealing(), LaunchAhead(), Refine()),
 }
 """What `plan --strategy NAME` runs: strategies one after the other on one board.
 
