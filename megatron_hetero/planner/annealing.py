@@ -11,7 +11,7 @@ from math import exp, inf
 from random import Random
 
 from megatron_hetero.planner.fill import Filler
-from megatron_hetero.planner.problem import Chain, Problem, Unit, unit_of
+from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 
 MAX_GPUS_ANNEALED = 64
@@ -38,7 +38,7 @@ class Annealing:
         plain = [c for c in board.ranking_with_counts if not c.placement.has_shares]
         if not plain or board.is_exact or problem.num_gpus > MAX_GPUS_ANNEALED:
             return
-        first = [tuple(unit_of(s) for s in r.stages) for r in plain[0].placement.replicas]
+        first = chains_of(plain[0].placement)
         for seed in range(self.num_runs):
             self._anneal(board, first, plain[0].step_time_s, Random(seed))
 

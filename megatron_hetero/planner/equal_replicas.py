@@ -15,7 +15,7 @@ from megatron_hetero.planner.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.kinds import Kind, kinds_of
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.micro_batches import equal_shares
-from megatron_hetero.planner.problem import Chain, Problem, unit_of
+from megatron_hetero.planner.problem import Chain, Problem, chains_of
 from megatron_hetero.planner.sandwiches import sandwiches
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
@@ -245,9 +245,8 @@ class _Search:
         improved = True
         while improved:
             improved = False
-            replicas = best.placement.replicas
-            layers = [stage.num_layers for stage in replicas[0].stages]
-            chains = [tuple(unit_of(stage) for stage in replica.stages) for replica in replicas]
+            layers = [stage.num_layers for stage in best.placement.replicas[0].stages]
+            chains = chains_of(best.placement)
             for giver in range(len(layers)):
                 for taker in range(len(layers)):
                     if giver == taker or layers[giver] == 1 or self.work >= limit:

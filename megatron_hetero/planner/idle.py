@@ -7,7 +7,7 @@ from itertools import islice
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.local import insertions
-from megatron_hetero.planner.problem import Problem, Unit, unit_of
+from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.units import format_duration
 
@@ -24,7 +24,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
     used = {device.name for device in best.placement.devices()}
     reasons = dict(problem.idle_reasons)
     filler = Filler(problem)
-    chains = [tuple(unit_of(s) for s in r.stages) for r in best.placement.replicas]
+    chains = chains_of(best.placement)
     known: dict[tuple[object, ...], str] = {}
     shape = filler.shape if problem.num_gpus > _MAX_GPUS_APART else None
     stages = sum(map(len, chains))

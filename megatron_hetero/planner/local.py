@@ -8,7 +8,7 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.joins import joined_replicas
-from megatron_hetero.planner.problem import Chain, Problem, Unit, unit_of
+from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 
 _NUM_CALM = 2
@@ -94,7 +94,7 @@ def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterat
     if placement.has_shares:
         return  # chains are filled by groups of one node that divide evenly
     yield from joined_replicas(problem, placement)
-    chains = [tuple(unit_of(s) for s in replica.stages) for replica in placement.replicas]
+    chains = chains_of(placement)
     seen = {tuple(chains)}
     for moved in _chain_moves(problem, chains):
         if moved not in seen:

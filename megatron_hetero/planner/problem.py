@@ -9,7 +9,7 @@ from functools import cached_property
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.compute import can_train
 from megatron_hetero.cost.model import CostModel, MakeCosts
-from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.errors import UsageError
@@ -43,6 +43,11 @@ def unit_of(stage: PlacedStage) -> Unit:
 
 Chain = tuple[Unit, ...]
 """The stages of one replica, first to last."""
+
+
+def chains_of(placement: Placement) -> list[Chain]:
+    """The units that a placement's replicas run on."""
+    return [tuple([unit_of(stage) for stage in r.stages]) for r in placement.replicas]
 
 
 @dataclass(frozen=True)
