@@ -11,7 +11,8 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.counts import MIN_GAIN
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
-_CROWDED = 0.5
+CALM = 0.5, 0.85
+"""Up to which crowding placements are gone through before more crowded ones."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,15 @@ class Candidate:
         return any(r.launch_counts is not None for r in self.placement.replicas)
 
     @property
+    def crowding(self) -> float:
+        """For how much of the pipelines' time the busiest path between two nodes is taken: its
+        messages wait for each other, which the quick price leaves out (`schedule.shared_paths`)."""
+        return self.cost.card_s / max(r.pipeline_s for r in self.cost.replicas)
+
+    @property
     def is_crowded(self) -> bool:
-        """Whether a path between two nodes is taken for much of the step: its messages wait for
-        each other then, which the quick price leaves out (`schedule.shared_paths`)."""
-        return self.cost.card_s > _CROWDED * max(r.pipeline_s for r in self.cost.replicas)
+        """Whether messages wait for each other much."""
+        return self.crowding > CALM[0]
 
     @property
     def structure(self) -> tuple[tuple[tuple[str, int], ...], ...]:

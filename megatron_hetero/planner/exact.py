@@ -8,15 +8,14 @@ from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.equal_replicas import EqualReplicas
 from megatron_hetero.planner.exhaustive import limit_s
 from megatron_hetero.planner.objective import THROUGHPUT
-from megatron_hetero.planner.prune import wanted_placements
+from megatron_hetero.planner.prune import Effort, wanted_placements
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.symmetric import Symmetric
 
 EXACT_RELAXES = (
     "nothing: every plan was priced or cannot be faster; launch counts are 1F1B's or the rule's"
 )
-_MAX_PLACEMENTS = 100_000
-_MAX_STRUCTURES = 50_000
+_EFFORT = Effort(max_placements=100_000, max_structures=50_000, max_splits=3_000_000)
 
 
 class Exact:
@@ -29,8 +28,8 @@ class Exact:
 
     name = "exact"
 
-    def __init__(self, max_placements: int = _MAX_PLACEMENTS) -> None:
-        self.max_placements = max_placements
+    def __init__(self, effort: Effort = _EFFORT) -> None:
+        self.effort = effort
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`.
@@ -38,9 +37,7 @@ class Exact:
         Raises:
             UsageError: there are more placements than can be priced.
         """
-        wanted = wanted_placements(
-            board.problem, _quick_limit_s(board), self.max_placements, _MAX_STRUCTURES
-        )
+        wanted = wanted_placements(board.problem, _quick_limit_s(board), self.effort)
         if wanted is None:
             raise self._too_many(board)
         for placement in wanted:
@@ -50,10 +47,11 @@ class Exact:
         board.is_exact = board.best is not None
 
     def _too_many(self, board: Scoreboard) -> UsageError:
-        problem = board.problem
+        problem, effort = board.problem, self.effort
         return UsageError(
-            f"--strategy exact would have to price more than {self.max_placements} plans or look "
-            f"at more than {_MAX_STRUCTURES} sets of pipelines of {problem.num_gpus} GPUs, "
+            f"--strategy exact would have to price more than {effort.max_placements} plans, or "
+            f"look at more than {effort.max_structures} sets of pipelines or "
+            f"{effort.max_splits} splits of layers or micro-batches, of {problem.num_gpus} GPUs, "
             f"{problem.num_layers} layers and {problem.num_micro_batches} micro-batches; "
             "use --strategy auto, which prints a lower bound and the gap to it"
         )

@@ -6,23 +6,23 @@ from math import inf
 
 from megatron_hetero.planner.candidate import ranked_time_s
 from megatron_hetero.planner.objective import THROUGHPUT
-from megatron_hetero.planner.prune import wanted_placements
+from megatron_hetero.planner.prune import Effort, wanted_placements
 from megatron_hetero.planner.scoreboard import Scoreboard
 
-_MAX_STRUCTURES = 5_000
+_EFFORT = Effort(max_placements=3_000, max_structures=5_000, max_splits=100_000)
 
 
 class Exhaustive:
     """Prices units, replicas, stage orders, layers and micro-batches, up to symmetry, but for those
     that what is on the board rules out.
 
-    Declines (scores nothing) when there are more than `max_placements`.
+    Declines (scores nothing) where that is more than `effort`.
     """
 
     name = "exhaustive"
 
-    def __init__(self, max_placements: int = 3000, max_gpus: int = 6) -> None:
-        self.max_placements = max_placements
+    def __init__(self, effort: Effort = _EFFORT, max_gpus: int = 6) -> None:
+        self.effort = effort
         self.max_gpus = max_gpus
 
     def search(self, board: Scoreboard) -> None:
@@ -30,8 +30,7 @@ class Exhaustive:
         problem = board.problem
         if problem.num_gpus > self.max_gpus:
             return
-        wanted = wanted_placements(problem, limit_s(board), self.max_placements, _MAX_STRUCTURES)
-        for placement in wanted or ():
+        for placement in wanted_placements(problem, limit_s(board), self.effort) or ():
             board.score(placement, self.name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.candidate import Candidate
+from megatron_hetero.planner.candidate import CALM, Candidate
 from megatron_hetero.planner.fill import Filler
 from megatron_hetero.planner.joins import joined_replicas
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
@@ -235,5 +235,9 @@ def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]
     """`unlike`, and the best of those whose paths are not crowded, which may be better than they
     look beside the others."""
     found = unlike(ranking, count)
-    calm = unlike([candidate for candidate in ranking if not candidate.is_crowded], _NUM_CALM)
-    return found + [candidate for candidate in calm if candidate not in found]
+    for crowding in CALM:
+        calm = unlike(
+            [candidate for candidate in ranking if candidate.crowding <= crowding], _NUM_CALM
+        )
+        found += [candidate for candidate in calm if candidate not in found]
+    return found

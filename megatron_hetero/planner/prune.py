@@ -10,6 +10,7 @@ as many replicas as there may be, lacks it in every plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise, product
 
 from megatron_hetero.cost.pipeline import least_pipeline_time_s
@@ -26,31 +27,43 @@ Filling = tuple[tuple[Split, ...], tuple[int, ...]]
 """Layers and micro-batches, replica by replica."""
 
 
-def wanted_placements(
-    problem: Problem, limit_s: float, max_placements: int, max_structures: int
-) -> list[Placement] | None:
-    """Every placement that may fit and take no longer than `limit_s`; None if there are more than
-    `max_placements` or more than `max_structures` ways to form pipelines."""
-    pruner = Pruner(problem, limit_s)
+@dataclass(frozen=True)
+class Effort:
+    """How far a list of all placements may go."""
+
+    max_placements: int
+    max_structures: int
+    """Ways to form pipelines."""
+    max_splits: int
+    """Splits of layers, whole or in part, and of micro-batches to look at."""
+
+
+def wanted_placements(problem: Problem, limit_s: float, effort: Effort) -> list[Placement] | None:
+    """Every placement that may fit and take no longer than `limit_s`; None if that is more than the
+    effort allows."""
+    pruner = Pruner(problem, limit_s, effort.max_splits)
     wanted: list[Placement] = []
     for number, structure in enumerate(all_structures(problem)):
-        if number >= max_structures:
+        if number >= effort.max_structures:
             return None
         if not pruner.may_hold_it(structure):
             continue
         for layers, shares in pruner.fillings(structure):
-            if len(wanted) >= max_placements:
+            if len(wanted) >= effort.max_placements:
                 return None
             replicas = zip(structure, layers, shares, strict=True)
             wanted.append(Placement(tuple(placed_replica(*r) for r in replicas)))
+        if pruner.is_over:
+            return None
     return wanted
 
 
 class Pruner:
     """Fillings of a problem's structures that may fit and take no longer than `limit_s`."""
 
-    def __init__(self, problem: Problem, limit_s: float) -> None:
+    def __init__(self, problem: Problem, limit_s: float, max_splits: int) -> None:
         self.problem = problem
+        self.splits_left = max_splits
         self.limit_s = limit_s * (1 + 1e-9)
         self._most: dict[Kinds, int] = {}
         self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
@@ -59,18 +72,29 @@ class Pruner:
         most_replicas = max(problem.replica_counts(), default=1)
         self._roomiest = problem.costs.sharded_among(most_replicas)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it gave up before all fillings were looked at."""
+        return self.splits_left < 0
+
+    def _may_look(self) -> bool:
+        self.splits_left -= 1
+        return self.splits_left >= 0
+
     def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
         """Whether its replicas may do all micro-batches in time."""
         most = [self._most_of(kinds_of(chain)) for chain in structure]
         return min(most) > 0 and sum(most) >= self.problem.num_micro_batches
 
     def fillings(self, structure: tuple[Chain, ...]) -> Iterator[Filling]:
-        """Every one that may be in time."""
+        """Every one that may be in time; once it `is_over`, not all of them."""
         splits = [self._splits_of(chain) for chain in structure]
         most = [max((count for count, _ in of_chain), default=0) for of_chain in splits]
         if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
             return
         for shares in compositions(self.problem.num_micro_batches, len(structure)):
+            if not self._may_look():
+                return
             if any(share > limit for share, limit in zip(shares, most, strict=True)):
                 continue
             choices = [
@@ -175,6 +199,8 @@ class Pruner:
         before_s: float,
         most: int,
     ) -> Iterator[tuple[int, Split]]:
+        if not self._may_look():
+            return
         left = self.problem.num_layers - sum(split)
         stages_left = len(stages) - len(split)
         if not stages_left:

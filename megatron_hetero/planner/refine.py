@@ -62,14 +62,18 @@ class Refine:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
+        is_large = board.problem.num_gpus > _MANY_GPUS
+        num_starts = 2 if is_large else self.num_starts
+        starts = unlike_and_calm(board.ranking_with_counts, num_starts)
+        self.refine(board, starts + unlike(board.misses.fastest, num_starts))
+
+    def refine(self, board: Scoreboard, starts: Sequence[Candidate]) -> None:
+        """Fill and polish placements that have not been before."""
         if not board.problem.costs.has_variants:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS
-        num_starts = 2 if is_large else self.num_starts
         num_polished = 2 if is_large else self.num_polished
         max_work = self.max_work // 4 if is_large else self.max_work
-        starts = unlike_and_calm(board.ranking_with_counts, num_starts)
-        starts += unlike(board.misses.fastest, num_starts)
         found: list[tuple[Candidate, Refiller]] = []
         known: KnownWays = {}
         for number, start in enumerate(board.not_begun(self.name, starts)):

@@ -12,8 +12,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from megatron_hetero.cost.placement import PlacedReplica
-from megatron_hetero.planner.candidate import Candidate
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.candidate import CALM, Candidate
 from megatron_hetero.planner.counts import with_counts, with_replicas
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.written import bare_plan
@@ -21,8 +22,10 @@ from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.shared_paths import num_messages, queued, sharing_replicas
 
 _MAX_DISTINCT = 12
-_MAX_MESSAGES = 60_000
-"""Limit in messages simulated, of all placements together; the best is simulated anyhow."""
+_CROWDING = *CALM, inf
+"""How crowded the placements are that are gone through in turn (`Candidate.crowding`)."""
+_MAX_MESSAGES = 40_000
+"""Limit in messages simulated in each turn; the best is simulated anyhow."""
 _MORE_AHEAD = (1, 2, 4)
 _NEAR = 1.02
 """Further than this behind the best with its queues, by the cost model, none is simulated; nearer,
@@ -46,18 +49,19 @@ class Rescorer:
         ranking = self.board.ranking_of_all
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
-        rescored: list[Candidate] = []
+        simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
         # Calm ones first: with their queues they are often better than crowded ones before them.
-        calm = [candidate for candidate in ranking if not candidate.is_crowded]
-        for some in (calm, ranking):
-            for candidate in distinct(some):
-                least_s = min((c.step_time_s for c in rescored), default=inf)
+        for crowding in _CROWDING:
+            self._left = _MAX_MESSAGES
+            for candidate in distinct([c for c in ranking if c.crowding <= crowding]):
+                least_s = min((c.step_time_s for c in simulated.values()), default=inf)
                 if candidate.step_time_s > _NEAR * least_s:
                     break
-                if rescored and not self._may_simulate(candidate):
+                if simulated and not self._may_simulate(candidate):
                     break
-                rescored.append(self.with_queues(candidate))
-        rescored.sort(key=lambda candidate: candidate.key)
+                key = candidate.placement, candidate.rank_order
+                simulated[key] = self.with_queues(candidate)
+        rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
         for candidate in rescored[:_NUM_FURTHER]:
             rescored += self._further_ahead(candidate)
         # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
@@ -80,12 +84,19 @@ class Rescorer:
         return best if best is not None and best.keeps_limits else None
 
     def _may_simulate(self, candidate: Candidate) -> bool:
-        return num_messages(candidate.placement, _simulated(candidate)) <= self._left
+        return self._num_messages(candidate) <= self._left
+
+    def _num_messages(self, candidate: Candidate) -> int:
+        """Messages that have still to be simulated."""
+        placement = candidate.placement
+        if (placement, candidate.rank_order) in self.board.with_queues:
+            return 0
+        return num_messages(placement, _simulated(candidate))
 
     def with_queues(self, candidate: Candidate) -> Candidate:
         """The candidate as its plan is priced (`schedule.estimate`)."""
         placement = candidate.placement
-        self._left -= num_messages(placement, _simulated(candidate))
+        self._left -= self._num_messages(candidate)
         known, key = self.board.with_queues, (placement, candidate.rank_order)
         if key not in known:
             if candidate.is_stock:

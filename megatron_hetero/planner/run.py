@@ -12,16 +12,23 @@ from megatron_hetero.planner.columns import Columns
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.equal_replicas import EqualReplicas
 from megatron_hetero.planner.exact import Exact
+from megatron_hetero.planner.exchanges import Exchanges
 from megatron_hetero.planner.exhaustive import Exhaustive
 from megatron_hetero.planner.fewer import FewerMachines
 from megatron_hetero.planner.hexiscale import HexiScale
 from megatron_hetero.planner.launch_ahead import LaunchAhead
 from megatron_hetero.planner.local import LocalSearch
+from megatron_hetero.planner.other_settings import OtherSettings
 from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.prune import Effort
 from megatron_hetero.planner.refine import Refine
 from megatron_hetero.planner.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.symmetric import Symmetric
+
+_FEW_GPUS = 16
+"""In larger clusters these strategies take longest, and found nothing under other settings."""
+_SMALL_EFFORT = Effort(max_placements=1_000, max_structures=5_000, max_splits=30_000)
 
 
 def default_strategies() -> tuple[Strategy, ...]:
@@ -36,8 +43,23 @@ def default_strategies() -> tuple[Strategy, ...]:
         LaunchAhead(),
         Refine(),
         EqualReplicas(launch_ahead=True),
+        Exchanges(),
         LaunchAhead(),
         Refine(),
+        OtherSettings(_shape_strategies),
+    )
+
+
+def _shape_strategies() -> tuple[Strategy, ...]:
+    """What finds shapes, whatever the settings."""
+    return (
+        Columns(),
+        Exhaustive(_SMALL_EFFORT),
+        Constructive(max_gpus=_FEW_GPUS),
+        EqualReplicas(),
+        LocalSearch(max_gpus=_FEW_GPUS),
+        EqualReplicas(launch_ahead=True),
+        Exchanges(max_work=30_000),
     )
 
 

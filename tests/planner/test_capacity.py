@@ -11,6 +11,7 @@ from megatron_hetero.planner.capacity import MoreGpus, may_fit
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.prune import Effort
 from megatron_hetero.planner.relaxations import with_more
 from megatron_hetero.planner.run import search
 from tests.cost.builders import FAST, GIB, make_cluster, make_workload
@@ -21,7 +22,8 @@ from tests.planner.strategies import clusters, workloads
 @given(clusters(max_gpus=5), workloads(max_layers=8, max_micro_batches=4))
 def test_whatever_fits_may_fit(cluster: Cluster, workload: Workload) -> None:
     problem = make_problem(cluster, workload)
-    board = search(problem, None, (Exhaustive(max_placements=300), Constructive(max_work=200)))
+    strategies = Exhaustive(Effort(300, 5_000, 30_000)), Constructive(max_work=200)
+    board = search(problem, None, strategies)
     if board.best is not None:
         assert may_fit(problem)
         # Each kind of GPU by itself bounds less tightly, never wrongly.

@@ -15,6 +15,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.exact import Exact
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.prune import Effort, wanted_placements
 from megatron_hetero.planner.run import search
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import best_step_time_s
@@ -102,6 +103,20 @@ def test_what_is_too_large_for_exact_is_refused() -> None:
     workload = make_workload(num_layers=24, global_batch_size=64)
     with pytest.raises(UsageError, match="use --strategy auto"):
         plan_cluster(cluster, workload, strategy="exact")
+
+
+def test_deep_models_are_not_looked_through_for_minutes() -> None:
+    """The list of all placements is whole or given up, by work and not by time: six GPUs with 32
+    layers had taken the main search 72 s."""
+    cluster = make_cluster(("a", FAST, 2), ("b", SLOW, 2))
+    problem = make_problem(cluster, make_workload(num_layers=24, global_batch_size=16))
+    assert wanted_placements(problem, 0.12, Effort(10**6, 10**6, 2_000)) is None
+    small = make_problem(cluster, make_workload(num_layers=4, global_batch_size=4))
+    whole = wanted_placements(small, 0.01, Effort(10**6, 10**6, 10**6))
+    assert whole
+    assert wanted_placements(small, 0.01, Effort(10**6, 10**6, 100)) is None
+    assert wanted_placements(small, 0.01, Effort(len(whole), 10**6, 10**5)) == whole
+    assert wanted_placements(small, 0.01, Effort(len(whole) - 1, 10**6, 10**5)) is None
 
 
 def test_exact_says_that_nothing_fits() -> None:

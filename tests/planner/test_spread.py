@@ -97,24 +97,24 @@ def test_two_replicas_take_a_path_each() -> None:
     assert busiest == pytest.approx(path_loads(problem, alike, [8, 8])[0] / 2)
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_crossed_where_launch_counts_hide_it() -> None:
-    """The search had left a whole site idle: with 1F1B's counts each of these hops costs more than
-    its GPUs bring, and replicas laid out alike crowd one path.  Put together by hand, four replicas
-    A100 - RTX - RTX - A100 on paths of their own take 2.80 s; the plan took 3.10."""
+    """The search had left a whole site idle, 3.10 s: with 1F1B's counts each of these hops costs
+    more than its GPUs bring, and replicas laid out alike crowd one path."""
     cluster = load_cluster(BUDGET / "cluster.yaml")
     workload = load_workload(BUDGET / "gpt-1.3b.flags")
     board = search(make_problem(cluster, workload))
     best = Rescorer(board).best()
     assert best is not None
-    assert best.step_time_s < 2.80
+    assert best.step_time_s < 2.24
     assert len({device.node for device in best.placement.devices()}) == 4
 
 
 @pytest.mark.slow
 def test_calm_placements_are_simulated_beside_crowded_ones() -> None:
     """Dozens that crowd one path are ahead by the quick price; with their queues they take 11.72 s
-    and more, and one that spreads its messages 11.20."""
+    and more, and one that spreads its messages 10.89."""
     (job,) = [job for job in jobs() if job.name.startswith("h100-a100-l40s")]
     plan = plan_cluster(load_cluster(job.cluster), load_workload(job.model, job.flags))
     assert plan.estimates is not None
-    assert plan.estimates.step_time_s < 11.21
+    assert plan.estimates.step_time_s < 10.90
