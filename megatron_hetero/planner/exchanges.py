@@ -21,6 +21,7 @@ _MAX_KINDS = 32
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that exchanges are worth a look."""
 _NUM_CLIMBS = 3
+"""Of the shapes that are laid out, those that are climbed from."""
 _WORTH = 1 - 1e-9
 """Less is rounding."""
 
@@ -32,7 +33,7 @@ class Exchanges:
 
     def __init__(self, num_starts: int = 12, max_work: int = 90_000) -> None:
         self.num_starts = num_starts
-        """Shapes that are laid out anew; the best of them are climbed from."""
+        """Shapes to lay out anew."""
         self.max_work = max_work
         """Limit in stages priced, of all climbs together."""
 

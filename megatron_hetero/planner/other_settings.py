@@ -25,13 +25,11 @@ from megatron_hetero.planner.strategy import Strategy
 Settings = tuple[int, Recompute]
 """Micro-batch size and recompute."""
 
-_LARGER_SIZES = 2, 4
-_FEW_GPUS = 32
-"""In larger clusters the largest size is left out: it takes long and found nothing."""
+_LARGER_SIZES = {2: 64, 4: 32}
+"""Multiples of the job's micro-batch size, and up to how many GPUs they are tried: in larger
+clusters they take long and found nothing."""
 _NEAR = 1.02
-"""Shapes that lack memory count for as long as they promise steps no longer than this."""
-_MANY_GPUS = 64
-"""In larger clusters only the other extreme of recompute is tried."""
+"""Shapes that lack memory count if they promise steps no longer than this, beside the best."""
 
 
 class OtherSettings:
@@ -85,7 +83,8 @@ def other_settings(problem: Problem) -> list[Settings]:
     found: list[Settings] = []
     if other in kinds:
         found.append((training.micro_batch_size, other))
-    times = _LARGER_SIZES[: 2 - (problem.num_gpus > _FEW_GPUS) - (problem.num_gpus > _MANY_GPUS)]
-    larger = (n * training.micro_batch_size for n in times)
-    found += [(size, fullest) for size in larger if size in sizes]
+    for times, max_gpus in _LARGER_SIZES.items():
+        size = times * training.micro_batch_size
+        if problem.num_gpus <= max_gpus and size in sizes:
+            found.append((size, fullest))
     return found

@@ -21,9 +21,9 @@ from megatron_hetero.schedule.simulator_engine import run_step
 from megatron_hetero.schedule.simulator_network import crossing
 from megatron_hetero.schedule.simulator_parts import ChunkTimes, Pipeline
 
-MAX_MESSAGES = 40_000
-"""Placements whose shared paths carry more messages a step are left as the cost model has them: a
-simulation of so many takes about a second, and with so many micro-batches queues matter less."""
+MAX_MESSAGES = 200_000
+"""Placements whose shared paths carry more messages a step are left as the cost model has them,
+which may be far too short where paths are crowded: a simulation of so many takes about 7 s."""
 
 
 def queued(
