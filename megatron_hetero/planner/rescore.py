@@ -19,7 +19,7 @@ from megatron_hetero.planner.counts import with_counts, with_replicas
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
-from megatron_hetero.schedule.shared_paths import num_messages, queued, sharing_replicas
+from megatron_hetero.schedule.shared_paths import num_simulated, queued, sharing_replicas
 
 _MAX_DISTINCT = 12
 _CROWDING = *CALM, inf
@@ -91,7 +91,7 @@ class Rescorer:
         placement = candidate.placement
         if (placement, candidate.rank_order) in self.board.with_queues:
             return 0
-        return num_messages(placement, _simulated(candidate))
+        return num_simulated(placement, candidate.cost, is_stock=candidate.is_stock)
 
     def with_queues(self, candidate: Candidate) -> Candidate:
         """The candidate as its plan is priced (`schedule.estimate`)."""

@@ -22,8 +22,8 @@ from megatron_hetero.schedule.simulator_network import crossing
 from megatron_hetero.schedule.simulator_parts import ChunkTimes, Pipeline
 
 MAX_MESSAGES = 200_000
-"""Placements whose shared paths carry more messages a step are left as the cost model has them,
-which may be far too short where paths are crowded: a simulation of so many takes about 7 s."""
+"""Placements whose unlike pipelines exchange more messages a step are left as the cost model has
+them, which may be far too short where paths are crowded: so many take about 7 s to simulate."""
 
 
 def queued(
@@ -35,22 +35,40 @@ def queued(
         is_stock: stock Megatron runs the placement: every stage waits for its sends, which the cost
             model does not know, so all pipelines are simulated.
     """
-    every = tuple(range(len(placement.replicas)))
-    sharing = every if is_stock else sharing_replicas(placement)
-    if not sharing or num_messages(placement, sharing) > MAX_MESSAGES:
+    unlike = _unlike_crowds(placement, cost, is_stock)
+    if not unlike or _num_messages_of(placement, unlike) > MAX_MESSAGES:
         return cost
     costs = costs.sharded_as(placement)
     replicas = list(cost.replicas)
-    known: dict[Hashable, list[ReplicaCost]] = {}
-    for crowd in _crowds(placement, sharing):
-        likeness = _likeness(placement, cost, crowd)
-        if likeness not in known:
-            known[likeness] = _run_together(
-                costs, [(placement.replicas[r], cost.replicas[r]) for r in crowd], is_stock
-            )
-        for r, found in zip(crowd, known[likeness], strict=True):
-            replicas[r] = found
+    for crowds in unlike:
+        known = _run_together(
+            costs, [(placement.replicas[r], cost.replicas[r]) for r in crowds[0]], is_stock
+        )
+        for crowd in crowds:
+            for r, found in zip(crowd, known, strict=True):
+                replicas[r] = found
     return costs.combine(placement, tuple(replicas), costs.vocab_rows(placement.widths))
+
+
+def num_simulated(placement: Placement, cost: PlacementCost, *, is_stock: bool = False) -> int:
+    """Messages of the pipelines that `queued` has to simulate; those that run alike count once."""
+    return _num_messages_of(placement, _unlike_crowds(placement, cost, is_stock))
+
+
+def _num_messages_of(placement: Placement, unlike: Sequence[Sequence[Sequence[int]]]) -> int:
+    return sum(num_messages(placement, crowds[0]) for crowds in unlike)
+
+
+def _unlike_crowds(
+    placement: Placement, cost: PlacementCost, is_stock: bool
+) -> list[list[list[int]]]:
+    """Replicas that wait for each other, crowd by crowd; crowds that run alike together."""
+    every = tuple(range(len(placement.replicas)))
+    sharing = every if is_stock else sharing_replicas(placement)
+    alike: dict[Hashable, list[list[int]]] = {}
+    for crowd in _crowds(placement, sharing):
+        alike.setdefault(_likeness(placement, cost, crowd), []).append(crowd)
+    return list(alike.values())
 
 
 def _run_together(
