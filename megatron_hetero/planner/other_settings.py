@@ -25,9 +25,10 @@ from megatron_hetero.planner.strategy import Strategy
 Settings = tuple[int, Recompute]
 """Micro-batch size and recompute."""
 
-_LARGER_SIZES = {2: 64, 4: 32}
-"""Multiples of the job's micro-batch size, and up to how many GPUs they are tried: in larger
-clusters they take long and found nothing."""
+_SIZES = 1, 2, 4
+"""Micro-batch sizes, of which two that are not the job's own are tried."""
+_MAX_GPUS = 64, 32
+"""Up to which the first and the second are: in larger clusters they take long and found nothing."""
 _NEAR = 1.02
 """Shapes that lack memory count if they promise steps no longer than this, beside the best."""
 
@@ -74,17 +75,15 @@ def settings_matter(board: Scoreboard) -> bool:
 
 
 def other_settings(problem: Problem) -> list[Settings]:
-    """The job's micro-batch size with the other extreme of recompute, and larger sizes with all
-    recomputed, so that few shapes lack memory."""
+    """The job's micro-batch size with the other extreme of recompute; larger sizes with all
+    recomputed, so that few shapes lack memory; smaller ones, which need less, with nothing."""
     training = problem.workload.training
-    sizes, kinds = micro_batch_sizes(problem.costs), recomputes(problem.costs)
-    other: Recompute = "none" if training.recompute == "full" else "full"
-    fullest: Recompute = "full" if "full" in kinds else training.recompute
-    found: list[Settings] = []
-    if other in kinds:
-        found.append((training.micro_batch_size, other))
-    for times, max_gpus in _LARGER_SIZES.items():
-        size = times * training.micro_batch_size
-        if problem.num_gpus <= max_gpus and size in sizes:
-            found.append((size, fullest))
-    return found
+    own, kinds = training.micro_batch_size, recomputes(problem.costs)
+    least: Recompute = "none" if "none" in kinds else training.recompute
+    most: Recompute = "full" if "full" in kinds else training.recompute
+    found: list[Settings] = [(own, least if training.recompute == most else most)]
+    others = (size for size in _SIZES if size in micro_batch_sizes(problem.costs) and size != own)
+    for size, max_gpus in zip(others, _MAX_GPUS, strict=False):
+        if problem.num_gpus <= max_gpus:
+            found.append((size, most if size > own else least))
+    return [settings for settings in found if settings != (own, training.recompute)]

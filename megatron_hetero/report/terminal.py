@@ -41,7 +41,7 @@ AHEAD_LEGEND = "ahead: forwards before the first backward, which hide slow hops"
 MAX_KEY_WIDTH = 32
 """Places and names in a table of differences are not wrapped up to this many columns: two of them
 leave 16 of 80."""
-MIN_NAMES_WIDTH = 12
+MIN_NAMES_WIDTH = 11
 """Names of GPUs wrap before any number is cut, down to this many columns."""
 NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
 
@@ -164,7 +164,8 @@ def _stage_row(plan: Plan, replica_index: int, stage_index: int) -> list[Text]:
     if plan.estimates is not None:
         time_s = plan.estimates.stage_times_s[replica_index][stage_index]
         row.append(Text(format_duration(time_s)))
-        row.append(_memory(_fullest(stage.devices, plan.estimates)))
+        is_crammed = _recomputes_by_stage(plan) and _launches_ahead(plan)
+        row.append(_memory(_fullest(stage.devices, plan.estimates), is_crammed))
     return row
 
 
@@ -290,10 +291,15 @@ def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | N
     return max(known, key=lambda d: d.peak_bytes / d.capacity_bytes, default=None)
 
 
-def _memory(device: DeviceEstimate | None) -> Text:
+def _memory(device: DeviceEstimate | None, is_crammed: bool) -> Text:
+    """`is_crammed`: so many columns that what is in use as bytes would not fit in 80."""
     if device is None:
         return Text("-")
     part = device.peak_bytes / device.capacity_bytes
-    text = f"{device.peak_bytes / GIB:.1f} / {device.capacity_bytes / GIB:.1f} GiB {part:4.0%}"
+    capacity = f"{device.capacity_bytes / GIB:.1f} GiB"
+    if is_crammed:
+        text = f"{part:.0%} of {capacity}"
+    else:
+        text = f"{device.peak_bytes / GIB:.1f} / {capacity} {part:4.0%}"
     style = "red" if part > 1 else "yellow" if part > TIGHT_MEMORY else ""
     return Text(text, style=style)
