@@ -11,6 +11,7 @@ from math import exp, inf
 from random import Random
 
 from megatron_hetero.planner.fill import Filler
+from megatron_hetero.planner.local import idle_gpus
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 from megatron_hetero.planner.scoreboard import Scoreboard
 
@@ -107,11 +108,10 @@ def _drop(problem: Problem, pipelines: _Pipelines, random: Random) -> bool:
 def _add(problem: Problem, pipelines: _Pipelines, random: Random) -> bool:
     """Idle GPUs of a node."""
     name = random.choice(problem.nodes).name
-    used = {i for pipeline in pipelines for u in pipeline if u.node == name for i in u.indices}
-    idle = [i for i in problem.gpus[name] if i not in used]
+    idle = idle_gpus(problem, pipelines, name)
     widths = [width for width in problem.widths[name] if width <= len(idle)]
     if widths:
-        _insert(pipelines, Unit(name, tuple(idle[: random.choice(widths)])), random)
+        _insert(pipelines, Unit(name, idle[: random.choice(widths)]), random)
     return bool(widths)
 
 

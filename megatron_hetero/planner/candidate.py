@@ -98,9 +98,14 @@ def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
 def is_plain(placement: Placement) -> bool:
     """Whether all of it is as the job's flags say: no launch counts, micro-batch sizes, recompute
     or shares of its own."""
+    counts = (replica.launch_counts for replica in placement.replicas)
+    return has_the_jobs_settings(placement) and all(own is None for own in counts)
+
+
+def has_the_jobs_settings(placement: Placement) -> bool:
+    """`is_plain`, whatever the launch counts."""
     return all(
-        replica.launch_counts is None
-        and replica.micro_batch_size is None
+        replica.micro_batch_size is None
         and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
         for replica in placement.replicas
     )

@@ -9,13 +9,11 @@ from __future__ import annotations
 from megatron_hetero.planner.local import unlike
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape
-from megatron_hetero.planner.shape_search import ShapeSearch
+from megatron_hetero.planner.shape_search import MAX_KINDS, ShapeSearch
 
 _MANY_GPUS = 768
 """In larger clusters a part of the work, which found plans as good in most of them."""
 _PART_OF_MANY = 2
-_MAX_KINDS = 32
-"""One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
 
 
 class EqualReplicas:
@@ -39,7 +37,7 @@ class EqualReplicas:
         ranking = board.ranking_with_counts if self.launch_ahead else board.ranking
         starts = unlike(ranking, self.num_starts)
         search = ShapeSearch(board, self.name, self.launch_ahead)
-        if len(search.kinds) > _MAX_KINDS:
+        if len(search.kinds) > MAX_KINDS:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS
         max_work = self.max_work // _PART_OF_MANY if is_large else self.max_work

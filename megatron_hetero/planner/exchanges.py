@@ -13,11 +13,10 @@ from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.problem import Chain
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.shape_layout import Shape
-from megatron_hetero.planner.shape_search import ShapeSearch
+from megatron_hetero.planner.shape_search import MAX_KINDS, ShapeSearch
 
 MAX_GPUS_EXCHANGED = 64
 """With more, one shape has too many exchanges to price."""
-_MAX_KINDS = 32
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that exchanges are worth a look."""
 _NUM_CLIMBS = 3
@@ -43,7 +42,7 @@ class Exchanges:
         if problem.num_gpus > MAX_GPUS_EXCHANGED or not problem.costs.has_launch_counts:
             return
         search = ExchangingSearch(board, self.name, self.max_work)
-        if len(search.kinds) > _MAX_KINDS:
+        if len(search.kinds) > MAX_KINDS:
             return
         promises_s: dict[Shape, float] = {}
         for candidate in board.ranking_with_counts:

@@ -217,10 +217,15 @@ def _idle_units(problem: Problem, chains: list[Chain]) -> list[Unit]:
     """Of every node with idle GPUs, the first of them in each width that they allow."""
     units = []
     for node in problem.nodes:
-        used = {i for chain in chains for u in chain if u.node == node.name for i in u.indices}
-        idle = tuple(i for i in problem.gpus[node.name] if i not in used)
+        idle = idle_gpus(problem, chains, node.name)
         units += [Unit(node.name, idle[:w]) for w in problem.widths[node.name] if w <= len(idle)]
     return units
+
+
+def idle_gpus(problem: Problem, chains: Sequence[Sequence[Unit]], node: str) -> tuple[int, ...]:
+    """Of a node, those that no chain uses."""
+    used = {i for chain in chains for unit in chain if unit.node == node for i in unit.indices}
+    return tuple(i for i in problem.gpus[node] if i not in used)
 
 
 def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from math import inf
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
-from megatron_hetero.cost.placement import NO_SETTINGS, Recompute
-from megatron_hetero.planner.candidate import Candidate
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.planner.candidate import Candidate, has_the_jobs_settings
 from megatron_hetero.planner.local import unlike, unlike_and_calm
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.refine import Refine
@@ -63,15 +63,13 @@ class OtherSettings:
 def settings_matter(board: Scoreboard) -> bool:
     """Whether the best plan has settings unlike the job's, or others would be about as fast if they
     had the memory."""
-    if not board.ranking_of_all:
+    ranking = board.ranking_of_all
+    if not ranking:
         return True
-    best = board.ranking_of_all[0]
+    best = ranking[0]
     promise_s = min((miss.step_time_s for miss in board.misses.fastest), default=inf)
-    return promise_s < _NEAR * best.step_time_s or any(
-        replica.micro_batch_size is not None
-        or any(stage.own_settings != NO_SETTINGS for stage in replica.stages)
-        for replica in best.placement.replicas
-    )
+    may_fit = promise_s < _NEAR * best.step_time_s
+    return may_fit or not has_the_jobs_settings(best.placement)
 
 
 def other_settings(problem: Problem) -> list[Settings]:

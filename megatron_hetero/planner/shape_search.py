@@ -21,6 +21,8 @@ from megatron_hetero.planner.shape_layout import Shape, ShapeLayouts
 from megatron_hetero.planner.spread import Spreader
 from megatron_hetero.planner.unit_mix import Mix, UnitMixer
 
+MAX_KINDS = 32
+"""One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
 _NUM_PRICED = 12
 """Sandwiches to price."""
 _NUM_COUNTS = 2
