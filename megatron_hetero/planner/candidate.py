@@ -66,6 +66,16 @@ class Candidate:
             tuple((s.devices[0].node, s.width) for s in r.stages) for r in self.placement.replicas
         )
 
+    @property
+    def pattern(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """`structure` with nodes numbered as they come: equal for placements, of equal times, in
+        which like nodes are exchanged as a whole."""
+        numbers: dict[str, int] = {}
+        return tuple(
+            tuple((numbers.setdefault(node, len(numbers)), width) for node, width in replica)
+            for replica in self.structure
+        )
+
     @cached_property
     def coarse_key(self) -> tuple[Standing, float]:
         """What `key` compares first; quick."""

@@ -229,11 +229,18 @@ def idle_gpus(problem: Problem, chains: Sequence[Sequence[Unit]], node: str) -> 
 
 
 def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The best placements that differ in more than layers and micro-batches."""
-    chosen: dict[tuple[tuple[tuple[str, int], ...], ...], Candidate] = {}
+    """The best placements that differ in more than layers and micro-batches, and in more than
+    which of like nodes is which."""
+    chosen: dict[Hashable, Candidate] = {}
+    images: set[Hashable] = set()
     for candidate in ranking:
-        chosen.setdefault(candidate.structure, candidate)
-    return list(chosen.values())[:count]
+        if len(chosen) == count:
+            break
+        image = candidate.step_time_s, candidate.crowding, candidate.pattern
+        if candidate.structure not in chosen and image not in images:
+            chosen[candidate.structure] = candidate
+            images.add(image)
+    return list(chosen.values())
 
 
 def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:

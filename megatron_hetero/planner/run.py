@@ -28,6 +28,8 @@ from megatron_hetero.planner.symmetric import Symmetric
 
 _FEW_GPUS = 16
 """In larger clusters these strategies take longest, and found nothing under other settings."""
+_MANY_GPUS = 64
+"""In larger clusters plans of equal parts would take the places of better starts."""
 _SMALL_EFFORT = Effort(max_placements=1_000, max_structures=5_000, max_splits=30_000)
 
 
@@ -50,16 +52,20 @@ def default_strategies() -> tuple[Strategy, ...]:
     )
 
 
-def _shape_strategies() -> tuple[Strategy, ...]:
-    """What finds shapes, whatever the settings."""
+def _shape_strategies(num_gpus: int) -> Sequence[Strategy]:
+    """What finds shapes under other settings than the job's."""
+    if num_gpus > _MANY_GPUS:
+        return Columns(), EqualReplicas(), EqualReplicas(launch_ahead=True)
     return (
         Columns(),
+        Symmetric(),
         Exhaustive(_SMALL_EFFORT),
         Constructive(max_gpus=_FEW_GPUS),
         EqualReplicas(),
         LocalSearch(max_gpus=_FEW_GPUS),
+        LaunchAhead(),
         EqualReplicas(launch_ahead=True),
-        Exchanges(max_work=30_000),
+        Exchanges(),
     )
 
 

@@ -8,8 +8,9 @@ from megatron_hetero.planner import scoreboard
 from megatron_hetero.planner.canonical import canonical
 from megatron_hetero.planner.constructive import Constructive
 from megatron_hetero.planner.fill import Filler
-from megatron_hetero.planner.local import LocalSearch, neighbours
+from megatron_hetero.planner.local import LocalSearch, neighbours, unlike
 from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.run import search
 from megatron_hetero.planner.scoreboard import Scoreboard
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 
@@ -54,3 +55,15 @@ def test_the_best_of_stock_megatron_is_known_however_slow() -> None:
     slow = board.score(one, "test")
     assert slow is not None and slow.step_time_s > board.ranking[-1].step_time_s
     assert board.best_stock is slow
+
+
+def test_like_nodes_exchanged_as_a_whole_are_one_start() -> None:
+    cluster = make_cluster(("a", FAST, 2), ("b", FAST, 2), ("c", SLOW, 1))
+    problem = make_problem(cluster, make_workload(num_layers=6, global_batch_size=8))
+    ranking = search(problem, strategies=[Constructive()]).ranking
+    images = [(c.step_time_s, c.crowding, c.pattern) for c in ranking]
+    assert len({c.structure for c in ranking}) > len(set(images))  # some are mirrored
+    starts = unlike(ranking, 64)
+    assert len({(c.step_time_s, c.crowding, c.pattern) for c in starts}) == len(starts)
+    assert len({c.structure for c in starts}) == len(starts)
+    assert starts[0] is ranking[0]
