@@ -27,6 +27,7 @@ from megatron_hetero.cluster.description import load_cluster  # noqa: E402
 from megatron_hetero.cost.bound import step_time_bound  # noqa: E402
 from megatron_hetero.cost.bound_effort import PROOF, THOROUGH, Effort  # noqa: E402
 from megatron_hetero.cost.model import CostModel  # noqa: E402
+from megatron_hetero.cost.placement import placement_of  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import load_plan, save_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
@@ -83,7 +84,12 @@ def result_of(job: Job, folder: Path | None, effort: Effort = THOROUGH) -> dict[
         raise RuntimeError("the planner gives every plan estimates")
     step_s = plan.estimates.step_time_s
     started = time.process_time()
-    bound = step_time_bound(CostModel(cluster, workload), 1.01 * step_s, effort)
+    bound = step_time_bound(
+        CostModel(cluster, workload),
+        1.01 * step_s,
+        effort,
+        uneven=placement_of(plan, cluster).has_shares,
+    )
     bound_cpu_s = time.process_time() - started
     if bound.step_time_s > step_s * (1 + 1e-9):
         raise RuntimeError(f"{job.name}: a bound of {bound.step_time_s} s on a step of {step_s} s")

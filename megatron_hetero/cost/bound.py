@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 from megatron_hetero.cost.bound_effort import QUICK, THOROUGH, Effort
 from megatron_hetero.cost.bound_kinds import GpuClass, gpu_classes
@@ -41,8 +42,11 @@ class Bound:
     relaxes: str
 
 
-Prove = Callable[[CostModel, float], Bound]
-"""Finds the bound of a job; a step longer than the seconds given need not be proved."""
+class Prove(Protocol):
+    """What finds the bound of a job: `step_time_bound` with some effort."""
+
+    def __call__(self, costs: CostModel, enough_s: float, *, uneven: bool) -> Bound:
+        """See `step_time_bound`."""
 
 
 def step_time_bound_s(costs: CostModel) -> float:
@@ -50,9 +54,9 @@ def step_time_bound_s(costs: CostModel) -> float:
     return step_time_bound(costs).step_time_s
 
 
-def thorough_bound(costs: CostModel, enough_s: float = inf) -> Bound:
+def thorough_bound(costs: CostModel, enough_s: float = inf, *, uneven: bool = False) -> Bound:
     """That of a plan: `step_time_bound` with more effort."""
-    return step_time_bound(costs, enough_s, THOROUGH)
+    return step_time_bound(costs, enough_s, THOROUGH, uneven=uneven)
 
 
 def step_time_bound(
@@ -60,6 +64,8 @@ def step_time_bound(
     enough_s: float = inf,
     effort: Effort = QUICK,
     progress: Callable[[float], None] | None = None,
+    *,
+    uneven: bool = False,
 ) -> Bound:
     """The best bound known: that of the work, made longer as far as prices prove it.
 
@@ -70,8 +76,10 @@ def step_time_bound(
         enough_s: a longer step need not be proved.
         effort: how far it is proved; less in clusters that are too large for it.
         progress: called with the step proved impossible so far, while replicas are packed.
+        uneven: the space also has groups of one node in widths that do not divide the model, in
+            shares as equal as can be.
     """
-    classes = gpu_classes(costs)
+    classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     works_s = [_work_bound_s([of_size], classes) for of_size in sizes]
     work_s = _work_bound_s(sizes, classes) if may_mix_sizes(costs) else min(works_s)
@@ -85,18 +93,22 @@ def step_time_bound(
     rules = costs.fill_rules()
     if rules is None:
         most_s = min(enough_s, _LONGEST * work_s)
-        return Bound(*launch_bound_s(sizes, works_s, classes, work_s, most_s, effort, progress))
+        proved = launch_bound_s(
+            sizes, works_s, classes, work_s, most_s, effort, progress, uneven=uneven
+        )
+        return Bound(*proved)
     return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
 
 
-def work_bound_s(costs: CostModel, *, in_parts: bool = False) -> float:
+def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = False) -> float:
     """Seconds that no placement of the space beats, by the work alone: known at once.
 
     Args:
         in_parts: also of stages in chunks and with split backward passes, of which a micro-batch's
             weight gradients need not be on its way through the model.
+        uneven: as of `step_time_bound`.
     """
-    classes = gpu_classes(costs)
+    classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     if may_mix_sizes(costs):
         return _work_bound_s(sizes, classes, in_parts)

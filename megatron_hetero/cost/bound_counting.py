@@ -27,8 +27,10 @@ class Counting:
         is_deep: many micro-batches in flight are told apart where GPUs have prices, too.
     """
 
-    def __init__(self, costs: CostModel, classes: Sequence[GpuClass], is_deep: bool) -> None:
-        small = _small_classes(costs)
+    def __init__(
+        self, costs: CostModel, classes: Sequence[GpuClass], is_deep: bool, uneven: bool
+    ) -> None:
+        small = _small_classes(costs, uneven)
         self.classes = classes if small is None else small
         self.is_small = small is not None
         self.is_deep = is_deep or self.is_small
@@ -51,13 +53,13 @@ class Counting:
         return axes if self.is_small or prod(axes.shape) <= _MAX_COUNTED else None
 
 
-def _small_classes(costs: CostModel) -> list[GpuClass] | None:
+def _small_classes(costs: CostModel, uneven: bool) -> list[GpuClass] | None:
     """Classes of so few GPUs that they can be counted: by node if that is not too many, else by
     site, else by type alone; None where all are too many."""
     num_layers = costs.workload.model.num_layers
     ways: tuple[Literal["node", "site", ""], ...] = ("node", "site", "")
     for apart in ways:
-        classes = gpu_classes(costs, apart)
+        classes = gpu_classes(costs, apart, uneven)
         states = prod(c.num_gpus + 1 for c in classes)
         if states * sum(len(c.widths) for c in classes) * num_layers <= _MAX_STATES:
             return classes

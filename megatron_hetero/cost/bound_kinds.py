@@ -12,8 +12,9 @@ import numpy as np
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.bound_rules import FillRules
 from megatron_hetero.cost.bound_table import PLACES, Floats, Ints, StageKinds
+from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.widths import usable_gpus
+from megatron_hetero.cost.widths import uneven_widths, usable_gpus
 
 
 @dataclass
@@ -30,16 +31,19 @@ class GpuClass:
         return self.nodes[0]
 
 
-def gpu_classes(costs: CostModel, apart: Literal["", "site", "node"] = "") -> list[GpuClass]:
+def gpu_classes(
+    costs: CostModel, apart: Literal["", "site", "node"] = "", uneven: bool = False
+) -> list[GpuClass]:
     """All GPUs that may be used, by class.
 
     Args:
         apart: GPUs of two sites, or two nodes, are of two classes.
+        uneven: with widths that do not divide the model.
     """
     found: dict[tuple[object, ...], GpuClass] = {}
     for node in sorted(costs.cluster.nodes, key=lambda node: node.name):
         num_gpus = len(usable_gpus(costs.cluster, node))
-        widths = tuple(w for w in costs.widths(node) if w <= num_gpus)
+        widths = tuple(w for w in group_widths(costs, node, uneven) if w <= num_gpus)
         if not widths:
             continue
         where = {"": None, "site": node.site, "node": node.name}[apart]
@@ -51,6 +55,15 @@ def gpu_classes(costs: CostModel, apart: Literal["", "site", "node"] = "") -> li
         else:
             found[key] = GpuClass([node], widths, num_gpus)
     return list(found.values())
+
+
+def group_widths(costs: CostModel, node: Node, uneven: bool) -> tuple[int, ...]:
+    """Widths of the groups of one node that plans may have, ascending; if `uneven`, also those that
+    do not divide the model."""
+    even = costs.widths(node)
+    if not (uneven and may_choose(costs, "shares")):
+        return even
+    return tuple(sorted({*even, *uneven_widths(costs.cluster, costs.workload, node)}))
 
 
 class KindMaker:

@@ -50,6 +50,8 @@ def launch_bound_s(
     enough_s: float,
     effort: Effort,
     progress: Callable[[float], None] | None = None,
+    *,
+    uneven: bool = False,
 ) -> tuple[float, str]:
     """The longest step proved impossible from `least_s` to `enough_s`, and what it leaves out.
 
@@ -59,8 +61,9 @@ def launch_bound_s(
         classes: GPUs that are alike, wherever they are.
         effort: how far it is proved.
         progress: called with the longest step proved so far.
+        uneven: the classes have widths that do not divide the model.
     """
-    counting = Counting(sizes[0], classes, effort.is_deep)
+    counting = Counting(sizes[0], classes, effort.is_deep, uneven)
     batch = sizes[0].workload.training.global_batch_size
     most = min(batch // min(map(_size, sizes)), sum(c.num_gpus for c in classes))
     wanted = sizes[0].cluster.limits.num_replicas

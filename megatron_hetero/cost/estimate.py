@@ -55,7 +55,9 @@ def estimates_of(
         prove: what finds the bound.
 
     Without a bound where the placement is none that the search may find (`cost.space`): a plan
-    edited by hand, or with groups of unequal shares, which are searched but not bounded.
+    edited by hand, or with groups over several nodes, which are searched but not bounded.  The
+    bound of a plan with a group of a width that does not divide the model is of all such groups;
+    that of another plan is not.
     """
     workload = costs.workload
     price = price_of(costs, placement, cost)
@@ -106,9 +108,10 @@ def _bound_of(
     bound = Bound(inf, "")
     if not in_parts:
         # More than this need not be proved: a bound beyond the step is a fault already.
-        bound = prove(costs, 1.01 * cost.step_time_s)
+        bound = prove(costs, 1.01 * cost.step_time_s, uneven=placement.has_shares)
     if bound.step_time_s > most_s and (in_parts or is_stock):
-        bound = Bound(work_bound_s(costs, in_parts=True), WORK_BOUND_RELAXES)
+        work_s = work_bound_s(costs, in_parts=True, uneven=placement.has_shares)
+        bound = Bound(work_s, WORK_BOUND_RELAXES)
     if bound.step_time_s <= most_s:
         return bound
     warnings.warn(

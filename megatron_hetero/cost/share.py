@@ -7,7 +7,7 @@ runtime divides them (`runtime.tensor_place`); sequences divide evenly always.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -97,6 +97,16 @@ def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
     if model.num_query_groups % width or model.mlp_columns % width:
         return None
     return even_share(model, width)
+
+
+def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
+    """The unlike members of a group of `width` in shares as equal as can be, the largest first, as
+    if the vocabulary divided evenly: the slowest takes no more than in any such group."""
+    even = even_share_or_none(model, width)
+    if even is not None:
+        return (even,)
+    members = member_shares(model, width, (1,) * width)
+    return tuple(dict.fromkeys(replace(member, shares=None, index=0) for member in members))
 
 
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:

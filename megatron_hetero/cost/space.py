@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron_hetero.cost.bound_kinds import group_widths
 from megatron_hetero.cost.choices import may_choose, may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, own_launch_counts
@@ -46,10 +47,10 @@ def _why_stage_outside(costs: CostModel, stage: PlacedStage) -> str | None:
     names = {device.node for device in stage.devices}
     if stage.context_parallel > 1:
         return "context parallelism"
-    if stage.shares is not None or len(names) > 1:
-        return "a group of unequal shares, or over several nodes"
+    if len(names) > 1 or len(set(stage.shares or ())) > 1:
+        return "a group of shares of unlike sizes, or over several nodes"
     node = costs.cluster.node_by_name[names.pop()]
-    if stage.width not in costs.widths(node):
+    if stage.width not in group_widths(costs, node, uneven=stage.shares is not None):
         return f"a group of {stage.width} GPUs of {node.name}"
     if not {device.index for device in stage.devices} <= set(usable_gpus(costs.cluster, node)):
         return f"GPUs of {node.name} that the limits keep idle"

@@ -16,7 +16,7 @@ from megatron_hetero.cost.pieces import PieceTimes, activation_bytes, price_piec
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.profile import Profile
-from megatron_hetero.cost.share import TensorShare, even_share, member_shares
+from megatron_hetero.cost.share import TensorShare, least_shares, member_shares
 from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
@@ -103,12 +103,14 @@ class UnitPrices:
         return padded_vocab_size(self.workload.model, tuple(widths))
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
-        """Times of the model's pieces on a group of `width` GPUs of one node, in equal shares."""
+        """Times of the model's pieces on a group of `width` GPUs of one node, in equal shares; if
+        the width does not divide the model, the least of a group in shares as equal as can be."""
         key = (node.name, width, vocab_rows)
         if key not in self._pieces:
-            member = (node.gpu_type, even_share(self.workload.model, width))
+            shares = least_shares(self.workload.model, width)
+            members = tuple((node.gpu_type, share) for share in shares)
             self._pieces[key] = price_pieces(
-                self.workload, self.profile, (member,), node.link, vocab_rows
+                self.workload, self.profile, members, node.link, vocab_rows
             )
         return self._pieces[key]
 
@@ -168,7 +170,8 @@ class UnitPrices:
     ) -> StageMemory:
         """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
 
-        `share`: what it holds of a group of `width` in unequal shares.
+        `share`: what it holds of a group of `width` in unequal shares; None is an equal one, or
+        the least that a width which does not divide the model leaves to one.
         """
         key = (
             node.gpu_type.name,
@@ -183,7 +186,7 @@ class UnitPrices:
             self._memories[key] = stage_memory(
                 self.workload,
                 node.gpu_type,
-                share or even_share(self.workload.model, width),
+                share or least_shares(self.workload.model, width)[-1],
                 first=first,
                 last=last,
                 num_in_flight=num_in_flight,

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.cost.compute import can_train
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 
 
 def usable_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:
     """Tensor-parallel widths that node, model and limits allow, ascending; empty when the GPU
     cannot train in the job's precision."""
-    model, training = workload.model, workload.training
+    return tuple(w for w in _allowed(cluster, workload, node) if _divides(w, workload.model))
+
+
+def uneven_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:
+    """Widths that do not divide the model: of groups in shares that differ by a head or so."""
+    model = workload.model
+    most = min(model.num_query_groups, model.mlp_columns)
+    return tuple(
+        w for w in _allowed(cluster, workload, node) if w <= most and not _divides(w, model)
+    )
+
+
+def _allowed(cluster: Cluster, workload: Workload, node: Node) -> Iterator[int]:
+    training = workload.training
     if not can_train(training, node.gpu_type):
-        return ()
+        return
     widest = min(node.num_gpus, cluster.limits.max_tensor_parallel or node.num_gpus)
     if node.name in cluster.limits.no_tensor_parallel_across:
         widest = 1
-    return tuple(
-        width
-        for width in range(1, widest + 1)
-        if model.num_attention_heads % width == 0
-        and model.num_query_groups % width == 0
-        and model.mlp_columns % width == 0
-        and not (training.sequence_parallel and model.seq_length % width)
-    )
+    for width in range(1, widest + 1):
+        if not (training.sequence_parallel and workload.model.seq_length % width):
+            yield width
+
+
+def _divides(width: int, model: ModelSpec) -> bool:
+    units = model.num_attention_heads, model.num_query_groups, model.mlp_columns
+    return not any(number % width for number in units)
 
 
 def usable_gpus(cluster: Cluster, node: Node) -> tuple[int, ...]:

@@ -73,8 +73,10 @@ class OtherSettings:
         costs = board.problem.costs.variant(micro_batch_size=size, recompute=recompute)
         part = Scoreboard(replace(board.problem, costs=costs))
         for strategy in self.strategies(board.problem.num_gpus):
+            before = part.num_priced
             strategy.search(part)
-        board.num_priced += part.num_priced
+            board.num_priced += part.num_priced - before
+            board.say_progress()
         if board.problem.num_gpus <= _MAX_GPUS[0]:  # else one layer is little: `refine` is as good
             LaunchAhead().search(part)
             for found in unlike_and_calm(part.ranking_with_counts, self.num_starts):

@@ -277,9 +277,13 @@ class Scoreboard:
         if len(kept) < _NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:
             insort(kept, candidate, key=lambda c: c.key)
             del kept[_NUM_KEPT:]
-        best = self.best
-        if self._progress and best is not None and best is not before:
-            self._progress(best.step_time_s, self.num_priced, self._bound_s)
+        if self._progress and self.best is not before:
+            self.say_progress()
+
+    def say_progress(self) -> None:
+        """Tell who looks on how far the search is."""
+        if self._progress and self.best is not None:
+            self._progress(self.best.step_time_s, self.num_priced, self._bound_s)
 
 
 def _sites_are_apart(problem: Problem, placement: Placement) -> bool:

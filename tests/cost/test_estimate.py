@@ -60,7 +60,7 @@ def test_a_bound_above_the_step_is_reported_and_left_out() -> None:
     cost = costs.placement(placement)
     bound = Bound(2 * cost.step_time_s, "nothing")
     with pytest.warns(BoundFaultWarning, match=r"a fault in megatron-hetero.*Please report"):
-        estimates = estimates_of(costs, placement, cost, prove=lambda *_: bound)
+        estimates = estimates_of(costs, placement, cost, prove=lambda *_, **__: bound)
     assert (estimates.bound_s, estimates.gap, estimates.bound_relaxes) == (None, None, "")
 
 
@@ -77,8 +77,8 @@ STAGES = PlacedReplica(
         (replace(STAGES, launch_counts=(1, 1)), "fewer forwards than 1F1B"),
         (replace(STAGES, num_micro_batches=2, micro_batch_size=2), "micro-batches of 2"),
         (
-            PlacedReplica((PlacedStage((Device("a", 0), Device("a", 1)), 4, (1, 1)),), 4),
-            "a group of unequal shares",
+            PlacedReplica((PlacedStage((Device("a", 0), Device("a", 1)), 4, (2, 1)),), 4),
+            "a group of shares of unlike sizes",
         ),
         (PlacedReplica((PlacedStage((Device("a", 0), Device("b", 0)), 4),), 4), "several nodes"),
         (

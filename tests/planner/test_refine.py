@@ -247,7 +247,9 @@ def test_three_gpus_share_eight_heads() -> None:
     even = plan_cluster(held, WIDE)
     assert plan.estimates is not None and even.estimates is not None
     assert plan.estimates.step_time_s < even.estimates.step_time_s
-    assert plan.estimates.bound_s is None and even.estimates.bound_s is not None
+    assert plan.estimates.bound_s is not None and even.estimates.bound_s is not None
+    assert plan.estimates.gap is not None and plan.estimates.gap < 0.05
+    assert plan.estimates.bound_s <= even.estimates.bound_s
 
 
 def test_unlike_gpus_in_one_group_have_the_shares_of_brute_force() -> None:
