@@ -10,6 +10,13 @@ from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.cost.widths import usable_gpus
 
 
+def has_every_plan(costs: CostModel) -> bool:
+    """Whether the search makes no plan outside of the space: groups over several nodes are, where
+    the limits allow them."""
+    may_share = may_choose(costs, "shares")
+    return not may_share or "nodes" in costs.cluster.limits.no_tensor_parallel_across
+
+
 def why_outside(costs: CostModel, placement: Placement, cost: PlacementCost) -> str | None:
     """What a placement does that no plan of the space does; None where it is one of them.
 

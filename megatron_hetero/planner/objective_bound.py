@@ -11,11 +11,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf, isinf
 
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.bound import step_time_bound
 from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.space import has_every_plan
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.offers import (
     Offer,
@@ -33,6 +34,8 @@ _MAX_SELECTIONS = 20_000
 _MAX_TIGHT = 40
 """Selections bounded tightly."""
 _MAX_GPUS_TIGHT = 64
+_NEGLIGIBLE = 1e-9
+"""An excess that is rounding."""
 
 WORK_RELAXES = (
     "machines in fractions; memory, whole layers and micro-batches, pipeline fill, stage "
@@ -52,9 +55,9 @@ class ObjectiveBound:
 
 
 def objective_bound(problem: Problem) -> ObjectiveBound | None:
-    """The bound of the problem's objective; None where the step time's own bound is all there is,
-    or where no selection of machines is proved to be able to keep the limits."""
-    if not problem.objective.may_want_fewer(problem.cluster):
+    """The bound of the problem's objective, infinite where no plan keeps the limits; None where the
+    step time's own bound is all there is, or where none holds for all plans."""
+    if not problem.objective.may_want_fewer(problem.cluster) or not has_every_plan(problem.costs):
         return None
     offers = offers_of(problem)
     selections = all_selections(offers, _MAX_SELECTIONS)
@@ -74,12 +77,24 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
         num_tight += 1
         heapq.heappop(heap)
         promised = promise(problem, offers, selection)
-        bound = step_time_bound(_costs(problem, offers, selection))
+        bound = step_time_bound(_costs(problem, offers, selection), uneven=True)
         step_s = max(promised.step_s, bound.step_time_s)
         tighter = _value(problem, replace(promised, step_s=step_s))
         if tighter is not None:
             heapq.heappush(heap, (tighter, selection, bound.relaxes))
-    return None
+    return ObjectiveBound(inf, "")
+
+
+def none_keeps_the_limits(problem: Problem) -> bool:
+    """Whether it is proved that no plan keeps the limits of time and money."""
+    bound = objective_bound(problem)
+    if bound is not None:
+        return isinf(bound.value)
+    objective, cluster = problem.objective, problem.cluster
+    if objective.may_want_fewer(cluster) or not has_every_plan(problem.costs):
+        return False
+    step_s = step_time_bound(problem.costs, uneven=True).step_time_s
+    return objective.standing_of(cluster, problem.num_gpus, step_s, None).excess > _NEGLIGIBLE
 
 
 def _value(problem: Problem, promised: Promise) -> float | None:
@@ -87,7 +102,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
     standing: Standing = problem.objective.standing_of(
         problem.cluster, promised.num_gpus, promised.step_s, promised.price_per_hour
     )
-    if standing.excess > 1e-9:
+    if standing.excess > _NEGLIGIBLE:
         return None
     return promised.step_s if problem.objective.name == "throughput" else standing.value
 

@@ -12,6 +12,7 @@ from itertools import product
 from math import inf, prod
 
 from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.bound_kinds import group_widths
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.planner.kinds import kinds_of
 from megatron_hetero.planner.problem import Problem
@@ -85,7 +86,8 @@ def offers_of(problem: Problem) -> tuple[Offer, ...]:
         times_s = {
             (w, size): costs.pieces(kind.node, w, rows).layer.total_s
             for size, costs in ways
-            for w in kind.widths
+            for w in group_widths(costs, kind.node, uneven=True)
+            if w <= kind.num_gpus
         }
         for (price, _), nodes in by_price.items():
             unit = kind.num_gpus if whole and price is not None else 1

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isinf
 
 from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.planner.candidate import Candidate
 from megatron_hetero.planner.objective import ObjectiveName
-from megatron_hetero.planner.objective_bound import ObjectiveBound, objective_bound
+from megatron_hetero.planner.objective_bound import (
+    ObjectiveBound,
+    none_keeps_the_limits,
+    objective_bound,
+)
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.units import format_duration
@@ -46,6 +51,8 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
     step_s, tokens = best.step_time_s, _tokens_per_step(problem)
     per_million = 1e6 / tokens
     bound = objective_bound(problem)
+    if bound is not None and isinf(bound.value):
+        bound = None  # queues made a plan that keeps the limits slower than they allow
     match objective.name:
         case "throughput":
             value, unit = step_s, 1.0
@@ -83,7 +90,7 @@ def limits_error(problem: Problem, nearest: Candidate, what: str = "plan") -> In
     devices = list(nearest.placement.devices())
     names = sorted({device.node for device in devices})
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    proof = "" if objective_bound(problem) else " That none can is proved, by a lower bound."
+    proof = " That none can is proved, by a lower bound." if none_keeps_the_limits(problem) else ""
     return InfeasiblePlanError(
         f"No {what} was found that keeps {limits}.{proof} The nearest, on {len(devices)} GPUs of "
         f"{shown}, takes {format_duration(nearest.step_time_s)} a step and would keep {wanted}. "

@@ -16,7 +16,7 @@ from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.exact import Exact
-from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.objective import Objective, ObjectiveName
 from megatron_hetero.planner.objective_bound import objective_bound
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.run import search
@@ -205,3 +205,20 @@ def test_stock_plans_only() -> None:
     any_plan = plan_and_explain(priced(), WORKLOAD, objective=Objective("cheapest"))[1].outcome
     assert any_plan is not None
     assert any_plan.value <= explanation.outcome.value < inf
+
+
+@pytest.mark.parametrize("name", ["throughput", "fewest-gpus"])
+def test_that_none_can_is_said_only_where_it_is_proved(name: ObjectiveName) -> None:
+    """A deadline between the bound and the best plan may be kept by a plan that was not found."""
+    small = make_cluster(("a", FAST, 2), ("b", SLOW, 1))
+    workload = make_workload()
+    limits = Limits(memory_reserve_bytes=0, no_tensor_parallel_across=())
+    for cluster, is_whole in ((small, True), (replace(small, limits=limits), False)):
+        estimates = plan_cluster(cluster, workload).estimates
+        assert estimates is not None and estimates.bound_s is not None
+        between_s = (2 * estimates.bound_s + estimates.step_time_s) / 3
+        assert estimates.bound_s * 1.001 < between_s < estimates.step_time_s / 1.001
+        for deadline_s, is_proved in ((between_s, False), (0.5 * estimates.bound_s, is_whole)):
+            with pytest.raises(InfeasiblePlanError) as raised:
+                plan_cluster(cluster, workload, objective=Objective(name, 1, deadline_s))
+            assert ("proved" in str(raised.value)) == is_proved
