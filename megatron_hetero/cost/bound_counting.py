@@ -25,6 +25,7 @@ class Counting:
 
     Args:
         is_deep: many micro-batches in flight are told apart where GPUs have prices, too.
+        uneven: the classes have widths that do not divide the model.
     """
 
     def __init__(
