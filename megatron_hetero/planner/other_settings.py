@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from math import inf
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
@@ -129,16 +130,17 @@ def lacks_memory(board: Scoreboard) -> bool:
 
 
 def other_settings(problem: Problem) -> list[Settings]:
-    """The job's micro-batch size with the other extreme of recompute; larger sizes with all
-    recomputed, so that few shapes lack memory; smaller ones, which need less, with nothing."""
+    """Of few GPUs all sizes with both extremes of recompute.  Else the job's micro-batch size with
+    the other extreme; larger sizes with all recomputed, so that few shapes lack memory; smaller
+    ones, which need less, with nothing."""
     (own, recompute), (least, most) = _own(problem), _extremes(problem)
     found: list[Settings] = [(own, least if recompute == most else most)]
-    others = (size for size in _SIZES if size in micro_batch_sizes(problem.costs) and size != own)
+    others = [size for size in _SIZES if size in micro_batch_sizes(problem.costs) and size != own]
+    if problem.num_gpus <= _FEW_GPUS:
+        found += product(others, (least, most))
     for size, max_gpus in zip(others, _MAX_GPUS, strict=False):
         if problem.num_gpus <= max_gpus:
             found.append((size, most if size > own else least))
-            if size > own and problem.num_gpus <= _FEW_GPUS:
-                found.append((size, least))
     return [settings for settings in dict.fromkeys(found) if settings != _own(problem)]
 
 
