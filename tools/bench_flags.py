@@ -56,9 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         names = " | ".join(f"{size}, {recompute}" for size, recompute in SETTINGS)
         print(f"| job | GPUs | {names} | worst / best |")
         print("| --- | --: |" + " --: |" * (len(SETTINGS) + 1))
-    for job in jobs():
-        if options.only and not any(text in job.name for text in options.only):
-            continue
+    for job in jobs(options.only):
         row = result_of(job)
         results.append(row)
         if not options.json:

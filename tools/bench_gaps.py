@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ class Job:
     flags: tuple[str, ...] = ()
 
 
-def jobs() -> list[Job]:
-    """Examples, settings, then rehearsed clusters."""
+def jobs(only: Sequence[str] | None = None) -> list[Job]:
+    """Examples, settings, then rehearsed clusters; those whose name contains one of `only`, if that
+    is given."""
     folders = [*FOLDERS, ROOT / "examples/budget"]
     folders += [ROOT / f"benchmarks/settings/setting-{name}" for name in ("1-7b", "1-13b", "3-30b")]
     found = [Job(folder.name, *files_of(folder)) for folder in folders]
@@ -65,7 +67,7 @@ def jobs() -> list[Job]:
     for name, (cluster, size) in CLUSTERS.items():
         path, flags = MODELS[size]
         found.append(Job(f"{name}, {size}", ROOT / cluster, ROOT / path, flags))
-    return found
+    return [job for job in found if not only or any(text in job.name for text in only)]
 
 
 def result_of(job: Job, folder: Path | None, effort: Effort = THOROUGH) -> dict[str, Any]:
@@ -118,9 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.json:
         print("| job | GPUs | step s | bound s | gap % | search s | bound, CPU s |")
         print("| --- | --: | --: | --: | --: | --: | --: |")
-    for job in jobs():
-        if options.only and not any(text in job.name for text in options.only):
-            continue
+    for job in jobs(options.only):
         row = result_of(job, options.plans, PROOF if options.prove else THOROUGH)
         results.append(row)
         if not options.json:

@@ -18,10 +18,8 @@ from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
 from megatron_hetero.cost.placement import Placement, Recompute
 from megatron_hetero.model.spec import TrainingSpec
 from megatron_hetero.planner.candidate import Candidate, has_the_jobs_settings
-from megatron_hetero.planner.launch_ahead import LaunchAhead
 from megatron_hetero.planner.local import unlike, unlike_and_calm
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.refill import Refiller
 from megatron_hetero.planner.refine import Refine
 from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.planner.strategy import Strategy
@@ -30,11 +28,11 @@ Settings = tuple[int, Recompute]
 """Micro-batch size and recompute."""
 
 _SIZES = 1, 2, 4
-"""Micro-batch sizes, of which two that are not the job's own are tried."""
+"""Micro-batch sizes; of many GPUs up to two that are not the job's own are tried."""
 _MAX_GPUS = 64, 32
 """Up to which the first and the second are: in larger clusters they take long and found nothing."""
 _FEW_GPUS = 8
-"""Up to which other settings are always tried: it takes one to four seconds."""
+"""Up to which other settings are always tried: it takes a few seconds."""
 _NEAR = 1.02
 """Shapes that lack memory count if they promise steps no longer than this, beside the best."""
 
@@ -79,7 +77,6 @@ class OtherSettings:
             board.num_priced += part.num_priced - before
             board.say_progress()
         if board.problem.num_gpus <= _MAX_GPUS[0]:  # else one layer is little: `refine` is as good
-            LaunchAhead().search(part)
             for found in unlike_and_calm(part.ranking_with_counts, self.num_starts):
                 self._take_over(board, found, size, recompute)
         return part
@@ -91,8 +88,7 @@ class OtherSettings:
         where a climb under these settings had divided layers and micro-batches well."""
         costs = board.problem.costs
         placement = with_settings(found.placement, costs.workload.training, size, recompute)
-        price = Refiller(costs, placement).cost(placement)
-        board.keep_refined(placement, price, self.name, found.rank_order)
+        board.keep_refined(placement, costs.placement(placement), self.name, found.rank_order)
 
 
 def with_settings(

@@ -66,6 +66,7 @@ def _shape_strategies(num_gpus: int) -> Sequence[Strategy]:
         LaunchAhead(),
         EqualReplicas(launch_ahead=True),
         Exchanges(),
+        LaunchAhead(),
     )
 
 
