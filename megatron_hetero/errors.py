@@ -6,6 +6,8 @@ do about it.  Anything else that escapes is a defect of ours and keeps its trace
 
 from __future__ import annotations
 
+EXIT_RANK_DIED = 6
+"""Exit code of a command that started ranks, of which one died."""
 EXIT_INTERRUPTED = 130
 """Exit code of a command that the user stopped (Ctrl-C): 128 + SIGINT."""
 
@@ -22,6 +24,10 @@ class UsageError(HeteroError):
 
 class UnsupportedError(HeteroError):
     """The request is valid, but this version does not do it yet; the message names the feature."""
+
+
+class LibraryError(UnsupportedError):
+    """GPUs have no communication library in common, or one on whose devices nothing trains."""
 
 
 class InfeasiblePlanError(HeteroError):

@@ -2,8 +2,8 @@
 
     torchrun ... -m megatron_hetero.launch pretrain_gpt.py <Megatron flags> --hetero-plan plan.json
 
-Runs somebody's own pre-training script with `runtime.hook` in place of the three functions that it
-takes from Megatron; everything else in it (batches, loss, datasets) is the script's.
+Runs somebody's own pre-training script with `runtime.job.hook` in place of the three functions that
+it takes from Megatron; everything else in it (batches, loss, datasets) is the script's.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def run_script(script: Path, argv: list[str]) -> None:
     # As Python does for a script: a Megatron-LM tree around it comes before an installed wheel.
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        from megatron_hetero.runtime.hook import hooked
+        from megatron_hetero.runtime.job.hook import hooked
     except ModuleNotFoundError as error:
         raise MegatronVersionError(
-            f'{error.name} is not installed; training needs it. Install "megatron-hetero[runtime]".'
+            f"{error.name} is not installed; training needs it. Install megatron-hetero with its "
+            'extra: pip install ".[runtime]" in a clone, or the wheel of `make dist` with [tested].'
         ) from error
     originals = [_function(module, name) for module, name in _SOURCES]
     parse, configure, pretrain = hooked(*originals)

@@ -1,4 +1,4 @@
-"""`python -m megatron_hetero.pretrain_gpt`: pre-train a GPT on a plan, by `runtime.entry`."""
+"""`python -m megatron_hetero.pretrain_gpt`: pre-train a GPT on a plan, by `runtime.job.entry`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from megatron_hetero.errors import HeteroError
 
 
 def main() -> int:
+    """Train under a plan; exit with 5 and what to install where the runtime is missing."""
     try:
-        from megatron_hetero.runtime.entry import main as train
+        from megatron_hetero.runtime.job.entry import main as train
     except ModuleNotFoundError as error:
         print(
             f"error: {error.name} is not installed; training needs it. "
-            'Install "megatron-hetero[runtime]".',
+            'Install megatron-hetero with its extra: pip install ".[runtime]" in a clone, or the '
+            "wheel of `make dist` with [tested].",
             file=sys.stderr,
         )
         return 5

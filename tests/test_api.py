@@ -13,9 +13,10 @@ import pytest
 from megatron_hetero import api
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import FileFormatError
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.workloads import plan as plan_of
 from tests.runtime.workloads import workload
 
@@ -54,6 +55,11 @@ def test_planning_through_it_loads_no_torch() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
+def test_a_layout_prints_as_its_line() -> None:
+    line = "tp4(3:2:2:1):20,tp2cp2:12 @12 | tp1:32 @4x2"
+    assert str(parse_layout(line)) == line
+
+
 def test_it_plans_and_simulates_as_the_verbs_do(tmp_path: Path, capsys) -> None:
     cluster, script = EXAMPLE / "cluster.yaml", EXAMPLE / "gpt-7b.sh"
     best = api.plan(api.load_cluster(cluster), script)
@@ -86,7 +92,7 @@ def test_a_program_applies_a_plan_of_its_own_making(tmp_path: Path) -> None:
         from megatron.core.enums import ModelType
         from megatron.training import argument_utils, arguments, pretrain
 
-        from megatron_hetero.runtime import gpt
+        from megatron_hetero.runtime.model import gpt
 
         sys.argv = ["program", *argv]
         parse, configure, train = api.apply(
@@ -100,13 +106,13 @@ def test_a_program_applies_a_plan_of_its_own_making(tmp_path: Path) -> None:
         train(config, gpt.datasets_provider, ModelType.encoder_or_decoder, gpt.forward_step)
 
     def by_entry(rank: int) -> None:
-        from megatron_hetero.runtime import entry
+        from megatron_hetero.runtime.job import entry
 
         entry.main([*argv, "--hetero-layout=tp2:3,tp1:1 @6"])
 
     logs = []
     for name, function in (("program", by_program), ("entry", by_entry)):
-        run_jobs([Job(name, 3, function, tmp_path / name)], 120)
+        run_jobs([LocalJob(name, 3, function, tmp_path / name)], 120)
         text = (tmp_path / name / "rank-2.log").read_text()
         logs.append(text[text.index("lm loss") :].split("|")[0])
     assert logs[0] == logs[1]

@@ -1,19 +1,20 @@
-"""What the pages show is true: examples load, schemas are fresh, links lead somewhere."""
+"""What the pages show is true: files load, schemas are fresh, links lead somewhere.
+
+Outputs and figures: test_pages.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import sys
-import textwrap
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from megatron_hetero.cli.main import VERBS, main
-from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.cli.main import VERBS
+from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -39,10 +40,8 @@ def first_block(page: str, language: str) -> str:
     return found[1]
 
 
-def test_the_page_of_options_is_what_the_parsers_say() -> None:
-    page = make_options_page.page()
-    assert make_options_page.PAGE.read_text() == page, "run python tools/make_options_page.py"
-    assert "` |  |" not in page, "an argument has no help"
+def test_every_option_has_a_help() -> None:
+    assert "` |  |" not in make_options_page.page()
 
 
 def test_committed_schemas_are_what_the_code_says() -> None:
@@ -65,41 +64,8 @@ def test_the_cluster_file_of_a_page_loads(page: str, tmp_path: Path) -> None:
 def test_the_readme_shows_the_example(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(first_block("README.md", "yaml"))
-    example = ROOT / "examples/a100-rtx4090/cluster.yaml"
+    example = ROOT / "examples/one-workstation/cluster.yaml"
     assert cluster_hash(load_cluster(path)) == cluster_hash(load_cluster(example))
-
-
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A working directory with a copy of the examples, and a terminal of 80 columns."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-@pytest.mark.usefixtures("examples")
-def test_the_readme_shows_what_the_planner_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = "examples/a100-rtx4090"
-    files = ["--cluster", f"{folder}/cluster.yaml", "--model", f"{folder}/gpt-7b.sh"]
-    assert main(["plan", *files, "-o", "plan.json"]) == 0
-    assert f"```\n{capsys.readouterr().out}```\n" in (ROOT / "README.md").read_text()
-
-
-@pytest.mark.usefixtures("examples")
-def test_the_readme_shows_the_plan_of_the_second_example(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = "examples/rtx3080-rtx4090"
-    assert main(
-        ["plan", "--cluster", f"{folder}/cluster.yaml", "--model", f"{folder}/gpt-1.3b.sh"]
-    ) == 0  # fmt: skip
-    out = capsys.readouterr().out
-    table = out[out.index("Replica 0") : out.index("\n\ntime: ")]
-    page = (ROOT / "README.md").read_text()
-    assert textwrap.indent(table, "  ") in page
-    slower = re.search(r"best of stock Megatron .* \+([0-9.]+%)", out)
-    assert slower is not None
-    assert f"stock Megatron's own takes {slower[1]} longer" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -107,6 +73,40 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # it tells of what was there
+        return
+    folders = "benchmarks|docs|examples|megatron_hetero|patches|tests|tools"
+    for path in re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./-]*[\w/])", page.read_text()):
+        parts = Path(path)
+        assert (ROOT / parts).exists() or (ROOT / f"{path}.py").exists(), f"{page.name}: {path}"
+
+
+def test_the_tour_of_the_code_names_every_folder_in_the_order_of_imports() -> None:
+    tour = (ROOT / "CONTRIBUTING.md").read_text().split("| read in this order |")[1]
+    named = re.findall(r"^\| .*?`(\w+)/`.* \|$", tour.split("\n\n")[0], re.MULTILINE)
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [re.findall(r"\w+", layer) for layer in contract["contracts"][0]["layers"]]
+    height = {name: -i for i, layer in enumerate(layers) for name in layer}
+    assert named == sorted(named, key=lambda name: height[name])
+    folders = {path.parent.name for path in (ROOT / "megatron_hetero").glob("*/__init__.py")}
+    assert set(named) == folders
+    rows = re.findall(
+        r"^\| `(?:errors.py` `units.py` `)?(\w+)/` \|.*\| `([\w./]+)` \|$", tour, re.MULTILINE
+    )
+    for folder, start in rows:
+        room = ROOT / "megatron_hetero" / folder
+        assert (room / start).exists() or (room.parent / start).exists(), start
+
+
+def test_every_replaced_symbol_of_megatron_is_on_the_page_of_the_runtime() -> None:
+    page = (ROOT / "docs/runtime.md").read_text().split("## What of Megatron is replaced")[1]
+    for path in (ROOT / "megatron_hetero/runtime/megatron").glob("*.py"):
+        for name in re.findall(r'^    name="([\w.]+)",$', path.read_text(), re.MULTILINE):
+            assert name.split(".")[0] in page, f"{path.name}: {name}"
 
 
 def test_the_command_line_page_has_every_verb() -> None:

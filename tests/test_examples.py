@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,22 @@ from megatron_hetero.flags.launchers.job import LaunchJob
 from megatron_hetero.plan.file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from pages import Terminal, made_section, sections  # noqa: E402
+
 STORIES = (ROOT / "docs" / "stories.md").read_text()
 
 
-def commands_of(title: str) -> list[list[str]]:
-    """The commands of one section, as words after the program's name."""
-    section = STORIES.split(f"## {title}\n")[1].split("\n## ")[0]
-    lines = re.findall(r"^megatron-hetero (.*)$", section, re.MULTILINE)
+def section_of(title: str) -> str:
+    """One section of the page."""
+    return next(text for text in sections(ROOT / "docs/stories.md") if f"## {title}\n" in text)
+
+
+def commands_of(title: str) -> list[str]:
+    """The commands of one section, without the program's name."""
+    lines = re.findall(r"^megatron-hetero (.*)$", section_of(title), re.MULTILINE)
     assert lines, title
-    return [shlex.split(line) for line in lines]
+    return lines
 
 
 @pytest.fixture
@@ -33,15 +40,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "title",
     ["A100 and RTX cards", "Two sites", "One odd GPU", "Three GPUs", "A budget", "A lost node"],
 )
-def test_a_story(title: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in commands_of(title):
-        if words[0] != "verify":  # minutes of training: tests/runtime has that
-            assert main(words) == 0, words
+def test_a_story(title: str, here: Path) -> None:
+    """Its commands run, in their order, and print what the page shows of them."""
+    terminal = Terminal(here)
+    for command in commands_of(title):
+        if not command.startswith("verify"):  # minutes of training: tests/runtime has that
+            terminal.run(command)
+    text = section_of(title)
+    assert made_section(text, ROOT / "docs" / "stories.md", terminal).text == text, "make pages"
     for path in here.glob("*.json"):
         assert main(["validate", str(path)]) == 0
         assert main(["flags", str(path)]) == 0

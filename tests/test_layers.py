@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import megatron_hetero
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,7 +27,7 @@ def loaded_after(code: str) -> set[str]:
     "module",
     ["", ".planner", ".flags", ".flags.emit", ".flags.launch", ".plan.file", ".cli.main",
      ".cli.plan", ".cli.explain", ".cli.flags", ".cli.verify", ".cli.report", ".cli.probe",
-     ".cli.doctor", ".report.terminal"],
+     ".cli.doctor", ".report.text.terminal"],
 )  # fmt: skip
 def test_importing_a_planning_module_loads_no_torch(module: str) -> None:
     assert not loaded_after(f"import megatron_hetero{module}") & {"torch", "megatron", "matplotlib"}
@@ -43,3 +46,20 @@ def test_the_import_contracts_hold() -> None:
         [lint_imports, "--no-cache"], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+_PROSE = ("cli", "files", "lab", "lab/rehearse", "lab/verify", "report", "runtime")
+"""Rooms that say in sentences, or by their verbs, what their files are."""
+
+
+def test_every_room_says_what_its_files_are() -> None:
+    package = Path(megatron_hetero.__file__).parent
+    for init in sorted(package.rglob("*/__init__.py")):
+        room = init.parent.relative_to(package).as_posix()
+        files = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        if room in _PROSE or not files:
+            continue
+        doc = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        _, _, index = doc.partition("\n\n")
+        named = {line.split()[0] for line in index.splitlines() if line.strip()}
+        assert named == files, f"the docstring of megatron_hetero/{room} lists other files"

@@ -19,7 +19,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner import plan_cluster

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from megatron_hetero.cluster.description import load_cluster  # noqa: E402
-from megatron_hetero.cost.bound import step_time_bound  # noqa: E402
-from megatron_hetero.cost.bound_effort import PROOF, THOROUGH, Effort  # noqa: E402
+from megatron_hetero.bounds.effort import PROOF, THOROUGH, ProofEffort  # noqa: E402
+from megatron_hetero.bounds.step_time import step_time_bound  # noqa: E402
+from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.cost.model import CostModel  # noqa: E402
 from megatron_hetero.cost.placement import placement_of  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
@@ -70,7 +70,7 @@ def jobs(only: Sequence[str] | None = None) -> list[Job]:
     return [job for job in found if not only or any(text in job.name for text in only)]
 
 
-def result_of(job: Job, folder: Path | None, effort: Effort = THOROUGH) -> dict[str, Any]:
+def result_of(job: Job, folder: Path | None, effort: ProofEffort = THOROUGH) -> dict[str, Any]:
     """One row of the table."""
     cluster, workload = load_cluster(job.cluster), load_workload(job.model, job.flags)
     kept = folder and folder / f"{job.name.replace(' ', '-')}.json"

@@ -21,11 +21,11 @@ from statistics import fmean
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
-from megatron_hetero.planner.counts import climb_counts
-from megatron_hetero.schedule.one_f_one_b import launch_counts
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.planner.completion.counts import climb_counts
+from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 GEO_HOPS = (0.5, 1.0, 2.0, 4.0, 8.0)
 GEO_MICRO_BATCHES = 64

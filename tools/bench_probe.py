@@ -30,14 +30,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from megatron_hetero.cluster.description import load_cluster
-from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.work.profile import load_profile
+from megatron_hetero.lab.probe.command import Request, probe
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.probe.command import Request, probe
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 
 MODEL = (
     "--num-layers=8",
@@ -171,7 +171,7 @@ def train(folder: Path, plan_path: Path, num_ranks: int, steps: int) -> tuple[fl
             f"--hetero-plan={plan_path}")  # fmt: skip
 
     def rank_main(rank: int) -> None:
-        from megatron_hetero.runtime import entry
+        from megatron_hetero.runtime.job import entry
         from megatron_hetero.runtime.megatron import training_log
 
         def observe(iteration: int, losses: dict[str, Any], norm: Any) -> None:
@@ -180,7 +180,7 @@ def train(folder: Path, plan_path: Path, num_ranks: int, steps: int) -> tuple[fl
         training_log.add_observer(observe)
         entry.main(argv)
 
-    run_jobs([Job("training", num_ranks, rank_main, folder)], timeout_s=600.0)
+    run_jobs([LocalJob("training", num_ranks, rank_main, folder)], timeout_s=600.0)
     log = (folder / f"rank-{num_ranks - 1}.log").read_text()
     clocks = [(float(a), float(b)) for a, b in re.findall(r"clocks ([0-9.]+) ([0-9.]+)", log)]
     steps_s = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(clocks[SKIPPED_STEPS:])]

@@ -4,7 +4,7 @@ longer stock Megatron's best plan takes than ours.
     python tools/bench_rehearse.py --out rehearsals.json > rehearsals.md
 
 The plans of a cluster: the planner's; the best that stock Megatron can run, of all that its flags
-can say (`planner.stock_search`); the best of those with another grid (replicas, stages, width); and
+can say (`planner.stock.search`); the best of those with another grid (replicas, stages, width); and
 the best that needs the plug-in and has another number of replicas or of stages than the planner's.
 Where the best of stock is interleaved, the best without is rehearsed too, and the faster counts.
 The planner is asked with micro-batches of 1, 2 and 4, as a user can who may choose; stock
@@ -31,20 +31,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.candidate import Candidate
+from megatron_hetero.planner.api import plan_of
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.run import search, strategies_of
-from megatron_hetero.planner.scoreboard import Scoreboard
-from megatron_hetero.planner.search import plan_of
-from megatron_hetero.planner.stock_search import StockLimits, best_stock_plan
-from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
+from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = {
@@ -212,13 +212,13 @@ def _shape(candidate: Candidate) -> tuple[int, ...]:
 
 def rehearsed(case: Case, steps: int) -> dict[str, Any]:
     """Figures of one rehearsal."""
-    from megatron_hetero.runtime.local_launch import preload
+    from megatron_hetero.runtime.job.local_launch import preload
 
     preload()
-    from megatron_hetero.runtime.rehearse.run import Options, rehearse
+    from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 
     with tempfile.TemporaryDirectory() as folder:
-        found = rehearse(case.plan, case.cluster, None, Options(steps=steps), Path(folder))
+        found = rehearse(case.plan, case.cluster, None, RehearsalOptions(steps=steps), Path(folder))
     return {
         "is_stock": found.is_stock,
         "num_ranks": case.plan.layout.num_devices,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
@@ -76,10 +76,10 @@ def main() -> int:
     parser.add_argument("--only", help="plans whose name contains this")
     options = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.local_launch import preload
+    from megatron_hetero.runtime.job.local_launch import preload
 
     preload()
-    from megatron_hetero.runtime.rehearse.run import Options, rehearse
+    from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 
     print("| plan | flags | runs in | predicted | rehearsed | error |")
     print("| --- | --- | --- | ---: | ---: | ---: |")
@@ -90,7 +90,7 @@ def main() -> int:
         for words, flags in FLAGS.items():
             plan, cluster = placed(cluster_file, layout, flags)
             with tempfile.TemporaryDirectory() as folder:
-                found = rehearse(plan, cluster, None, Options(steps=1), Path(folder))
+                found = rehearse(plan, cluster, None, RehearsalOptions(steps=1), Path(folder))
             errors.append(abs(found.error))
             print(
                 f"| {name} `{layout.replace('|', chr(92) + '|')}` | {words} "

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from megatron_hetero.cluster.description import load_cluster  # noqa: E402
+from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
 from megatron_hetero.files import canonical_json  # noqa: E402
 from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.plan.file import save_plan  # noqa: E402

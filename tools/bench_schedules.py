@@ -21,15 +21,15 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megatron_hetero.cost.network import BoundaryTime
-from megatron_hetero.schedule.interleaved import interleaved
-from megatron_hetero.schedule.list_schedule import Pipeline
-from megatron_hetero.schedule.one_f_one_b import launch_counts, one_f_one_b
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
+from megatron_hetero.schedule.orders.one_f_one_b import launch_counts, one_f_one_b
+from megatron_hetero.schedule.orders.synthesise import synthesise
+from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulate import simulate
-from megatron_hetero.schedule.simulator_parts import ChunkTimes
-from megatron_hetero.schedule.synthesise import synthesise
-from megatron_hetero.schedule.zero_bubble import zero_bubble
+from megatron_hetero.schedule.simulator.parts import ChunkTimes
+from megatron_hetero.schedule.simulator.pipeline import simulate
 
 HOPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Latency of the slow hop, in periods."""
@@ -62,7 +62,7 @@ SCHEDULES = (
 )
 
 
-def pipeline(case: Case, hop: float, num_micro_batches: int, num_chunks: int = 1) -> Pipeline:
+def pipeline(case: Case, hop: float, num_micro_batches: int, num_chunks: int = 1) -> TimedPipeline:
     """A third of each stage's time is forward, a third each part of backward; hops are latency."""
     num_stages = len(case.times)
     chain = tuple(range(num_stages)) * num_chunks
@@ -77,10 +77,10 @@ def pipeline(case: Case, hop: float, num_micro_batches: int, num_chunks: int = 1
             for (a, b), old in zip(pairwise(chain), hops, strict=True)
         )
     times = tuple((ChunkTimes(*[t / 3 / num_chunks] * 3),) * num_chunks for t in case.times)
-    return Pipeline(chain, num_micro_batches, times, hops, hops)
+    return TimedPipeline(chain, num_micro_batches, times, hops, hops)
 
 
-def schedules(case: Case, hop: float, m: int) -> Iterator[tuple[str, Pipeline, Schedule]]:
+def schedules(case: Case, hop: float, m: int) -> Iterator[tuple[str, TimedPipeline, Schedule]]:
     """Every schedule of a case, in the order of `SCHEDULES`, with `m` micro-batches or a few fewer:
     interleaving takes a multiple of the stages."""
     num_stages = len(case.times)
@@ -109,13 +109,13 @@ def harp_counts(times: Sequence[float], hops: Sequence[float]) -> list[int]:
     return counts[::-1]
 
 
-def simulated_s(asked: Pipeline, schedule: Schedule) -> float:
+def simulated_s(asked: TimedPipeline, schedule: Schedule) -> float:
     """Makespan in periods."""
     return simulate(schedule, asked.times, asked.forward_hops, asked.backward_hops).makespan_s
 
 
 def simulated_table(num_micro_batches: int) -> Iterator[str]:
-    """Markdown: time of each schedule over 1F1B with the rule's launch counts."""
+    """Markdown: time of each schedule over 1F1B with the rule's launch counts; then means."""
     yield f"| pipeline | hop | {' | '.join(SCHEDULES)} |"
     yield "| --- " * (len(SCHEDULES) + 2) + "|"
     ratios: dict[tuple[float, str], list[float]] = {}
@@ -133,16 +133,19 @@ def simulated_table(num_micro_batches: int) -> Iterator[str]:
                 shown = f"{base_s:.1f} periods" if name == "launch counts" else f"{ratio:.3f}"
                 cells.append(shown)
             yield f"| {case.name} | {hop:g} | {' | '.join(cells)} |"
+    yield ""
+    yield f"| hop, periods | {' | '.join(SCHEDULES)} |"
+    yield "| --- " * (len(SCHEDULES) + 1) + "|"
     for hop in HOPS:
         means = [f"{fmean(ratios[hop, name]):.3f}" for name in SCHEDULES]
-        yield f"| **mean** | {hop:g} | {' | '.join(means)} |"
+        yield f"| {hop:g} | {' | '.join(means)} |"
 
 
 def run_table(hops: Sequence[float], num_micro_batches: int, period_s: float) -> Iterator[str]:
     """Markdown: runs beside the simulation."""
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.local_launch import preload
+    from megatron_hetero.runtime.job.local_launch import preload
     from tools.sleeping_pipeline import measure
 
     preload()

@@ -29,16 +29,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from megatron_hetero.lab.verify.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.arguments import HeteroArguments
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.arguments import HeteroArguments
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.world import World
 from megatron_hetero.runtime.megatron import training_log
-from megatron_hetero.runtime.verify.text import tokenizer_arguments, write_text_dataset
-from megatron_hetero.runtime.world import World
 from tests.runtime.schedules import with_interleaving
 
 WARM_UP = 3
@@ -117,7 +118,7 @@ def measure(name: str, case: Case, way: str, num_steps: int, hidden: int) -> dic
         total = num_steps + WARM_UP
         flags = (*_flags(folder, total, hidden), *case.common)
         save_plan(plan, folder / "plan.json")
-        run_jobs([Job("data", 1, lambda rank: _write_data(folder), folder / "data")], 120)
+        run_jobs([LocalJob("data", 1, lambda rank: _write_data(folder), folder / "data")], 120)
         turns = Turns(num_ranks)
 
         def plain(rank: int) -> None:
@@ -135,8 +136,8 @@ def measure(name: str, case: Case, way: str, num_steps: int, hidden: int) -> dic
             observer.save()
 
         jobs = [
-            Job("plain", num_ranks, plain, folder / "plain"),
-            Job("plan", num_ranks, on_the_plan, folder / "plan"),
+            LocalJob("plain", num_ranks, plain, folder / "plain"),
+            LocalJob("plan", num_ranks, on_the_plan, folder / "plan"),
         ]
         run_jobs(jobs, 3600)
         plain_s, plan_s = (_steps(folder, job.name, num_ranks) for job in jobs)

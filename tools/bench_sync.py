@@ -34,15 +34,15 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.shards import shard_edges
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.boundary import Boundary
-from megatron_hetero.runtime.gradient_buckets import plan_buckets
-from megatron_hetero.runtime.gradient_memory import BucketViews, arrange, main_grad
-from megatron_hetero.runtime.gradient_reduction import Reduction
-from megatron_hetero.runtime.groups import RankGroups, build_groups
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.shards import ParameterShard
-from megatron_hetero.runtime.traffic import Traffic
-from megatron_hetero.runtime.world import World
+from megatron_hetero.runtime.gradients.buckets import plan_buckets
+from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_grad
+from megatron_hetero.runtime.gradients.reduction import Reduction
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.world import World
+from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.boundary import Boundary
+from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 Action = Callable[[], None]
 
@@ -124,7 +124,7 @@ def _measure(
                 (folder / "turns.json").write_text(json.dumps({"turns": turns, "mib": mib}))
             dist.barrier()
 
-        run_jobs([Job(what, len(places), run, folder)], 600)
+        run_jobs([LocalJob(what, len(places), run, folder)], 600)
         found = json.loads((folder / "turns.json").read_text())
     ratios = [usual / ours for ours, usual in found["turns"]]
     ours_s, usual_s = (statistics.median(times) for times in zip(*found["turns"], strict=True))
@@ -188,7 +188,11 @@ def sync_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Ac
     unchecked = SimpleNamespace(check_for_nan_in_grad=False, check_for_large_grads=False)
     reductions = [
         Reduction(
-            BucketViews(b.slices, shards, parameters), made[b.holders], [], Traffic(0), unchecked
+            BucketViews(b.slices, shards, parameters),
+            made[b.holders],
+            [],
+            RankTraffic(0),
+            unchecked,
         )
         for b in own
     ]

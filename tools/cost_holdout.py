@@ -29,9 +29,9 @@ from calibration_tables import (
 from make_calibration import fit, fit_link, predict
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cost.calibration import Calibration
-from megatron_hetero.cost.compute import layer_times
-from megatron_hetero.cost.network import ring_all_reduce_s
+from megatron_hetero.cost.network.seconds import ring_all_reduce_s
+from megatron_hetero.cost.work.calibration import Calibration
+from megatron_hetero.cost.work.compute import layer_times
 
 WIDTHS = (1, 2, 4, 8)
 LAYER_OPERATORS = "enc-"

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.cluster.description import cluster_json_schema
-from megatron_hetero.cost.profile import profile_json_schema
+from megatron_hetero.cluster.file.description import cluster_json_schema
+from megatron_hetero.cost.work.profile import profile_json_schema
 from megatron_hetero.files import write_json
 from megatron_hetero.plan.file import plan_json_schema
 

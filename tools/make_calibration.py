@@ -36,13 +36,13 @@ from scipy.optimize import least_squares
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.cost.calibration import (
+from megatron_hetero.cost.network.seconds import tensor_parallel_times
+from megatron_hetero.cost.work.calibration import (
     Calibration,
     has_tf32,
     product_flops_per_s,
 )
-from megatron_hetero.cost.compute import PassTimes, layer_times
-from megatron_hetero.cost.network import tensor_parallel_times
+from megatron_hetero.cost.work.compute import PassTimes, layer_times
 from megatron_hetero.files import write_json
 
 NUM_WEIGHTS_PER_H2 = {

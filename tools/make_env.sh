@@ -48,4 +48,4 @@ if [ -n "$installed" ]; then
 else
     echo "Installing torch with its CUDA libraries and the rest: about 6 GB, some minutes." >&2
 fi
-pip install --constraint "$constraints" --editable "$root[$extras]"
+pip install --constraint "$constraints" --editable "${root}[$extras]"

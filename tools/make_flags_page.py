@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from megatron_hetero.flags.support import named_flags, support_of
-from megatron_hetero.flags.support_table import MEANING, Status
+from megatron_hetero.flags.support_kinds import MEANING, NEUTRAL, Neutral, Status, Support
 from megatron_hetero.flags.table import flag_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "megatron-flags.md"
@@ -35,10 +35,18 @@ def _lines() -> Iterator[str]:
     yield from ("", "| | flags | |", "| --- | ---: | --- |")
     for status in get_args(Status):
         yield f"| {status} | {len(list(named_flags(status)))} | {MEANING[status]} |"
+    yield from ("", "| passed on | flags | |", "| --- | ---: | --- |")
+    for neutral in get_args(Neutral):
+        number = sum(support_of(flag).neutral == neutral for flag in table.flags)
+        yield f"| {neutral} | {number} | {NEUTRAL[neutral]} |"
     yield from ("", "| flag | on an asymmetric plan | |", "| --- | --- | --- |")
     for flag in table.flags:
         support = support_of(flag)
-        yield f"| `{flag.names[0]}` | {support.status} | {support.note} |"
+        yield f"| `{flag.names[0]}` | {_status(support)} | {support.note} |"
+
+
+def _status(support: Support) -> str:
+    return support.status + (f": {support.neutral}" if support.neutral else "")
 
 
 if __name__ == "__main__":

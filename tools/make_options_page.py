@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_hetero.cli.main import VERBS
-from megatron_hetero.runtime.arguments import add_hetero_arguments
+from megatron_hetero.runtime.job.arguments import add_hetero_arguments
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 

@@ -26,7 +26,7 @@ from megatron_hetero.files import canonical_json, read_yaml  # noqa: E402
 
 PROGRAM = """
 import sys
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.planner import plan_cluster
@@ -38,9 +38,12 @@ EXAMPLE = ROOT / "benchmarks" / "settings" / "setting-1-7b"
 
 def permuted(data: Any, random: Random) -> Any:
     """The same content with the keys of every mapping and the items of every list in another
-    order: the lists of a cluster file are sets."""
+    order: the lists of a cluster file are sets, but for the cards of a machine (`gpus`)."""
     if isinstance(data, dict):
-        items = [(key, permuted(value, random)) for key, value in data.items()]
+        items = [
+            (key, value if key == "gpus" else permuted(value, random))
+            for key, value in data.items()
+        ]
         random.shuffle(items)
         return dict(items)
     if isinstance(data, list):

@@ -3,9 +3,9 @@
     python tools/prove_planner.py [--cases 10000] [--seed 0] [--only WORDS]
 
 Runs the properties of `tests/planner` with `--cases` random examples each (CI runs a share): plans
-keep every invariant of `plan.validate`, fit, are never worse than naive plans and never below
-their bound, equal brute force and exact mode on small clusters, do not depend on the order of the
-file; and more bandwidth or one more GPU never makes the best plan worse.
+keep every invariant of `plan.checks.validate`, fit, are never worse than naive plans and never
+below their bound, equal brute force and exact mode on small clusters, do not depend on the order of
+the file; and more bandwidth or one more GPU never makes the best plan worse.
 """
 
 from __future__ import annotations

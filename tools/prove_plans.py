@@ -44,7 +44,7 @@ def main() -> int:
     options = parser.parse_args()
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from megatron_hetero.runtime.local_launch import preload
+    from megatron_hetero.runtime.job.local_launch import preload
 
     preload()
     chosen = list(islice(cases(options.seed), options.first, options.plans))

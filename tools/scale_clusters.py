@@ -112,7 +112,7 @@ def _many_sites(num_nodes: int) -> dict[str, Any]:
 
 
 def _between_sites(sites: list[str]) -> list[dict[str, Any]]:
-    """Short paths inside a region, long ones between two."""
+    """Short paths inside a region, long ones between two; each two nodes have one of their own."""
     regions = [sites[i::NUM_REGIONS] for i in range(NUM_REGIONS)]
     links: list[dict[str, Any]] = [
         {"sites": region, "bandwidth": "400 Gb/s", "latency": "2 ms"} for region in regions
@@ -120,7 +120,7 @@ def _between_sites(sites: list[str]) -> list[dict[str, Any]]:
     for (i, one), (j, other) in combinations(enumerate(regions), 2):
         latency = {"latency": f"{15 + 20 * (j - i)} ms"}
         links.append({"sites": [*one, *other], "bandwidth": "100 Gb/s", **latency})
-    return links
+    return [{**link, "shared": "none"} for link in links]
 
 
 def _node(number: int, gpu: str, site: str) -> dict[str, Any]:

@@ -22,20 +22,21 @@ import torch.distributed as dist
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_hetero.plan.stage_ranges import StageRanks
-from megatron_hetero.runtime import backend, weight_gradients
-from megatron_hetero.runtime.boundary import Boundary
-from megatron_hetero.runtime.executor import Executor
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.schedule.list_schedule import Pipeline
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.gradients import weight_gradients
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.parallel.boundary import Boundary
+from megatron_hetero.runtime.parallel.executor import Executor
+from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
 from megatron_hetero.schedule.programme import Schedule
-from megatron_hetero.schedule.simulator_parts import ChunkTimes
+from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 _ALONE = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
 _BEGIN_IN_S = 0.05
 
 
 def measure(
-    pipeline: Pipeline, schedule: Schedule, scale: float, folder: Path, num_steps: int = 2
+    pipeline: TimedPipeline, schedule: Schedule, scale: float, folder: Path, num_steps: int = 2
 ) -> float:
     """Seconds of a step in the pipeline's own unit of time, the quickest of `num_steps`.
 
@@ -50,13 +51,18 @@ def measure(
         (folder / f"ends-{rank}.json").write_text(json.dumps(ends))
 
     num_stages = pipeline.num_stages
-    run_jobs([Job("sleeping", num_stages, stage, folder)], 600)
+    run_jobs([LocalJob("sleeping", num_stages, stage, folder)], 600)
     ends = [json.loads((folder / f"ends-{s}.json").read_text()) for s in range(num_stages)]
     return min(max(step) for step in zip(*ends, strict=True)) / scale
 
 
 def _run_stage(
-    pipeline: Pipeline, schedule: Schedule, scale: float, folder: Path, rank: int, num_steps: int
+    pipeline: TimedPipeline,
+    schedule: Schedule,
+    scale: float,
+    folder: Path,
+    rank: int,
+    num_steps: int,
 ) -> list[float]:
     """[step] -> seconds from the common begin to this stage's end."""
     backend.activate_cpu_backend()
@@ -98,7 +104,9 @@ def _agree(at_s: float) -> float:
     return float(value)
 
 
-def _boundaries(pipeline: Pipeline, scale: float, rank: int, config: Any) -> dict[int, Boundary]:
+def _boundaries(
+    pipeline: TimedPipeline, scale: float, rank: int, config: Any
+) -> dict[int, Boundary]:
     groups = SimpleNamespace(tensor=_ALONE)
     found: dict[int, Boundary] = {}
     for number, (before, after) in enumerate(pairwise(pipeline.chain)):

@@ -30,7 +30,13 @@ DATA_ARGS=(
     --tokenizer-type NullTokenizer
 )
 
+EVAL_ARGS=(
+    --eval-interval 1000
+    --eval-iters 10
+)
+
 torchrun pretrain_gpt.py \
     "${GPT_MODEL_ARGS[@]}" \
     "${TRAINING_ARGS[@]}" \
-    "${DATA_ARGS[@]}"
+    "${DATA_ARGS[@]}" \
+    "${EVAL_ARGS[@]}"

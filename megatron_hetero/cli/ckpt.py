@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     for package in ("torch", "megatron", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise EnvironmentMismatchError(
-                f'{package} is not installed; install "megatron-hetero[runtime]"'
+                f'{package} is not installed; pip install ".[runtime]" in a clone'
             )
     with output.progress(f"{arguments.action}ing weights"):
         done = subprocess.run(
-            [sys.executable, "-m", "megatron_hetero.runtime.huggingface.job", *words],
+            [sys.executable, "-m", "megatron_hetero.lab.huggingface.job", *words],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"},
             capture_output=True,
             text=True,

@@ -7,30 +7,47 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from megatron_hetero.cli.arguments import check_new_folder
 from megatron_hetero.cli.output import Output
-from megatron_hetero.convert.flagscale import cluster_text, from_flagscale, to_flagscale
-from megatron_hetero.convert.given import Conversion, read_flags
+from megatron_hetero.convert.flagscale import (
+    cluster_of_meshes,
+    cluster_text,
+    from_flagscale,
+    to_flagscale,
+)
+from megatron_hetero.convert.flagscale_job import FlagScaleJob, read_flagscale_job
+from megatron_hetero.convert.given import Conversion, GivenFlags, StageRecompute, read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import HeteroError, UsageError
 from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.arguments import command_line_words, group_arguments
 from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan, Stage
 
 DESCRIPTION = """\
 Read the parallel layout of another system's script (or flags after --) and print
 it as a layout of ours, or write a plan; --to prints a plan of ours in the other
-system's flags.  The script is read, never run.  What one side cannot express is
-refused by name."""
+system's flags.  FlagScale's experiments (YAML) become a whole job with --folder:
+the flags, a first cluster.yaml and the plan.  Files are read, never run.  What one
+side cannot express is refused or named."""
 TAKES_MEGATRON_FLAGS = True
 SYSTEMS = ("hexiscale", "flagscale")
+JOB_NAME, CLUSTER_NAME, PLAN_NAME = "pretrain.sh", "cluster.yaml", "plan.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `convert`."""
     parser.add_argument(
-        "source", type=Path, nargs="?", metavar="SCRIPT", help="a script; a plan.json with --to"
+        "source",
+        type=Path,
+        nargs="?",
+        metavar="SCRIPT",
+        help="a script, or an experiment of FlagScale's (.yaml); a plan.json with --to",
     )
     direction = parser.add_mutually_exclusive_group()
     direction.add_argument(
@@ -43,7 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hostfile",
         type=Path,
         metavar="FILE",
-        help="FlagScale's typed host file: print a first cluster.yaml instead",
+        help="FlagScale's typed host file: print a first cluster.yaml instead, or with --folder "
+        "write it there",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="FOLDER",
+        help="write the job of a FlagScale experiment: pretrain.sh, cluster.yaml (links are to be "
+        "filled in) and plan.json; a new folder",
     )
     parser.add_argument(
         "--model", type=Path, metavar="MODEL", help="the model, for -o (as for `plan`)"
@@ -54,37 +79,140 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Convert in the direction that was asked for."""
-    if arguments.hostfile is not None:
+    if arguments.hostfile is not None and arguments.folder is None:
         output.verbatim(cluster_text(arguments.hostfile).rstrip())
         return 0
     if arguments.target_system is not None:
         return _write(arguments, output)
     if arguments.source_system is None:
         raise UsageError("say --from or --to, and hexiscale or flagscale")
-    flags = read_flags(arguments.source, arguments.megatron_args or ())
+    typed = tuple(arguments.megatron_args or ())
+    source: Path | None = arguments.source
+    is_yaml = source is not None and source.suffix in (".yaml", ".yml")
+    if is_yaml and source is not None and arguments.source_system == "flagscale":
+        return _experiment(arguments, source, typed, output)
+    if arguments.folder is not None:
+        raise UsageError("--folder: only an experiment of FlagScale's (.yaml) is a whole job")
+    flags = read_flags(source, typed)
     read = from_hexiscale if arguments.source_system == "hexiscale" else from_flagscale
     conversion: Conversion = read(flags)
-    workload = None
-    if arguments.model:
-        workload = load_workload(
-            arguments.model, _flags_of_the_model(arguments.megatron_args or ())
-        )
-    if workload is not None:
-        # The model's script is often the other system's own, whose flags Megatron does not know.
-        known = flag_table().known_part(workload.megatron_args)
-        workload = replace(workload, megatron_args=known)
-    plan = plan_from_layout(parse_layout(conversion.layout), workload)
+    plan = _plan(conversion, _model(arguments.model, typed))
     if arguments.output is not None:
         save_plan(plan, arguments.output)
     if arguments.json:
         output.json({"layout": conversion.layout, "notes": list(conversion.notes)})
         return 0
+    _show(conversion, arguments.output, output)
+    return 0
+
+
+def _experiment(
+    arguments: argparse.Namespace, source: Path, typed: tuple[str, ...], output: Output
+) -> int:
+    """An experiment of FlagScale's: what converts is written even where its layout does not."""
+    folder: Path | None = arguments.folder
+    job = read_flagscale_job(source, group_arguments(command_line_words(typed)))
+    flags = GivenFlags(job.arguments)
+    written: list[str] = []
+    if folder is not None:
+        check_new_folder(folder, f"--folder {folder}")
+        if arguments.hostfile is not None:
+            cluster = cluster_text(arguments.hostfile)
+        else:
+            cluster = cluster_of_meshes(
+                flags, job.device_types, job.gpus_per_node, f"{source.name} of FlagScale's"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / JOB_NAME).write_text(job.script, encoding="utf-8")
+        (folder / CLUSTER_NAME).write_text(cluster, encoding="utf-8")
+        written += [JOB_NAME, CLUSTER_NAME]
+    if not arguments.json:
+        _show_left_out(job, output)
+    layout = ""
+    try:
+        conversion = from_flagscale(flags)
+        layout = f"The layout is {conversion.layout}. "
+        wants_plan = folder is not None or arguments.output is not None
+        workload = None
+        if arguments.model is not None:
+            workload = _model(arguments.model, ())
+        elif wants_plan:
+            workload = load_workload(None, job.megatron_args)
+        plan = _plan(conversion, workload)
+    except HeteroError as error:
+        if folder is None:
+            raise
+        raise type(error)(
+            f"{error}\n{layout}Written to {folder}: {', '.join(written)}; no {PLAN_NAME}. With the "
+            f"links filled in: megatron-hetero plan --cluster {folder / CLUSTER_NAME} --model "
+            f"{folder / JOB_NAME}"
+        ) from error
+    if folder is not None:
+        save_plan(plan, folder / PLAN_NAME)
+        written.append(PLAN_NAME)
+    if arguments.output is not None:
+        save_plan(plan, arguments.output)
+    if arguments.json:
+        left_out = [
+            {"key": left.key, "where": left.where, "value": left.value, "why": left.why}
+            for left in job.left_out
+        ]
+        data = {"layout": conversion.layout, "notes": list(conversion.notes)}
+        output.json({**data, "left_out": left_out, "files": written})
+        return 0
+    _show(conversion, arguments.output, output)
+    if folder is not None:
+        output.note(
+            f"written to {folder}: {', '.join(written)}; the links of {CLUSTER_NAME} are to be "
+            "filled in"
+        )
+    return 0
+
+
+def _show_left_out(job: FlagScaleJob, output: Output) -> None:
+    """One note for each reason, with the keys that it is about; files are named from the source."""
+    places: dict[str, list[str]] = {}
+    for left in job.left_out:
+        where = left.where.removeprefix(f"{job.path.parent}/")
+        places.setdefault(left.why, []).append(f"{left.key} ({where})")
+    for why, keys in places.items():
+        output.note(f"left out: {', '.join(keys)}: {why}")
+
+
+def _show(conversion: Conversion, written: Path | None, output: Output) -> None:
     for note in conversion.notes:
         output.note(note)
     output.verbatim(conversion.layout)
-    if arguments.output is not None:
-        output.note(f"written to {arguments.output}, which names no machines")
-    return 0
+    if written is not None:
+        output.note(f"written to {written}, which names no machines")
+
+
+def _model(path: Path | None, typed: Sequence[str]) -> Workload | None:
+    """The model that `--model` names, with what was typed behind `--` beside the layout."""
+    if path is None:
+        return None
+    workload = load_workload(path, _flags_of_the_model(typed))
+    # The model's script is often the other system's own, whose flags Megatron does not know.
+    known = flag_table().known_part(workload.megatron_args)
+    return replace(workload, megatron_args=known)
+
+
+def _plan(conversion: Conversion, workload: Workload | None) -> Plan:
+    """The plan of a conversion, its stages with their recompute."""
+    plan = plan_from_layout(parse_layout(conversion.layout), workload)
+    if not conversion.recompute:
+        return plan
+    replicas = tuple(
+        replace(replica, stages=tuple(map(_recomputed, replica.stages, conversion.recompute)))
+        for replica in plan.replicas
+    )
+    plan = replace(plan, replicas=replicas)
+    validate_plan(plan)
+    return plan
+
+
+def _recomputed(stage: Stage, how: StageRecompute) -> Stage:
+    return replace(stage, recompute=how.recompute, recompute_num_layers=how.num_layers)
 
 
 def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.report.terminal import count, difference_table
+from megatron_hetero.report.text.differences import difference_table, folded
+from megatron_hetero.report.text.words import count
 
 DESCRIPTION = """\
-Show how two plans differ: replicas, stages, layers, devices, micro-batches,
-predicted times.  The exit code is 0 whether they differ or not."""
+Show how two plans differ: the step time first, then replicas, stages, layers,
+micro-batches, settings, and which GPUs moved; like rows are one.
+The exit code is 0 whether they differ or not."""
 TAKES_MEGATRON_FLAGS = False
 
 
@@ -33,5 +35,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not differences:
         output.show("the plans are equal")
         return 0
-    output.show(difference_table(differences), count(len(differences), "difference"))
+    rows = folded(differences)
+    lines = count(len(differences), "difference")
+    if len(rows) < len(differences):
+        lines += f", like ones in one row (all of them: --json): {len(rows)} rows"
+    output.show(difference_table(rows), lines)
     return 0

@@ -1,18 +1,16 @@
-"""`megatron-hetero discover`: a first cluster.yaml from the GPUs of this machine."""
+"""`megatron-hetero discover`: a first cluster.yaml from the GPUs of this machine, or of others."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from megatron_hetero.cli.output import Output
-from megatron_hetero.cluster.discovery import (
-    cluster_yaml,
-    draft_nodes,
-    find_gpus,
-    topology_text,
-)
+from megatron_hetero.cluster.discovery import draft_node, find_gpus, topology_text
+from megatron_hetero.cluster.inventory.draft import cluster_yaml
+from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
 from megatron_hetero.cluster.measurements import parse_nccl_test, parse_topology
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_text
@@ -21,14 +19,25 @@ DESCRIPTION = """\
 Write a first cluster.yaml from the GPUs of this machine: their types, number and
 memory as the driver says, and the links between them from `nvidia-smi topo -m`
 or, better, from a log of nccl-tests.  What nobody measured is marked as a guess.
-Run it on each machine and put the nodes into one file.
+With --hosts the same is asked of other machines over ssh, which must not need a
+password.
 
-  megatron-hetero discover --nccl-tests all_reduce.log -o cluster.yaml"""
+  megatron-hetero discover --nccl-tests all_reduce.log -o cluster.yaml
+  megatron-hetero discover --hosts a100-0,admin@rtx-0.lab -o cluster.yaml"""
 TAKES_MEGATRON_FLAGS = False
+_HEADING = "Written by megatron-hetero discover; look at what is a guess."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `discover`."""
+    parser.add_argument(
+        "--hosts", metavar="HOST,HOST",
+        help="ask these machines over ssh (user@host is allowed), and not this one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hostfile", type=Path, metavar="FILE",
+        help="the same, one machine on each line; what follows its name does not count",
+    )  # fmt: skip
     parser.add_argument(
         "--nccl-tests", type=Path, metavar="LOG",
         help="output of all_reduce_perf, sendrecv_perf, ... between this machine's GPUs",
@@ -45,6 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Look, and write or print the file."""
+    if arguments.hosts is not None or arguments.hostfile is not None:
+        text, data, found = _over_ssh(arguments, output)
+    else:
+        text, data, found = _here(arguments)
+    if arguments.output:
+        write_new(arguments.output, text)
+    if arguments.json:
+        output.json({**data, "cluster": text})
+    elif arguments.output:
+        output.show(f"Written to {arguments.output}: {found}")
+    else:
+        output.verbatim(text)
+    return 0
+
+
+def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
+    """The file's text, what was found as data, and in a few words."""
     gpus = find_gpus()
     measured = None
     if arguments.nccl_tests:
@@ -61,17 +87,30 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         joins = parse_topology(topology, str(arguments.topology))
     else:
         joins = parse_topology(topology_text(), "nvidia-smi topo -m") if len(gpus) > 1 else {}
-    nodes = draft_nodes(gpus, joins, measured)
-    text = cluster_yaml(nodes, "Written by megatron-hetero discover; look at what is a guess.")
-    if arguments.output:
-        write_new(arguments.output, text)
-    if arguments.json:
-        output.json({"gpus": [asdict(gpu) for gpu in gpus], "cluster": text})
-    elif arguments.output:
-        output.show(f"Written to {arguments.output}: {len(gpus)} GPUs")
-    else:
-        output.verbatim(text)
-    return 0
+    text = cluster_yaml([draft_node(gpus, joins, measured)], _HEADING)
+    return text, {"gpus": [asdict(gpu) for gpu in gpus]}, f"{len(gpus)} GPUs"
+
+
+def _over_ssh(arguments: argparse.Namespace, output: Output) -> tuple[str, dict[str, Any], str]:
+    """As `_here`, of other machines."""
+    for name in ("nccl_tests", "topology"):
+        if getattr(arguments, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is of one machine: leave it away, or run "
+                "discover there"
+            )
+    machines = targets(arguments.hosts, arguments.hostfile)
+    with output.progress(f"asking {len(machines)} hosts"):
+        inventory, gpus = discover_hosts(machines)
+    for note in inventory.notes:
+        output.note(note)
+    data = {"gpus": {host: [asdict(gpu) for gpu in found] for host, found in gpus.items()}}
+    num_gpus = sum(node.count for node in inventory.nodes)
+    return (
+        cluster_yaml(inventory.nodes, _HEADING),
+        data,
+        f"{len(inventory.nodes)} nodes, {num_gpus} GPUs",
+    )
 
 
 def write_new(path: Path, text: str) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.verify import require_runtime
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import Profile, load_profile
+from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.plan import Plan
@@ -25,21 +25,22 @@ from megatron_hetero.preflight.check import (
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
-from megatron_hetero.report.preflight import preflight_report
+from megatron_hetero.report.text.preflight import preflight_report
 
 DESCRIPTION = """\
 Look at a plan, its cluster and the flags for what would stop the job, hang it or
 train wrongly: precision and kernels of each GPU, NCCL's settings, addresses,
 memory.  Each finding says what, where and what to set.  With --on-cluster, as
 every process of the launch, also at the machines: versions, free memory, and
-known values through every group of the plan, within a time limit.
+known values through every group of the plan, within a time limit.  Megatron flags
+that `launch` will get beside the plan's may follow after --.
 
   megatron-hetero doctor plan.json --cluster cluster.yaml
   torchrun <as `flags` prints it> -m megatron_hetero doctor plan.json \\
       --cluster cluster.yaml --on-cluster
 
 Exit code 0: no errors (there may be warnings); 1: errors."""
-TAKES_MEGATRON_FLAGS = False
+TAKES_MEGATRON_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print what was found."""
-    plan = load_plan(arguments.plan)
+    plan = _with_flags(load_plan(arguments.plan), arguments.megatron_args)
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
     settings = arguments.env
@@ -102,7 +103,7 @@ def _run_on_cluster(
         if os.environ.get("RANK", "0") == "0":
             _print(unfit, f"{_size(plan)}, not at the machines", arguments.json, output)
         return 1
-    command = importlib.import_module("megatron_hetero.runtime.doctor.command")
+    command = importlib.import_module("megatron_hetero.lab.doctor.command")
     outcome = command.examine_machines(plan, cluster, arguments.time_limit)
     findings = errors_first((*check_figures(make_job(plan, cluster), profile), *outcome.findings))
     if outcome.rank == 0:
@@ -148,3 +149,11 @@ def _seconds(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
     return value
+
+
+def _with_flags(plan: Plan, more: tuple[str, ...]) -> Plan:
+    """The plan of a job that is launched with `more` flags beside those that it remembers."""
+    if not more or plan.workload is None:
+        return plan
+    flags = (*plan.workload.megatron_args, *more)
+    return replace(plan, workload=replace(plan.workload, megatron_args=flags))

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
-from megatron_hetero.cluster.description import load_cluster
-from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.utilization import utilization_of
+from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.plan.validate import validate_plan
-from megatron_hetero.planner.explain import explain_plan
-from megatron_hetero.planner.what_if import WhatIf, what_to_add
-from megatron_hetero.report.additions import what_if_lines
-from megatron_hetero.report.explanation import explanation_report
-from megatron_hetero.report.terminal import plan_report
+from megatron_hetero.planner.advise.explain import explain_plan
+from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
+from megatron_hetero.report.text.additions import what_if_lines
+from megatron_hetero.report.text.explanation import explanation_report
+from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.what_if and not arguments.cluster:
         raise UsageError("--what-if adds to a cluster; give --cluster too")
     plan = load_plan(arguments.plan)
-    explanation = None
+    explanation = utilization = None
     additions: tuple[WhatIf, ...] = ()
     if arguments.cluster:
         cluster = load_cluster(arguments.cluster)
@@ -68,18 +69,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         validate_plan(plan, cluster, str(arguments.plan))
         plan = replace(plan, estimates=estimate_plan(plan, cluster, profile))
         explanation = explain_plan(plan, cluster, profile)
+        utilization = utilization_of(plan, cluster, explanation.step_time_s)
         if arguments.what_if:
             with output.progress("planning with what could be added") as say:
                 additions = what_to_add(plan, cluster, profile, say=say)
     if arguments.json:
-        data = plan_summary(plan, arguments.plan)
+        data = plan_summary(plan, arguments.plan, utilization)
         data["scored_anew"] = explanation is not None
         data["explanation"] = None if explanation is None else asdict(explanation)
         if arguments.what_if:
             data["what_if"] = [asdict(addition) for addition in additions]
         output.json(data)
         return 0
-    output.show(plan_report(plan))
+    output.show(plan_report(plan, utilization))
     if explanation is None and plan.estimates is not None:
         output.show(
             f"Times, memory and bound are those that {arguments.plan} holds, of the plan as it was "

@@ -16,11 +16,12 @@ from megatron_hetero.flags.launch import (
     node_launches,
     rank_rows,
 )
+from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.support import refused_options
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.report.ranks import rank_lines
+from megatron_hetero.report.text.ranks import rank_lines
 from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
@@ -73,6 +74,7 @@ def _data(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -
         "stock_megatron": not reasons,
         "reasons_not_stock": list(reasons),
         "refused_flags": list(map(str, refused_options(plan))),
+        "missing_flags": [needed.flags[0] for needed in missing_in_job(plan.workload)],
         "nodes": [
             {
                 "node_rank": launch.node_rank,
@@ -98,6 +100,10 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
         yield comment("Stock Megatron runs this plan: these are its own flags, without plug-in.")
     for option in refused_options(plan):
         yield comment(f"REFUSED at start-up on this plan, take it out: {option}")
+    missing = missing_in_job(plan.workload)
+    if missing:
+        yield comment(f"MISSING, the job cannot start without: {missing_line(missing)}.")
+        yield comment("  `megatron-hetero init --job` writes a script that has all of them.")
     # Names the flags of a script that only its shell knows: they are missing below.
     if plan.workload is not None:
         yield comment(f"Model: {plan.workload.source}")

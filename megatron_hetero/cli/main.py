@@ -1,8 +1,8 @@
 """`megatron-hetero VERB`: finds the verb's file, runs it, and turns errors into exit codes.
 
 Exit codes: 0 well; 1 a check did not pass; 2 usage; 3 no feasible plan; 4 invalid file; 5 version
-or hardware mismatch; 130 interrupted.  Only the file of the verb that was typed is imported, so
-that `--help` answers at once and planning never loads torch.
+or hardware mismatch; 6 a rank died; 130 interrupted.  Only the file of the verb that was typed is
+imported, so that `--help` answers at once and planning never loads torch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from megatron_hetero import __version__
-from megatron_hetero.cli.output import COLOR_CHOICES, Output
-from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError
+from megatron_hetero.cli.interrupts import answered_interrupts, leave
+from megatron_hetero.cli.output import COLOR_CHOICES, Output, error_object
+from megatron_hetero.errors import EXIT_INTERRUPTED, HeteroError, UsageError
 
 EXIT_BROKEN_PIPE = 141
 
@@ -30,10 +31,11 @@ VERBS = {
     "simulate": "show what every GPU and link does in one step of a plan",
     "schedule": "make other orders of computations for a plan, and compare them",
     "report": "write one HTML page that explains a plan, with its figures",
-    "init": "write a starter cluster.yaml from names typed by hand",
-    "discover": "write a first cluster.yaml from the GPUs of this machine",
+    "init": "write a starter cluster.yaml from answers, names or a scheduler's list",
+    "discover": "write a first cluster.yaml from the GPUs of this machine, or over ssh",
     "probe": "measure a model on this machine, so that plans stand on measurements",
     "doctor": "find what would hang or train wrongly, before the job starts",
+    "data": "turn text into the data set that Megatron trains on",
     "ckpt": "weights of Hugging Face into Megatron checkpoints, and back",
     "convert": "read configurations of HexiScale and FlagScale, or write them",
     "patch": "put the hook into a Megatron-LM source tree, or take it out",
@@ -44,7 +46,7 @@ VERBS = {
 
 EPILOG = """exit codes:
   0 well   1 a check did not pass   2 usage   3 no feasible plan   4 invalid file
-  5 version or hardware mismatch   130 interrupted
+  5 version or hardware mismatch   6 a rank died   130 interrupted
 
 `megatron-hetero VERB --help` tells more about each verb."""
 
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # importing takes a noticeable moment
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    parser = _parser(verb_name, verb)
+    parser = _parser(verb_name, verb, as_json="--json" in words)
     if verb is not None and verb.TAKES_MEGATRON_FLAGS:
         words, found = _take_megatron_flags(words, verb)
         megatron_args = [*found, *(megatron_args or ())]
@@ -97,18 +99,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.megatron_args = tuple(megatron_args or ())
     output = Output(color=arguments.color, json_to_stdout=getattr(arguments, "json", False))
     try:
-        with output.own_warnings():
+        with output.own_warnings(), answered_interrupts(output.note):
             return verb.run(arguments, output)
     except HeteroError as error:
-        output.error(str(error))
-        return error.exit_code
+        return output.failed(type(error).__name__, str(error), error.exit_code)
     except KeyboardInterrupt:
-        output.error("interrupted")
-        return EXIT_INTERRUPTED
+        return output.failed("KeyboardInterrupt", "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader (`| head`) has gone; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+
+
+def console() -> NoReturn:
+    """The program `megatron-hetero`."""
+    leave(main())
 
 
 def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -184,9 +189,23 @@ def _load(name: str) -> Verb:
     return cast(Verb, importlib.import_module(f"megatron_hetero.cli.{name}"))
 
 
-def _parser(verb_name: str | None, verb: Verb | None) -> argparse.ArgumentParser:
-    """The parser of the whole command line, with the arguments of the one verb that was typed."""
-    parser = argparse.ArgumentParser(
+class _JsonParser(argparse.ArgumentParser):
+    """Says what is wrong with a command line as a JSON object too."""
+
+    def error(self, message: str) -> NoReturn:
+        Output(json_to_stdout=True).json(error_object("UsageError", message, UsageError.exit_code))
+        super().error(message)
+
+
+def _parser(
+    verb_name: str | None, verb: Verb | None, *, as_json: bool = False
+) -> argparse.ArgumentParser:
+    """The parser of the whole command line, with the arguments of the one verb that was typed.
+
+    Args:
+        as_json: whether the command line asks for JSON; what is wrong with it then comes so too.
+    """
+    parser = (_JsonParser if as_json else argparse.ArgumentParser)(
         prog="megatron-hetero",
         description="Plan and run NVIDIA Megatron training on GPUs that do not match.",
         epilog=EPILOG,
@@ -221,4 +240,4 @@ def _add_color(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

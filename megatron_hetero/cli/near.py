@@ -11,14 +11,16 @@ from megatron_hetero.cli.goal import objective_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.utilization import utilization_of
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import EXIT_INTERRUPTED, UsageError
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
-from megatron_hetero.planner.replan import Replanning, replan
-from megatron_hetero.report.replanning import replanning_lines
-from megatron_hetero.report.terminal import plan_report
+from megatron_hetero.planner.precision import with_precision
+from megatron_hetero.planner.replan.replanning import Replanning, replan
+from megatron_hetero.report.text.replanning import replanning_lines
+from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth
 
 PREFERENCES = ("pays", "near", "best")
@@ -69,6 +71,7 @@ def check_near_arguments(arguments: argparse.Namespace) -> None:
         return
     for flag, given in (
         ("--prove", arguments.prove),
+        ("--simplest", arguments.simplest is not None),
         ("--schedule best", arguments.schedule == "best"),
     ):
         if given:
@@ -83,6 +86,9 @@ def run_near(
     workload = old.workload
     if workload is None or arguments.model is not None or arguments.megatron_args:
         workload = load_workload(arguments.model, arguments.megatron_args)
+        if old.workload is not None and workload.training.precision == "fp32":
+            # The job names none: as it was chosen for the old plan.
+            workload = with_precision(workload, old.workload.training.precision)
     check_user_flags(workload.megatron_args)
     start_s = time.perf_counter()
     with output.search_progress() as progress:
@@ -105,15 +111,16 @@ def run_near(
     if found.interrupted:
         output.note("interrupted: these are the best plans found so far")
     code = EXIT_INTERRUPTED if found.interrupted else 0
+    utilization = utilization_of(plan, cluster)
     if arguments.json:
-        summary = plan_summary(plan, arguments.output)
+        summary = plan_summary(plan, arguments.output, utilization)
         summary["search_s"] = round(search_s, 3)
         summary["ways"] = _ways_data(found)
         summary["chosen"] = found.chosen
         summary["interrupted"] = found.interrupted
         output.json(summary)
         return code
-    output.show(*replanning_lines(found, old), plan_report(plan))
+    output.show(*replanning_lines(found, old), plan_report(plan, utilization))
     name = f"number {found.chosen + 1} of the ways above"
     if arguments.output:
         output.show(

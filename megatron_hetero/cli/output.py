@@ -37,6 +37,7 @@ class Output:
 
     def __init__(self, *, color: str = "auto", json_to_stdout: bool = False) -> None:
         self.color = color
+        self._json_to_stdout = json_to_stdout
         self._errors = _console(sys.stderr, color)
         self._people = self._errors if json_to_stdout else _console(sys.stdout, color)
 
@@ -66,6 +67,17 @@ class Output:
     def error(self, message: str) -> None:
         """Why the command stops; the lines are kept as they are, carets point into them."""
         self._errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+    def failed(self, kind: str, message: str, exit_code: int) -> int:
+        """`error`, and as a JSON object where the command promised one; returns the exit code.
+
+        Args:
+            kind: the name of the error's class.
+        """
+        self.error(message)
+        if self._json_to_stdout:
+            self.json(error_object(kind, message, exit_code))
+        return exit_code
 
     @contextmanager
     def own_warnings(self) -> Iterator[None]:
@@ -100,6 +112,22 @@ class Output:
             yield status.update
 
     @contextmanager
+    def byte_progress(self, words: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar on stderr that follows bytes, while somebody is looking; the function sets them."""
+        if not sys.stderr.isatty():
+            yield lambda done: None
+            return
+        from rich import progress as bars
+
+        columns = (
+            bars.TextColumn(words), bars.BarColumn(), bars.DownloadColumn(),
+            bars.TimeRemainingColumn(),
+        )  # fmt: skip
+        with bars.Progress(*columns, console=self._errors) as progress:
+            task = progress.add_task(words, total=total)
+            yield lambda done: progress.update(task, completed=done)
+
+    @contextmanager
     def search_progress(self) -> Iterator[Progress | None]:
         """A line on stderr that follows a search; None when nobody is looking."""
         if not sys.stderr.isatty():
@@ -121,6 +149,11 @@ class Output:
                 say(f"searching: {num_evaluated} plans, best step time {best}{gap}")
 
             yield update
+
+
+def error_object(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+    """What `--json` prints in place of a result."""
+    return {"error": {"class": kind, "message": message, "exit_code": exit_code}}
 
 
 def wants_color(color: str, stream: IO[str]) -> bool:

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from dataclasses import asdict
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import get_args
 
 from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, objective_of
+from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
-from megatron_hetero.cluster.description import load_cluster
-from megatron_hetero.cost.profile import load_profile
-from megatron_hetero.errors import EXIT_INTERRUPTED
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.utilization import utilization_of
+from megatron_hetero.cost.work.profile import load_profile
+from megatron_hetero.errors import EXIT_INTERRUPTED, UsageError
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.planner.annealing import MAX_GPUS_ANNEALED
-from megatron_hetero.planner.run import STRATEGIES
-from megatron_hetero.planner.search import Schedules
-from megatron_hetero.planner.stock_strategy import STOCK
-from megatron_hetero.report.explanation import comparison_lines
-from megatron_hetero.report.outcome import outcome_lines
-from megatron_hetero.report.refusals import refusal_lines
-from megatron_hetero.report.terminal import plan_report
+from megatron_hetero.planner.advise.faster_flags import faster_flags
+from megatron_hetero.planner.api import Schedules
+from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
+from megatron_hetero.planner.portfolio import STRATEGIES
+from megatron_hetero.planner.precision import in_best_precision
+from megatron_hetero.planner.stock.strategy import STOCK
+from megatron_hetero.report.text.explanation import comparison_lines
+from megatron_hetero.report.text.faster_flags import faster_flag_lines
+from megatron_hetero.report.text.outcome import outcome_lines
+from megatron_hetero.report.text.refusals import refusal_lines
+from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
@@ -44,9 +52,7 @@ _WIDE_GAP = 0.3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `plan`."""
-    parser.add_argument(
-        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
-    )
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML", help="the machines")
     parser.add_argument(
         "--model",
         type=Path,
@@ -79,6 +85,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="spend up to a minute or two on the lower bound: tighter, and in clusters of more "
         "than 128 GPUs not by their work alone",
     )
+    parser.add_argument(
+        "--simplest",
+        metavar="PERCENT",
+        help="not the best plan but the one nearest to stock Megatron that is at most so far "
+        'behind, for example "5%%": first what stock Megatron runs, then what has fewer reasons '
+        "for the plug-in, then fewer unlike parts",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="only say which GPUs would hold the model at all, and how many of each type: of the "
+        "catalogue, or with --cluster of the types there",
+    )
     add_goal_arguments(parser)
     add_near_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
@@ -87,6 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
+    if arguments.memory:
+        return run_memory(arguments, output)
+    if arguments.cluster is None:
+        raise UsageError(
+            "--cluster CLUSTER.YAML is missing: the machines to plan for (`init` writes a "
+            "starter); without one, --memory says which GPUs would hold the model"
+        )
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
     check_near_arguments(arguments)
@@ -94,18 +120,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return run_near(arguments, output, cluster, profile)
     workload = load_workload(arguments.model, arguments.megatron_args)
     check_user_flags(workload.megatron_args)
+    objective = objective_of(arguments, workload)
     start_s = time.perf_counter()
     with output.search_progress() as progress:
-        plan, explanation = plan_and_explain(
+        search = partial(
+            plan_and_explain,
             cluster,
-            workload,
             profile=profile,
             progress=progress,
             strategy=arguments.strategy,
-            objective=objective_of(arguments, workload),
+            objective=objective,
             schedules=arguments.schedule,
             prove=arguments.prove,
+            simplest_within=_part(arguments.simplest),
         )
+        chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
+    plan, explanation = chosen.found
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
     megatron_args(plan, str(arguments.output or "plan.json"))
@@ -114,22 +144,32 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     code = EXIT_INTERRUPTED if explanation.interrupted else 0
     if explanation.interrupted:
         output.note("interrupted: this is the best plan found so far")
+    utilization = utilization_of(plan, cluster)
     if arguments.json:
         stock = explanation.best_stock
-        summary = plan_summary(plan, arguments.output)
+        summary = plan_summary(plan, arguments.output, utilization)
         summary["search_s"] = round(search_s, 3)
         summary["best_stock"] = None if stock is None else asdict(stock)
         short = explanation.stock_shortage
         summary["stock_shortage"] = None if short is None else asdict(short)
         summary["outcome"] = explanation.outcome and asdict(explanation.outcome)
+        for name in ("simplest", "fastest"):
+            other = getattr(explanation, name)
+            summary[name] = None if other is None else asdict(other)
+        summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
+        summary["chosen_precision"] = chosen.words or None
         summary["interrupted"] = explanation.interrupted
+        summary["faster_flags"] = [asdict(g) for g in faster_flags(plan, cluster, profile)]
         output.json(summary)
         return code
     beside = comparison_lines(explanation, reasons_not_stock(plan), runners_up=False)
     outcome = explanation.outcome if asks_for_a_goal(arguments, cluster) else None
     outcome_part = [] if outcome is None else outcome_lines(outcome)
-    output.show(plan_report(plan), "", *outcome_part, *beside, *refusal_lines(plan))
+    faster = faster_flag_lines(faster_flags(plan, cluster, profile))
+    lines = plan_report(plan, utilization)
+    precision = [chosen.words] if chosen.words else []
+    output.show(lines, "", *precision, *outcome_part, *beside, *refusal_lines(plan), *faster)
     if _may_be_proved_further(arguments, plan):
         is_small = len(cluster.devices) <= MAX_GPUS_ANNEALED
         if is_small and arguments.strategy == "auto":
@@ -142,6 +182,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         output.show("Nothing was written: -o plan.json saves the plan")
     return code
+
+
+def _part(percent: str | None) -> float | None:
+    """0.05 of `5%`."""
+    if percent is None:
+        return None
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", percent.strip())
+    if number is None:
+        raise UsageError(f'--simplest "{percent}": write a percentage, for example 5%')
+    return float(number[1]) / 100
 
 
 def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:

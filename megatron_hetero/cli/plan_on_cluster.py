@@ -6,17 +6,17 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import Profile, load_profile
+from megatron_hetero.cost.work.profile import Profile, load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.place import place_in_order
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.validate import validate_plan
 
 
 @dataclass(frozen=True)

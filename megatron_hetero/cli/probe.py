@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"--gpus {arguments.gpus}: at least 1 computes")
     workload = load_workload(arguments.model, arguments.megatron_args)
     require_runtime()
-    command = importlib.import_module("megatron_hetero.runtime.probe.command")
+    command = importlib.import_module("megatron_hetero.lab.probe.command")
     request = command.Request(
         workload=workload,
         gpu=arguments.gpu,

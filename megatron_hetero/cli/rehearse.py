@@ -1,6 +1,6 @@
 """`megatron-hetero rehearse`: run a plan for real on this machine, as slowly as its GPUs would.
 
-The work is done by `megatron_hetero.runtime.rehearse`; `report.rehearsal` makes words of it.
+The work is done by `megatron_hetero.lab.rehearse`; `report.text.rehearsal` makes words of it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import write_json
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.report.rehearsal import rehearsal_report
-from megatron_hetero.schedule.trace import chrome_trace
+from megatron_hetero.report.text.rehearsal import rehearsal_report
+from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\
 Run a plan for real on this machine's CPU: one process for each GPU, Megatron's own
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show(
             "Rehearsed, and predicted here, without the reduce_bandwidth and incast of the links."
         )
-    command = importlib.import_module("megatron_hetero.runtime.rehearse.command")
+    command = importlib.import_module("megatron_hetero.lab.rehearse.command")
     with output.progress("rehearsing") as on_progress:
         rehearsal = command.rehearse_plan(
             found.plan,
@@ -135,7 +135,7 @@ def without_devices(found: PlanOnCluster, lost: tuple[str, ...]) -> PlanOnCluste
         InfeasibleError: nothing that is left can train the model.
     """
     cluster, workload = found.cluster, found.plan.workload
-    names = {device.name for device in cluster.devices} | set(cluster.node_by_name)
+    names = {device.name for device in cluster.devices} | set(cluster.machines)
     for name in lost:
         if name not in names:
             raise UsageError(

@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output
-from megatron_hetero.cluster.description import load_cluster
-from megatron_hetero.cost.profile import load_profile
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import write_json
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.report.page.content import gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
 from megatron_hetero.report.page.picture import draw_png
-from megatron_hetero.report.replan import replan, replan_lines, replan_to_data
-from megatron_hetero.schedule.trace import chrome_trace
+from megatron_hetero.report.text.replan import replan, replan_lines, replan_to_data
+from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\
 Write one HTML page that explains a plan to someone who has not seen it: the

@@ -14,7 +14,7 @@ from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import ScheduleName
-from megatron_hetero.schedule.choose import Candidate, candidates
+from megatron_hetero.schedule.orders.choose import ScheduledPlan, candidates
 from megatron_hetero.units import format_duration
 
 DESCRIPTION = """\
@@ -57,27 +57,33 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     output.show(_table(made))
     output.show(
-        "Pipeline time of the slowest replica, without gradient exchange and optimizer; under way: "
-        "most passes (F to W) of each stage of replica 0."
+        "Pipeline time of the slowest replica, without gradient exchange and optimizer; "
+        "relative: to the first line; under way: most passes (F to W) of each stage of replica 0."
     )
     if arguments.output is not None:
         output.show(f"Plan with {arguments.kind} orders written to {arguments.output}")
     return 0
 
 
-def _data(candidate: Candidate) -> dict[str, object]:
+def _data(candidate: ScheduledPlan) -> dict[str, object]:
     if candidate.plan is None:
         return {"kind": candidate.name, "unavailable": candidate.held}
     return {
         "kind": candidate.name,
+        "launch_counts": candidate.has_launch_counts,
         "pipeline_times_s": list(candidate.pipeline_times_s),
         "peak_in_flight": [list(peaks) for peaks in candidate.peaks],
     }
 
 
-def _table(made: tuple[Candidate, ...]) -> Table:
+def _title(candidate: ScheduledPlan) -> str:
+    """1F1B whose stages launch more forwards before the first backward is not what papers mean."""
+    return f"{candidate.name} + launch counts" if candidate.has_launch_counts else candidate.name
+
+
+def _table(made: tuple[ScheduledPlan, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("schedule", "pipeline", "of 1f1b", "under way"):
+    for column in ("schedule", "pipeline", "relative", "under way"):
         table.add_column(column, justify="left" if column in ("schedule", "under way") else "right")
     first_s = made[0].slowest_s
     for candidate in made:
@@ -85,7 +91,7 @@ def _table(made: tuple[Candidate, ...]) -> Table:
             table.add_row(candidate.name, "-", "-", candidate.held)
             continue
         table.add_row(
-            candidate.name,
+            _title(candidate),
             format_duration(candidate.slowest_s),
             f"{candidate.slowest_s / first_s:.3f}",
             ", ".join(map(str, candidate.peaks[0])),

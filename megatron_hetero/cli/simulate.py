@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on_cluster
+from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.files import write_json
-from megatron_hetero.report.simulation import simulation_report, simulation_to_data
-from megatron_hetero.schedule.step import simulate_plan
-from megatron_hetero.schedule.trace import chrome_trace
+from megatron_hetero.report.text.simulation import simulation_report, simulation_to_data
+from megatron_hetero.schedule.simulator.step import simulate_plan
+from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\
 Simulate one optimizer step of a plan: what every GPU computes when, which message
@@ -44,10 +46,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             arguments.trace,
             chrome_trace({"simulated": simulation.timelines}, {"simulated": simulation.messages}),
         )
+    utilization = utilization_of(found.plan, found.cluster, simulation.step_time_s)
     if arguments.json:
-        output.json(simulation_to_data(simulation))
+        data = simulation_to_data(simulation)
+        data["utilization"] = None if utilization is None else asdict(utilization)
+        output.json(data)
         return 0
-    output.show(simulation_report(simulation))
+    output.show(simulation_report(simulation, utilization))
     if arguments.trace:
         output.show(f"Timeline written to {arguments.trace}; open it in ui.perfetto.dev")
     return 0

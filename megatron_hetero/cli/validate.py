@@ -6,12 +6,12 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from megatron_hetero.cli.output import Output
-from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.cli.output import Output, error_object
+from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.errors import FileFormatError
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.of_plan import check_schedules
 
@@ -47,9 +47,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             scored = replace(plan, estimates=estimate_plan(plan, cluster))
             validate_plan(scored, cluster, str(arguments.plan))
     except FileFormatError as error:
-        if arguments.json:
-            output.json({"valid": False, "error": str(error)})
-        raise
+        if not arguments.json:
+            raise
+        output.error(str(error))
+        found = error_object(type(error).__name__, str(error), error.exit_code)
+        output.json({"valid": False, **found})
+        return error.exit_code
     made_for_cluster = cluster and plan.inputs.get("cluster") == cluster_hash(cluster)
     if cluster and not made_for_cluster:
         output.note(

@@ -1,14 +1,14 @@
 """`megatron-hetero verify`: train a plan on this machine's CPU beside one process, and compare.
 
-The work is done by `megatron_hetero.runtime.verify.command.verify_arguments`, which returns data;
-`report.verification` makes words of it.  `arguments` holds:
+The work is done by `megatron_hetero.lab.verify.command.verify_arguments`, which returns data;
+`report.text.verification` makes words of it.  `arguments` holds:
 
     plan: Path | None             exactly one of plan and layout is given
     layout: str | None
     megatron_args: tuple[str]     words after `--`
     steps: int                    optimizer steps, >= 1
     optimizer: "adam" | "sgd" | None    None: both
-    precision: "fp32" | "bf16" | "fp16"
+    precision: "fp32" | "bf16" | "fp16" | None    None: the job's
     floor: bool                   also measure the rounding floor
     json: bool                    one JSON object on stdout, text for people on stderr
     plant: str | None             name of a planted error, which must make the check fail
@@ -28,14 +28,17 @@ from typing import Any, cast
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.report.verification import verification_report
+from megatron_hetero.report.text.verification import verification_report
 
 DESCRIPTION = """\
 Train a plan on this machine's CPU, one process for each GPU of the plan, in
 Megatron's own training loop, and beside it one process of stock Megatron from
 the same weights and samples; report how far losses, gradients, gradient norm
 and weights are apart.  The model is shrunk to fit, never the replicas, stages,
-widths, shares or micro-batch counts.  Exit code 0: equal to rounding; 1: not.
+widths, shares or micro-batch counts; of the job's flags each is kept, shrunk,
+without effect, left out (only what a CPU cannot run) or refused, and named.
+Exit code 0: equal to rounding; 1: not; 2, 4, 5: refused, as by the runtime;
+6: a process died.
 
   megatron-hetero verify plan.json
   megatron-hetero verify --layout "tp2:3,tp1:1 @4 | tp1:4 @2" -- --swiglu"""
@@ -53,14 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=_positive, default=5, metavar="N", help="optimizer steps (default: 5)"
     )
     parser.add_argument(
-        "--optimizer", choices=("adam", "sgd"), help="default: both, one after the other"
+        "--optimizer", choices=("adam", "sgd"), help="default: the job's, then the other one"
     )
     parser.add_argument(
         "--precision",
         choices=("fp32", "bf16", "fp16"),
-        default="fp32",
-        help="of weights and activations; a third run, in fp32, measures what is rounding "
-        "(default: fp32)",
+        help="of weights and activations; in half precision a third run, in fp32, measures what "
+        "is rounding (default: the job's, and fp32 with the other optimizer)",
     )
     parser.add_argument(
         "--floor",
@@ -77,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check that the runtime is installed, hand over to it and report."""
     require_runtime()
-    command = importlib.import_module("megatron_hetero.runtime.verify.command")
+    command = importlib.import_module("megatron_hetero.lab.verify.command")
     with output.progress("verifying") as on_progress:
         data: dict[str, Any] = command.verify_arguments(arguments, on_progress)
     output.show(verification_report(data))

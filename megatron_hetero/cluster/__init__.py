@@ -1,0 +1,14 @@
+"""The cluster as data: GPUs, nodes, links, sites; its file is read in `cluster.file`.
+
+spec          `Cluster`, `Node`, `Device`, `GpuType`: what all rooms plan with
+catalogue     GPU types by name, each number with its source
+makers        communication libraries, and which GPUs cannot talk
+driver_names  names that drivers give to GPUs
+node_links    links between nodes, as classes and exceptions
+lines         capacities that several paths share
+graph         the cluster as a networkx graph
+site_tour     the order in which rings visit sites
+names         host names, and names of cards and islands
+discovery     cluster.yaml from the GPUs of a machine
+measurements  logs of nccl-tests and `nvidia-smi topo -m`
+"""

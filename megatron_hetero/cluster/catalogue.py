@@ -8,21 +8,27 @@ TF32.  They are where a plan starts when nothing was measured, no more: `profile
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from megatron_hetero.cluster.quantities import Bandwidth, MemorySize, Peak
+from megatron_hetero.cluster.file.quantities import Bandwidth, MemorySize, Peak
+from megatron_hetero.cluster.makers import Library, cannot_train, library_of_name
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import ClusterError
 from megatron_hetero.files import near_names, read_json, validate_document
 
-_VENDOR_WORDS = re.compile(r"\b(nvidia|amd|geforce|tesla|quadro|instinct)\b", re.IGNORECASE)
+_VENDOR_WORDS = re.compile(
+    r"\b(nvidia|amd|geforce|tesla|quadro|instinct|blackwell|ada generation)\b", re.IGNORECASE
+)
+_MEMORY_SIZE = re.compile(r"\b([0-9]+) ?gi?b?\b", re.IGNORECASE)
 
 
-class _Entry(BaseModel):
+class _CatalogueEntry(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
@@ -35,6 +41,9 @@ class _Entry(BaseModel):
     fp8: Peak | None
     memory_bandwidth: Bandwidth
     compute_capability: str | None
+    link: Literal["NVLink", "Infinity Fabric", "PCIe 3.0", "PCIe 4.0", "PCIe 5.0"]
+    link_bandwidth: Bandwidth
+    library: Library
     source: str
 
 
@@ -42,7 +51,16 @@ class _Catalogue(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     memory_source: str
-    gpus: tuple[_Entry, ...]
+    link_source: str
+    gpus: tuple[_CatalogueEntry, ...]
+
+
+@dataclass(frozen=True)
+class SheetLink:
+    """How the GPUs of a machine are joined as the maker builds it: one direction, by the sheet."""
+
+    kind: str
+    bytes_per_s: float
 
 
 def gpu_type(name: str) -> GpuType:
@@ -51,13 +69,12 @@ def gpu_type(name: str) -> GpuType:
     Raises:
         ClusterError: no such GPU; the message has the nearest names and the way to add one's own.
     """
-    types, names = _load()
+    types, names, _ = _load()
     canonical = names.get(_normalise(name))
     if canonical is None:
-        hint = near_names(name, gpu_type_names()) or f" (it has {', '.join(gpu_type_names())})"
         raise ClusterError(
-            f'"{name}" is not a GPU of the catalogue{hint}; any other GPU can be described under '
-            "gpu_types by its memory, memory_bandwidth and peaks"
+            f'"{name}" is not a GPU of the catalogue{_hint(name)}; any other GPU can be described '
+            "under gpu_types by its memory, memory_bandwidth and peaks"
         )
     return types[canonical]
 
@@ -67,15 +84,44 @@ def gpu_type_names() -> tuple[str, ...]:
     return tuple(_load()[0])
 
 
+def sheet_link(name: str) -> SheetLink:
+    """How the GPUs of that name are joined inside a machine.
+
+    Raises:
+        ClusterError: as `gpu_type`.
+    """
+    return _load()[2][gpu_type(name).name]
+
+
+def _hint(name: str) -> str:
+    """What was meant: a GPU that begins so ("A100": its sizes), a near name, or what there is."""
+    library = library_of_name(name)
+    if library is not None and (why := cannot_train(name, library)):
+        return f", and could not train: {why}"
+    wanted, names = _normalise(name), gpu_type_names()
+    words = re.findall(r"[a-z]+[0-9]*|[0-9]+", _VENDOR_WORDS.sub("", name).lower())
+    longer = [n for n in names if wanted and _normalise(n).startswith(wanted)] or [
+        n
+        for n in names
+        if words and set(words) <= set(re.findall(r"[a-z]+[0-9]*|[0-9]+", n.lower()))
+    ]
+    if 0 < len(longer) <= 8:
+        meant = " or ".join(f'"{n}"' for n in longer)
+        return f" (did you mean {meant}?)"
+    return near_names(name, names) or f" (it has {', '.join(names)})"
+
+
 def _normalise(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", _VENDOR_WORDS.sub("", name).lower())
+    with_sizes = _MEMORY_SIZE.sub(r"\1gb", _VENDOR_WORDS.sub("", name))
+    return re.sub(r"[^a-z0-9]", "", with_sizes.lower())
 
 
 @cache
-def _load() -> tuple[dict[str, GpuType], dict[str, str]]:
-    """GPU types by name, and names by normalised name or alias."""
+def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
+    """GPU types by name, names by normalised name or alias, and links by name."""
     types: dict[str, GpuType] = {}
     names: dict[str, str] = {}
+    links: dict[str, SheetLink] = {}
     with resources.as_file(resources.files(__package__) / "catalogue.json") as path:
         catalogue = validate_document(read_json(Path(path)), _Catalogue, ClusterError)
     for entry in catalogue.gpus:
@@ -91,7 +137,9 @@ def _load() -> tuple[dict[str, GpuType], dict[str, str]]:
             },
             compute_capability=entry.compute_capability,
             source=entry.source,
+            library=entry.library,
         )
+        links[entry.name] = SheetLink(entry.link, entry.link_bandwidth)
         for name in (entry.name, *entry.aliases):
             names.setdefault(_normalise(name), entry.name)
-    return types, names
+    return types, names, links

@@ -14,49 +14,66 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cluster.driver_names import names_match
+from megatron_hetero.cluster.driver_names import matching_words
+from megatron_hetero.cluster.inventory.cards import Card, cards_of
+from megatron_hetero.cluster.inventory.draft import NodeDraft, TypeDraft, made_up_name
 from megatron_hetero.cluster.measurements import LinkFit
 from megatron_hetero.errors import EnvironmentMismatchError
 
-_QUERY = ("index", "name", "memory.total", "compute_cap")
+_QUERY = (
+    "index",
+    "name",
+    "memory.total",
+    "compute_cap",
+    "pci.bus_id",
+    "display_active",
+    "memory.used",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+)
 _LIMIT_S = 30
-
-GUESSES: Mapping[str, tuple[str, str]] = {
-    "NV": ("200 GB/s", "5 us"),
-    "PIX": ("20 GB/s", "10 us"),
-    "PXB": ("20 GB/s", "10 us"),
-    "PHB": ("12 GB/s", "12 us"),
-    "NODE": ("12 GB/s", "12 us"),
-    "SYS": ("8 GB/s", "15 us"),
-}
-"""What a kind of path of `nvidia-smi topo -m` usually carries between two GPUs; a place to start,
-marked as a guess in the file."""
-_ORDER = tuple(GUESSES)
-NETWORK_GUESS = ("10 Gb/s", "50 us")
+_LEAST_RESERVE_MIB = 1024
+_RESERVE_STEP_MIB = 512
+_BUS_ID = re.compile(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]", re.ASCII)
+_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""Of one lane of PCI Express, by its generation, after the line code."""
 
 
 @dataclass(frozen=True)
 class FoundGpu:
-    """One GPU as its driver describes it; `catalogue_name` is None where the catalogue lacks it."""
+    """One GPU as its driver describes it; `catalogue_name` is None where the catalogue lacks it.
+
+    `index` is its number in `nvidia-smi`, and in the topology that this prints.
+    """
 
     index: int
     name: str
     memory_bytes: int
     compute_capability: str
     catalogue_name: str | None
+    bus_id: str = ""
+    drives_screen: bool = False
+    used_bytes: int = 0
+    pcie_bytes_per_s: float | None = None
+    """Of its slot, one direction; None where it is in none or the driver does not say."""
 
+    @property
+    def reserve(self) -> str | None:
+        """Memory that the screen takes, where it drives one: what is used now, rounded up."""
+        if not self.drives_screen:
+            return None
+        steps = -(-(self.used_bytes >> 20) // _RESERVE_STEP_MIB)
+        mib = max(_LEAST_RESERVE_MIB, steps * _RESERVE_STEP_MIB)
+        return f"{mib >> 10} GiB" if mib % 1024 == 0 else f"{mib} MiB"
 
-@dataclass(frozen=True)
-class NodeDraft:
-    """A node of the file to be: `gpu` is a name of the catalogue, or a made-up one with numbers."""
-
-    name: str
-    gpu: str
-    count: int
-    link: tuple[str, str]
-    link_is_measured: bool
-    described: FoundGpu | None = None
-    """The GPU whose numbers the file must give, because the catalogue lacks it."""
+    @property
+    def described(self) -> TypeDraft:
+        """What a file can say of it without the catalogue."""
+        memory = f"{self.memory_bytes >> 20} MiB"
+        is_version = re.fullmatch(r"[0-9]{1,2}\.[0-9]", self.compute_capability, re.ASCII)
+        return TypeDraft(
+            memory=memory, compute_capability=self.compute_capability if is_version else None
+        )
 
 
 def find_gpus() -> tuple[FoundGpu, ...]:
@@ -72,8 +89,12 @@ def find_gpus() -> tuple[FoundGpu, ...]:
             "Run `discover` on the machines with GPUs, or write the file by hand: "
             "`megatron-hetero init --node a100-0=4xA100-80GB`."
         )
-    done = _run([program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
-    return parse_gpus(done)
+    return parse_gpus(_run([program, *query()[1:]]))
+
+
+def query() -> tuple[str, ...]:
+    """The command that `parse_gpus` reads the answer of."""
+    return ("nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
 
 
 def topology_text() -> str:
@@ -101,112 +122,88 @@ def _run(command: list[str]) -> str:
 
 
 def parse_gpus(text: str) -> tuple[FoundGpu, ...]:
-    """Read lines of `index, name, memory in MiB, compute capability`.
+    """Read the lines that `query` asks for: the GPUs in the order of the PCI bus.
 
     Raises:
         EnvironmentMismatchError: a line of another form, or none.
     """
     found = []
     for line in text.strip().splitlines():
-        words = [word.strip() for word in line.split(",")]
-        if len(words) != len(_QUERY) or not (words[0].isdigit() and words[2].isdigit()):
+        gpu = _gpu([word.strip() for word in line.split(",")])
+        if gpu is None:
             raise EnvironmentMismatchError(
                 f"nvidia-smi answered {line!r}; expected {', '.join(_QUERY)}. Is the driver in "
                 "order?"
             )
-        memory_bytes = int(words[2]) << 20
-        name = catalogue_name(words[1], memory_bytes)
-        found.append(FoundGpu(int(words[0]), words[1], memory_bytes, words[3], name))
+        found.append(gpu)
     if not found:
         raise EnvironmentMismatchError("nvidia-smi lists no GPU")
-    return tuple(found)
+    return tuple(sorted(found, key=lambda gpu: [int(n, 16) for n in re.split("[:.]", gpu.bus_id)]))
+
+
+def _gpu(words: list[str]) -> FoundGpu | None:
+    if len(words) != len(_QUERY):
+        return None
+    index, name, total, capability, bus_id, display, used, generation, width = words
+    if not (index.isdecimal() and total.isdecimal() and _BUS_ID.fullmatch(bus_id.upper())):
+        return None
+    memory_bytes = int(total) << 20
+    lane = _LANE_GB_PER_S.get(int(generation)) if generation.isdecimal() else None
+    return FoundGpu(
+        int(index),
+        name,
+        memory_bytes,
+        capability,
+        catalogue_name(name, memory_bytes),
+        bus_id,
+        display == "Enabled",
+        int(used) << 20 if used.isdecimal() else 0,
+        1e9 * lane * int(width) if lane is not None and width.isdecimal() else None,
+    )
 
 
 def catalogue_name(driver_name: str, memory_bytes: int) -> str | None:
     """The catalogue's GPU of that name whose memory is nearest, within a tenth."""
-    near = [
-        (abs(known.memory_bytes / memory_bytes - 1), -len(name), name)
-        for name in gpu_type_names()
-        if names_match(name, driver_name)
-        for known in [gpu_type(name)]
-    ]
-    # The longest name is the most particular: "A100-80GB-PCIe" before "A100-80GB".
-    return min(near)[2] if near and min(near)[0] < 0.1 else None
+    near = []
+    for name in gpu_type_names():
+        words = matching_words(name, driver_name)
+        off = abs(gpu_type(name).memory_bytes / memory_bytes - 1)
+        if words and off < 0.1:
+            near.append((-words, off, -len(name), name))
+    return min(near)[-1] if near else None
 
 
-def draft_nodes(
+def draft_node(
     gpus: Sequence[FoundGpu],
     joins: Mapping[tuple[int, int], str],
     measured: LinkFit | None = None,
     host: str | None = None,
-) -> tuple[NodeDraft, ...]:
-    """This machine as nodes: one for each type of GPU in it.
+) -> NodeDraft:
+    """This machine, its cards in the order of the bus.
 
-    `joins` is of `nvidia-smi topo -m` (empty: unknown); the slowest path between two GPUs of a type
-    stands for all of them.  `measured` beats it.
+    Args:
+        joins: of `nvidia-smi topo -m`, by the driver's numbers (empty: unknown).
+        measured: beats every guess between cards that no NVLink joins.
     """
     # A node's name is a host name (RFC 1123); some machines are called otherwise.
     host = host or socket.gethostname().partition(".")[0]
     host = re.sub(r"[^A-Za-z0-9-]", "-", host).strip("-")[:50] or "node"
-    kinds: dict[str, list[FoundGpu]] = {}
-    for gpu in gpus:
-        kinds.setdefault(gpu.catalogue_name or _made_up(gpu), []).append(gpu)
-    drafts = []
-    for number, (kind, members) in enumerate(kinds.items()):
-        indices = [gpu.index for gpu in members]
-        paths = {joins.get((i, j), "SYS") for i in indices for j in indices if i != j}
-        slowest = max(paths, key=_rank, default="SYS")
-        link = GUESSES["NV" if slowest.startswith("NV") else slowest]
-        if measured is not None:
-            link = (f"{measured.bytes_per_s / 1e9:.3g} GB/s", f"{measured.latency_s * 1e6:.3g} us")
-        drafts.append(
-            NodeDraft(
-                host if len(kinds) == 1 else f"{host}-{number}",
-                kind,
-                len(members),
-                link,
-                measured is not None,
-                None if members[0].catalogue_name else members[0],
-            )
+    link = None
+    if measured is not None:
+        link = (f"{measured.bytes_per_s / 1e9:.3g} GB/s", f"{measured.latency_s * 1e6:.3g} us")
+    cards = [
+        Card(
+            gpu.catalogue_name or made_up_name(gpu.name),
+            None if gpu.catalogue_name else gpu.described,
+            gpu.reserve,
+            gpu.pcie_bytes_per_s,
         )
-    return tuple(drafts)
-
-
-def cluster_yaml(nodes: Sequence[NodeDraft], heading: str) -> str:
-    """The text of a cluster file; values that nobody has measured are marked as guesses."""
-    lines = [f"# {heading}", "version: 1", "", "nodes:"]
-    lines += [f"  - {{name: {n.name}, gpu: {n.gpu}, count: {n.count}}}" for n in nodes]
-    described = {n.gpu: n.described for n in nodes if n.described is not None}
-    if described:
-        lines += ["", "gpu_types:", "  # Not in the catalogue: give the dense peaks of the sheet."]
-        for name, gpu in described.items():
-            lines.append(
-                f"  {name}: {{memory: {gpu.memory_bytes >> 20} MiB, compute_capability: "
-                f'"{gpu.compute_capability}", memory_bandwidth: "? GB/s", bf16: "? TFLOPS"}}'
-            )
-    lines += ["", "links:", "  # What one pair of GPUs sees, in one direction."]
-    inside = {n.gpu: n for n in nodes if n.count > 1}
-    if inside:
-        lines.append("  inside_node:")
-        for name, node in inside.items():
-            mark = "" if node.link_is_measured else "  # a guess: measure it"
-            lines.append(
-                f"    {name}: {{bandwidth: {node.link[0]}, latency: {node.link[1]}}}{mark}"
-            )
-    if len(nodes) > 1:
-        lines.append(
-            f"  between_nodes: {{bandwidth: {NETWORK_GUESS[0]}, latency: {NETWORK_GUESS[1]}}}"
-            "  # a guess: measure it"
-        )
-    if len(lines) and lines[-1].startswith("  #"):
-        lines[-2:] = ["links: {}"]
-    return "\n".join(lines) + "\n"
-
-
-def _made_up(gpu: FoundGpu) -> str:
-    words = gpu.name.replace("NVIDIA", "").replace("GeForce", "").split()
-    return "-".join("".join(c for c in w if c.isalnum() or c == "-") for w in words) or "GPU"
-
-
-def _rank(join: str) -> int:
-    return _ORDER.index("NV" if join.startswith("NV") else join)
+        for gpu in gpus
+    ]
+    places = {
+        (i, j): joins[a.index, b.index]
+        for i, a in enumerate(gpus)
+        for j, b in enumerate(gpus)
+        if (a.index, b.index) in joins
+    }
+    return cards_of(host, cards, places, link)

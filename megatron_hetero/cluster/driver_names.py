@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
+
 from megatron_hetero.cluster.catalogue import gpu_type_names
+
+_VARIANTS = {"TI", "SUPER", "LAPTOP", "D", "Q", "NVL", "SERVER"}
+"""Words of a driver's name that make another GPU of it ("RTX 4090 D", "... with Max-Q Design")."""
 
 
 def names_match(catalogue_name: str, driver_name: str) -> bool:
@@ -12,24 +17,37 @@ def names_match(catalogue_name: str, driver_name: str) -> bool:
     makes no other GPU of the catalogue ("MI250X").  A memory size counts where both name one, but
     not Grace Hopper's, of which the driver names the CPU's.
     """
+    return matching_words(catalogue_name, driver_name) > 0
+
+
+def matching_words(catalogue_name: str, driver_name: str) -> int:
+    """How many words the two names share where they match (`names_match`); 0 where they do not.
+
+    Of several that match, the one with most words is the most particular: for "NVIDIA H100 PCIe"
+    "H100-PCIe", not "H100-80GB".
+    """
     there, wanted = _words(driver_name), _words(catalogue_name)
     if _VARIANTS & set(there) - set(wanted):
-        return False
+        return 0
     sizes_there = [word for word in there if word.endswith("GB")]
     if not sizes_there or "GH200" in wanted:
-        wanted = [word for word in wanted if not word.endswith("GB")]
-    others = {name.upper() for name in gpu_type_names()}
-    return all(
+        wanted = tuple(word for word in wanted if not word.endswith("GB"))
+    others = _others()
+    found = all(
         any(
             word == w or (word[:-1] == w and word[-1].isalpha() and word not in others)
             for word in there
         )
         for w in wanted
     )
+    return len(wanted) if found else 0
 
 
-_VARIANTS = {"TI", "SUPER", "LAPTOP"}
+@cache
+def _others() -> frozenset[str]:
+    return frozenset(name.upper() for name in gpu_type_names())
 
 
-def _words(name: str) -> list[str]:
-    return name.upper().replace("-", " ").split()
+@lru_cache(maxsize=1024)
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(name.upper().replace("-", " ").split())

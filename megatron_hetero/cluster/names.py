@@ -1,8 +1,11 @@
-"""Host names, as strict as a shell and an ssh command line need them."""
+"""Names of machines: host names as a shell and ssh need them, and names of a machine's islands."""
 
 from __future__ import annotations
 
 import re
+
+_ISLAND = "/"
+"""No host name has it."""
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -21,3 +24,25 @@ def check_host_name(name: str) -> str:
         f'"{name}" is not a host name: letters, digits, "-" and "." only, no "-" at an end of '
         "a part, at most 63 characters a part and 253 in all (RFC 1123)"
     )
+
+
+def island_name(machine: str, label: str) -> str:
+    """Name of the node that stands for some of a machine's GPUs (`cluster.spec.Node`)."""
+    return f"{machine}{_ISLAND}{label}"
+
+
+def machine_of(node: str) -> str:
+    """Name, in the file, of the machine that a node is or is an island of."""
+    return node.partition(_ISLAND)[0]
+
+
+def node_words(node: str) -> str:
+    """A node's name for people: `box (RTX-3090)` of an island, else the machine's."""
+    machine, separator, label = node.partition(_ISLAND)
+    return f"{machine} ({label})" if separator else machine
+
+
+def device_place(device: str) -> tuple[str, int]:
+    """Machine and place on its bus of a GPU called "machine:index"."""
+    machine, _, index = device.rpartition(":")
+    return machine, int(index)

@@ -28,7 +28,7 @@ class Link:
 
     `jitter_s`: what a message may be late beside that, at a high quantile.  `reduce_bytes_per_s`:
     memory traffic, reads and writes, with which a rank adds what it receives to its own; infinite
-    where that hides behind the link.  `cost.link_terms` prices it, and `incast`.
+    where that hides behind the link.  `cost.network.link_terms` prices it, and `incast`.
     """
 
     bytes_per_s: float

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
+from megatron_hetero.cluster.lines import Line as Line
+from megatron_hetero.cluster.lines import SitePair, node_uplink
+from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library
+from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.node_links import Incast as Incast
 from megatron_hetero.cluster.node_links import Link as Link
 from megatron_hetero.cluster.node_links import (
@@ -29,14 +34,22 @@ class GpuType:
     """Keys "bf16", "fp16", "fp32", "fp8"."""
     compute_capability: str | None
     source: str
+    library: Library = DEFAULT_LIBRARY
+    """What its machines exchange tensors with; GPUs of one job have one (`cluster.makers`)."""
 
 
 @dataclass(frozen=True)
 class Node:
     """A machine with `num_gpus` equal GPUs.  `link` joins any two of them.
 
+    A machine whose cards are of several types, or joined unlike, is several nodes, its islands:
+    each has cards of one type that are joined alike, to each other and to all others.  Islands of
+    one machine have one `machine`, `host` and `site`; `gpu_indices` are their places on its PCI
+    bus.  Links between islands stand with those between machines.
+
     `price_per_hour` is that of the whole machine, `gpu_price_per_hour` that of each GPU in use;
     None where it is not known.  All prices are in one currency of the user's.
+    `uplink_bytes_per_s` is what all its GPUs together send to other nodes, and what they receive.
     """
 
     name: str
@@ -47,10 +60,35 @@ class Node:
     link: Link
     price_per_hour: float | None = None
     gpu_price_per_hour: float | None = None
+    uplink_bytes_per_s: float = inf
+    gpu_indices: tuple[int, ...] = ()
+    """Empty: 0 to `num_gpus - 1`."""
+    root_complex_bytes_per_s: float = inf
+    """What all traffic between the machine's islands shares."""
+
+    @property
+    def machine(self) -> str:
+        """Name in the file of the machine that this is, or is an island of."""
+        return machine_of(self.name)
+
+    @property
+    def is_island(self) -> bool:
+        """Whether the machine has other GPUs, of another kind or joined otherwise."""
+        return self.machine != self.name
+
+    @cached_property
+    def indices(self) -> tuple[int, ...]:
+        """Places of its GPUs in the machine, ascending."""
+        return self.gpu_indices or tuple(range(self.num_gpus))
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Its GPUs, in the order of the bus."""
+        return tuple(Device(self.name, index) for index in self.indices)
 
 
 class Device(NamedTuple):
-    """One GPU: the `index`-th of node `node`.  Its name in files is `node:index`.
+    """One GPU of node `node`: the `index`-th of its machine.  Its name in files is `machine:index`.
 
     A tuple, since the search makes and compares more of these than of anything else.
     """
@@ -60,11 +98,20 @@ class Device(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.node}:{self.index}"
+        """`machine:index`, as files have it."""
+        return f"{machine_of(self.node)}:{self.index}"
 
 
-CHOICES = ("micro_batch_size", "recompute", "shares", "schedule", "optimizer_share")
-"""What a plan may set for single stages or replicas, beside or against the job's own flags."""
+CHOICES = (
+    "micro_batch_size",
+    "recompute",
+    "shares",
+    "schedule",
+    "optimizer_share",
+    "precision",
+)
+"""What a plan may set, for single stages or replicas, beside or against the job's own flags; the
+precision for all of them, where the job names none."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +133,8 @@ class Limits:
     max_price_per_hour: float | None = None
     as_given: tuple[str, ...] = ()
     """Names of `CHOICES`: what every stage does as the job's flags say, not as the search finds."""
+    library: Library | None = None
+    """GPUs with another communication library stay unused."""
     memory_reserve_bytes: int = 1 << 30
     """Kept free on every device for the CUDA context, libraries and fragmentation."""
 
@@ -95,9 +144,11 @@ class Cluster:
     """Nodes and the links between them.
 
     `node_links[(a, b)]` (node names, both orders present) is the path between one GPU of `a` and
-    one GPU of `b`; `cluster.description` fills it from link classes and measured pairs, and refuses
-    a cluster in which one is missing.  `prices_per_gb[(a, b)]` (site names, both orders) is what
-    1e9 bytes from one site to the other cost; what is not there costs nothing.
+    one GPU of `b`; `cluster.file.description` fills it from link classes and measured pairs, and
+    refuses a cluster in which one is missing.  `prices_per_gb[(a, b)]` (site names, both orders) is
+    what 1e9 bytes from one site to the other cost; what is not there costs nothing.
+    `site_lines[(a, b)]` (sender first) are the lines that all paths from site a to site b share;
+    no link is faster than a line that it leads over.
     """
 
     nodes: tuple[Node, ...]
@@ -105,15 +156,49 @@ class Cluster:
     limits: Limits = field(default_factory=Limits)
     source: str = ""
     prices_per_gb: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    site_lines: Mapping[SitePair, tuple[Line, ...]] = field(default_factory=dict)
+    kept_to: Library | None = None
+    """The library whose GPUs a search keeps to, where the limits leave it open."""
+
+    @property
+    def library(self) -> Library | None:
+        """The one library whose GPUs may be used; None where nothing says which."""
+        return self.limits.library or self.kept_to
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Every GPU, node by node in file order."""
-        return tuple(Device(n.name, i) for n in self.nodes for i in range(n.num_gpus))
+        """Every GPU, machine by machine in file order, in a machine in the order of its bus."""
+        return tuple(
+            device
+            for islands in self.machines.values()
+            for device in sorted((d for n in islands for d in n.devices), key=lambda d: d.index)
+        )
 
     @cached_property
     def node_by_name(self) -> dict[str, Node]:
+        """Nodes (islands apart) by their names."""
         return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def machines(self) -> dict[str, tuple[Node, ...]]:
+        """The nodes that each machine of the file is: itself, or its islands."""
+        found: dict[str, tuple[Node, ...]] = {}
+        for node in self.nodes:
+            found[node.machine] = (*found.get(node.machine, ()), node)
+        return found
+
+    @cached_property
+    def device_by_name(self) -> dict[str, Device]:
+        """Every GPU by its name in files, "machine:index"."""
+        return {device.name: device for device in self.devices}
+
+    def node_of(self, device: str) -> Node:
+        """The node of the GPU called "machine:index".
+
+        Raises:
+            KeyError: the cluster has no such GPU.
+        """
+        return self.node_by_name[self.device_by_name[device].node]
 
     @cached_property
     def link_summary(self) -> LinkSummary:
@@ -138,6 +223,42 @@ class Cluster:
             nodes=tuple(replace(n, link=n.link.without_terms) for n in self.nodes),
             node_links=mapped_links(self.node_links, lambda link: link.without_terms),
         )
+
+    @cached_property
+    def has_lines(self) -> bool:
+        """Whether paths between nodes share anything."""
+        return bool(self.site_lines) or any(
+            n.is_island or n.uplink_bytes_per_s != inf for n in self.nodes
+        )
+
+    def lines(self, here: str, there: str) -> tuple[Line, ...]:
+        """What all that goes from one node to another shares with other pairs of nodes, in the
+        order in which a byte meets it; empty inside a node."""
+        key = here, there
+        if key not in self._lines:
+            self._lines[key] = self._lines_between(here, there) if here != there else ()
+        return self._lines[key]
+
+    @cached_property
+    def _lines(self) -> dict[NodePair, tuple[Line, ...]]:
+        return {}
+
+    def _lines_between(self, here: str, there: str) -> tuple[Line, ...]:
+        one, other = self.node_by_name[here], self.node_by_name[there]
+        if one.machine == other.machine:
+            if one.root_complex_bytes_per_s == inf:
+                return ()
+            return (Line(f"root complex of {one.machine}", one.root_complex_bytes_per_s),)
+        shared = self.site_lines.get((one.site, other.site), ())
+        if one.is_island or other.is_island:
+            # Two machines are joined by one path, whichever of their islands use it.
+            name = f"path {one.machine} -> {other.machine}"
+            shared = Line(name, self.node_links[here, there].bytes_per_s), *shared
+        if one.uplink_bytes_per_s != inf:
+            shared = node_uplink(one.machine, one.uplink_bytes_per_s)[0], *shared
+        if other.uplink_bytes_per_s != inf:
+            shared = *shared, node_uplink(other.machine, other.uplink_bytes_per_s)[1]
+        return shared
 
     def gpu_type(self, device: Device) -> GpuType:
         return self.node_by_name[device.node].gpu_type

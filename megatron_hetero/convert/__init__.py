@@ -1,1 +1,10 @@
-"""Plans of other systems as layouts of ours, and back where they can say what a plan says."""
+"""Plans of other systems as layouts of ours, and back where they can say what a plan says.
+
+hexiscale            HexiScale's (FlashFlex's) command line
+flagscale            FlagScale's meshes and layer splits
+flagscale_job        a FlagScale experiment as a job of Megatron's
+flagscale_recompute  FlagScale's recompute by stage
+hydra                Hydra's experiment files
+list_literal         Python lists on a command line, read without running them
+given                flags of another system, each with its place
+"""

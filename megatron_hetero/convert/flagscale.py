@@ -7,14 +7,17 @@ cut and joined between them, which no plan of ours does.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.convert.flagscale_recompute import stage_recompute
 from megatron_hetero.convert.given import Conversion, GivenFlags
-from megatron_hetero.errors import FileFormatError, UnsupportedError, UsageError
+from megatron_hetero.errors import ClusterError, FileFormatError, UnsupportedError, UsageError
 from megatron_hetero.files import read_text
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
@@ -33,6 +36,11 @@ class Mesh:
     ep: int
     dp: int
     pp: int
+
+    @property
+    def num_devices(self) -> int:
+        """Expert parallelism takes its GPUs from the data-parallel ones."""
+        return self.tp * self.cp * self.dp * self.pp
 
 
 def from_flagscale(flags: GivenFlags) -> Conversion:
@@ -55,13 +63,18 @@ def from_flagscale(flags: GivenFlags) -> Conversion:
         )
     stages = tuple(StageShape(w, n) for w, n in zip(widths, layers, strict=True))
     replica = ReplicaShape(stages, batch // (size * num_replicas))
-    notes = [f"{name} is not converted" for name in flags.never_asked_for(("--hetero",))]
+    notes: list[str] = []
+    for name in flags.never_asked_for(("--hetero",)):
+        if name not in ("--hetero-device-types", "--hetero-current-device-type"):
+            notes.append(f"{name} is not converted")
+    recompute = stage_recompute(flags, layers, replica.num_micro_batches, notes)
     notes += [
         f"{name} is not converted: put `recompute` into the stages of plan.json"
         for name in flags.never_asked_for(("--recompute",))
         if "per-stage" in name
     ]
-    return Conversion(format_layout(Layout((replica,) * num_replicas)), tuple(notes))
+    layout = format_layout(Layout((replica,) * num_replicas))
+    return Conversion(layout, tuple(notes), recompute)
 
 
 def to_flagscale(layout: Layout) -> str:
@@ -117,8 +130,55 @@ def cluster_text(hostfile: Path) -> str:
             f"  - {{name: node-{len(nodes)}, gpu: {gpu}, count: {int(settings['slots'])}, "
             f'host: "{found["host"]}"}}\n'
         )
+    return _cluster_text(f"the host file {hostfile.name}", nodes)
+
+
+def cluster_of_meshes(
+    flags: GivenFlags, device_types: Sequence[str], gpus_per_node: int | None, source: str
+) -> str:
+    """A first cluster.yaml of the GPUs that the meshes take, where no host file names the nodes.
+
+    Args:
+        device_types: one for each mesh, or one for all; a type that the catalogue does not know
+            stays as it is, to be described under `gpu_types`.
+        gpus_per_node: of every node; None is 8.
+        source: what to name as the origin.
+    Raises:
+        UsageError: the meshes are no whole numbers, or there is not a type for each.
+    """
+    meshes = _five_each(flags)
+    types = list(device_types) * (len(meshes) if len(device_types) == 1 else 1)
+    if len(types) != len(meshes):
+        raise UsageError(
+            f"--hetero-device-types names {len(types)} types for {len(meshes)} meshes; give one "
+            "for each, after -- if the file has none"
+        )
+    most = gpus_per_node or 8
+    nodes: list[str] = []
+    unknown: set[str] = set()
+    for device, group in groupby(zip(types, meshes, strict=True), key=lambda pair: pair[0]):
+        try:
+            gpu = gpu_type(device).name
+        except ClusterError:
+            gpu = json.dumps(device)
+            unknown.add(device)
+        left = sum(mesh.num_devices for _, mesh in group)
+        while left > 0:
+            nodes.append(f"  - {{name: node-{len(nodes)}, gpu: {gpu}, count: {min(left, most)}}}\n")
+            left -= most
+    text = _cluster_text(f"{source}, {most} GPUs a node", nodes)
+    for device in sorted(unknown):
+        text += (
+            f"# The catalogue has no {json.dumps(device)}; describe it:\n# gpu_types:\n"
+            f"#   {json.dumps(device)}: {{memory: ... GB, memory_bandwidth: ... GB/s, "
+            "bf16: ... TFLOPS, fp16: ... TFLOPS, fp32: ... TFLOPS}\n"
+        )
+    return text
+
+
+def _cluster_text(source: str, nodes: Sequence[str]) -> str:
     return (
-        f"# From the host file {hostfile.name}, which knows no links: they are missing.\n"
+        f"# From {source}, which knows no links: they are missing.\n"
         "version: 1\n\nnodes:\n" + "".join(nodes) + "\nlinks: {}\n"
         "# Put these in the place of it, filled in, then `megatron-hetero plan`:\n"
         "# links:\n"
@@ -128,18 +188,22 @@ def cluster_text(hostfile: Path) -> str:
     )
 
 
-def _meshes(flags: GivenFlags) -> list[Mesh]:
+def _five_each(flags: GivenFlags) -> list[Mesh]:
     numbers = flags.integers(_MESHES)
     if len(numbers) % 5:
         raise UsageError(
             f"{flags.where(_MESHES)}: {_MESHES} has {len(numbers)} numbers; five for each mesh are "
             "wanted, in the order tp cp ep dp pp"
         )
-    meshes = [Mesh(*numbers[i : i + 5]) for i in range(0, len(numbers), 5)]
+    return [Mesh(*numbers[i : i + 5]) for i in range(0, len(numbers), 5)]
+
+
+def _meshes(flags: GivenFlags) -> list[Mesh]:
+    meshes = _five_each(flags)
     for name, value in (("context", "cp"), ("expert", "ep")):
         if any(getattr(mesh, value) > 1 for mesh in meshes):
             raise UnsupportedError(
-                f"{_MESHES}: {name} parallelism is not part of a plan yet; use 1"
+                f"{_MESHES}: {name} parallelism is not converted; use 1, or plan the cluster anew"
             )
     if len({mesh.dp for mesh in meshes}) > 1:
         raise UnsupportedError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_text
@@ -13,11 +14,23 @@ from megatron_hetero.model.script import read_megatron_words
 
 
 @dataclass(frozen=True)
+class StageRecompute:
+    """What a stage computes twice: as `plan.Stage` says it."""
+
+    recompute: Literal["none", "full"]
+    num_layers: int | None = None
+
+
+@dataclass(frozen=True)
 class Conversion:
-    """A layout line, and what of the original it does not say."""
+    """A layout line, and what of the original it does not say.
+
+    `recompute`: of each stage of every replica; empty where the job's flags say it for all.
+    """
 
     layout: str
     notes: tuple[str, ...] = ()
+    recompute: tuple[StageRecompute, ...] = ()
 
 
 class GivenFlags:

@@ -1,1 +1,14 @@
-"""Seconds, bytes and memory of a piece of model on a piece of cluster."""
+"""Seconds, bytes and memory of a piece of model on a piece of cluster.
+
+model        `CostModel`: the price of any placement, cached piece by piece
+placement    which devices hold which layers
+step_cost    what a placement costs: stages, replicas, the step
+pipeline     seconds of a 1F1B pipeline
+unit_prices  prices of pieces, memories and hops, with their variants
+choices      settings that plans may choose for themselves
+widths       usable GPUs and tensor-parallel widths of a node
+price        money for machines and for traffic between sites
+utilization  model FLOPs utilization (MFU)
+movement     what going from one plan to another takes
+fill_rules   rules of prices whose stages wait for each other
+"""

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import ClassVar, Self
 
+from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
-from megatron_hetero.cost.compute import update_time_s
-from megatron_hetero.cost.least_sync import (
-    NO_SYNC,
-    Cut,
-    LeastSync,
-    least_ends_sync_s,
-    least_sync,
-)
-from megatron_hetero.cost.memory import (
+from megatron_hetero.cost.memory.device import (
     StageMemory,
     StateHolders,
     state_bytes,
@@ -24,14 +17,29 @@ from megatron_hetero.cost.memory import (
     updated_bytes,
     with_some_layers_recomputed,
 )
-from megatron_hetero.cost.parameters import embedding_params, layer_params
+from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
+from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.cost.profile import Profile
-from megatron_hetero.cost.share import TensorShare, even_share, member_shares
-from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost, StageCost, path_seconds
-from megatron_hetero.cost.sync import GradientExchange, StageEnd
+from megatron_hetero.cost.step_cost import (
+    PlacementCost,
+    ReplicaCost,
+    StageCost,
+    boundary_bytes,
+    path_seconds,
+)
+from megatron_hetero.cost.sync.gradients import Carried, GradientExchangePrices, StageEnd
+from megatron_hetero.cost.sync.least import (
+    NO_SYNC,
+    Cut,
+    LeastSync,
+    least_ends_sync_s,
+    least_sync,
+)
 from megatron_hetero.cost.unit_prices import UnitPrices
+from megatron_hetero.cost.work.compute import update_time_s
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
 from megatron_hetero.model.spec import Workload
 
 
@@ -100,7 +108,7 @@ class CostModel(UnitPrices):
         """Memory of each GPU of stage `index`, in rank order; equal ones are one object.
 
         With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
-        as many later ones are sent as its sender launches ahead (`runtime.boundary`).
+        as many later ones are sent as its sender launches ahead (`runtime.parallel.boundary`).
         """
         costs = self._of_stage(replica, index)
         if costs is not self:
@@ -111,17 +119,17 @@ class CostModel(UnitPrices):
         if replica.launch_counts is not None:
             num_sends_kept = 0 if last else num_in_flight[index]
             num_sends_kept += 0 if first else num_in_flight[index - 1]
-            # Its receives are posted ahead (`schedule.delivery`): of each neighbour one more than
-            # the launch counts differ, of which `stage_memory` has the one itself.
+            # Its receives are posted ahead (`schedule.orders.delivery`): of each neighbour one more
+            # than the launch counts differ, of which `stage_memory` has the one itself.
             for before, after in pairwise(num_in_flight[max(index - 1, 0) : index + 2]):
                 num_sends_kept += max(before - after, 0)
-        model, made = self.workload.model, dict[tuple[str, TensorShare], StageMemory]()
+        model, made = self.workload.model, dict[tuple[str, int, TensorShare], StageMemory]()
         some = stage.recompute_num_layers
         found = []
         shares = member_shares(model, stage.width, stage.shares, stage.context_parallel)
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]
-            key = (node.gpu_type.name, share)
+            key = (node.gpu_type.name, node.gpu_type.memory_bytes, share)
             if key not in made:
                 asked = (
                     *(node, stage.width, first, last, num_in_flight[index], rows),
@@ -171,29 +179,39 @@ class CostModel(UnitPrices):
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
         """The step of replicas that are priced already."""
-        card_s = max(path_seconds(placement, replicas).values(), default=0.0)
-        pipelines_s = max(card_s, *(r.pipeline_s for r in replicas))
+        lines: Mapping[str, float] = {}
+        if self.cluster.has_lines:
+            crossing = boundary_bytes(placement, replicas)
+            lines = line_seconds(self.cluster, ((pair, size) for _, pair, size in crossing))
+        carried = Carried(path_seconds(placement, replicas), lines)
+        pipelines_s = max(carried.busiest_s, *(r.pipeline_s for r in replicas))
+        ends = self._stage_ends(replicas, pipelines_s)
         return PlacementCost(
             replicas,
-            card_s,
-            self._exchange.exposed_s(
-                placement, vocab_rows, self._stage_ends(replicas, pipelines_s), pipelines_s
-            ),
+            carried.busiest_s,
+            self._exchange.exposed_s(placement, vocab_rows, ends, pipelines_s, carried),
             max(s.update_s for r in replicas for s in r.stages),
         )
 
+    def traffic(
+        self, placement: Placement, cost: PlacementCost
+    ) -> Iterator[tuple[tuple[int, int] | None, NodePair, float]]:
+        """What goes between nodes in a step: the boundary that it crosses as (replica, stage before
+        it), or None for the gradient exchange; sender and receiver; bytes."""
+        yield from boundary_bytes(placement, cost.replicas)
+        plain = self._plain
+        rows, links = plain.vocab_rows(placement.widths), plain.cluster.node_links
+        for pair, seconds in plain._exchange.path_seconds(placement, rows).items():
+            yield None, pair, seconds * links[pair].bytes_per_s
+
     def bytes_between_nodes(
         self, placement: Placement, cost: PlacementCost
-    ) -> dict[tuple[str, str], float]:
+    ) -> dict[NodePair, float]:
         """Bytes of a step on each path between two nodes: boundaries and gradient exchange."""
-        if self._plain is not self:
-            return self._plain.bytes_between_nodes(placement, self._plain.placement(placement))
-        seconds = path_seconds(placement, cost.replicas)
-        rows = self.vocab_rows(placement.widths)
-        for path, path_s in self._exchange.path_seconds(placement, rows).items():
-            seconds[path] = seconds.get(path, 0.0) + path_s
-        links = self.cluster.node_links
-        return {path: path_s * links[path].bytes_per_s for path, path_s in seconds.items()}
+        found: dict[NodePair, float] = {}
+        for _, pair, num_bytes in self.traffic(placement, cost):
+            found[pair] = found.get(pair, 0.0) + num_bytes
+        return found
 
     @property
     def _plain(self) -> Self:
@@ -211,11 +229,13 @@ class CostModel(UnitPrices):
         return self._exchange.alone_s(placement, vocab_rows)
 
     @cached_property
-    def _exchange(self) -> GradientExchange:
+    def _exchange(self) -> GradientExchangePrices:
         training = self.workload.training
         states = state_bytes(training)
         weight_bytes = states.weight if training.use_distributed_optimizer else None
-        return GradientExchange(self.cluster, self.workload.model, states.gradient, weight_bytes)
+        return GradientExchangePrices(
+            self.cluster, self.workload.model, states.gradient, weight_bytes
+        )
 
     def _stage_ends(self, replicas: tuple[ReplicaCost, ...], pipelines_s: float) -> list[StageEnd]:
         """When stages may begin to exchange gradients, in the layout's order: their programme is
@@ -266,7 +286,9 @@ class CostModel(UnitPrices):
     ) -> Iterable[tuple[StageMemory, GpuType]]:
         gpus = [self.cluster.gpu_type(device) for device in stage.devices]
         pairs = zip(memories, gpus, strict=True)
-        return {(id(memory), gpu.name): (memory, gpu) for memory, gpu in pairs}.values()
+        return {
+            (id(memory), gpu.name, gpu.memory_bytes): (memory, gpu) for memory, gpu in pairs
+        }.values()
 
 
 MakeCosts = Callable[[Cluster, Workload, Profile | None], CostModel]

@@ -3,7 +3,8 @@
 Every device of the new plan fetches what it does not keep already, each piece from the holder in
 the old plan that is nearest and, of equals, has sent least; what no device keeps any more, or all
 of it if a checkpoint store is named, comes from the store.  Nodes fetch beside each other; a node
-sends and receives one piece after the other, in both directions at a time.
+sends and receives one piece after the other, in both directions at a time, and what crosses a line
+that nodes share adds up.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.cost.holdings import Holdings, Interval, StateSizes, Tensor, without
+from megatron_hetero.cost.memory.holdings import Holdings, Interval, StateSizes, Tensor, without
+from megatron_hetero.cost.network.lines import line_seconds
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ class Mover:
         sender, seconds = self._devices[best], rank(best)[0]
         load.add(load.sent_s, _end(sender, receiver), seconds)
         load.add(load.received_s, _end(receiver, sender), seconds)
+        carried = [((sender.node, receiver.node), num_bytes)]
+        for name, line_s in line_seconds(self.cluster, carried).items():
+            load.add(load.shared_s, name, line_s)
 
     def _pieces(self, tensor: Tensor, interval: Interval) -> Iterator[tuple[Interval, list[str]]]:
         """An interval cut where its holders end, each piece with all who have it."""
@@ -105,17 +110,20 @@ class Mover:
 
 @dataclass
 class _Load:
-    """Seconds for which each node's network, and each device inside its node, is taken."""
+    """Seconds for which each node's network, each device inside its node, and each line that paths
+    between nodes share is taken."""
 
     sent_s: dict[str, float] = field(default_factory=dict)
     received_s: dict[str, float] = field(default_factory=dict)
+    shared_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, seconds_of: dict[str, float], where: str, seconds: float) -> None:
         seconds_of[where] = seconds_of.get(where, 0.0) + seconds
 
     @property
     def time_s(self) -> float:
-        return max(*self.sent_s.values(), *self.received_s.values(), 0.0, 0.0)
+        loads = (self.sent_s, self.received_s, self.shared_s)
+        return max((seconds for load in loads for seconds in load.values()), default=0.0)
 
 
 def _end(one: Device, other: Device) -> str:

@@ -1,7 +1,7 @@
 """Seconds of one replica's 1F1B pipeline: the exact longest path, and a quick close form.
 
-`schedule.simulate` runs any programme; this file is the same model for 1F1B alone, small enough
-for the planner's innermost loop (a test holds both equal).  Sends do not block the sender's
+`schedule.simulator.pipeline` runs any programme; this file is the same model for 1F1B alone, small
+enough for the planner's innermost loop (a test holds both equal).  Sends do not block the sender's
 computation; a link carries one message per direction at a time.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import MutableSequence, Sequence
 
-from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.work.compute import PassTimes
 
 
 def pipeline_time_s(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
-from megatron_hetero.plan.check_schedule import launched_forwards
+from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.plan import Plan
 
 Recompute = Literal["none", "selective", "full"]

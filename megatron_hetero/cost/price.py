@@ -16,11 +16,32 @@ from megatron_hetero.cost.step_cost import PlacementCost
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What one cause sends between two sites in a step, there and back, and what that costs.
+
+    `boundary`: (replica, stage before it); None is the exchange of gradients, and of new weights.
+    """
+
+    boundary: tuple[int, int] | None
+    sites: tuple[str, str]
+    num_bytes: float
+    price: float
+
+
+@dataclass(frozen=True)
 class Price:
-    """In the currency of the cluster file: machines for an hour, traffic of one step."""
+    """In the currency of the cluster file: machines for an hour, traffic of one step.
+
+    `traffic` is what costs something, the dearest first.
+    """
 
     per_hour: float
-    egress_per_step: float
+    traffic: tuple[Traffic, ...] = ()
+
+    @property
+    def egress_per_step(self) -> float:
+        """What all traffic of a step costs."""
+        return sum(part.price for part in self.traffic)
 
     def of_step(self, step_time_s: float) -> float:
         """What a step of so many seconds costs."""
@@ -37,10 +58,13 @@ def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
     for device in devices:
         used[device.node] = used.get(device.node, 0) + 1
     total = 0.0
+    rented: set[str] = set()
     for name, num_gpus in sorted(used.items()):
         node = cluster.node_by_name[name]
         if node.price_per_hour is not None:
-            total += node.price_per_hour
+            if node.machine not in rented:
+                total += node.price_per_hour
+            rented.add(node.machine)
         elif node.gpu_price_per_hour is not None:
             total += num_gpus * node.gpu_price_per_hour
         else:
@@ -53,11 +77,21 @@ def price_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Pri
     per_hour = price_per_hour(costs.cluster, placement.devices())
     if per_hour is None:
         return None
+    if not costs.cluster.prices_per_gb:  # what goes where takes longer to count than all the rest
+        return Price(per_hour)
+    return Price(per_hour, _traffic(costs, placement, cost))
+
+
+def _traffic(costs: CostModel, placement: Placement, cost: PlacementCost) -> tuple[Traffic, ...]:
+    """By cause and pair of sites."""
     nodes, prices = costs.cluster.node_by_name, costs.cluster.prices_per_gb
-    egress = 0.0
-    if not prices:  # what crosses a path takes longer to count than all the rest
-        return Price(per_hour, egress)
-    for (here, there), num_bytes in costs.bytes_between_nodes(placement, cost).items():
+    found: dict[tuple[tuple[int, int] | None, tuple[str, str]], tuple[float, float]] = {}
+    for boundary, (here, there), num_bytes in costs.traffic(placement, cost):
         sites = nodes[here].site, nodes[there].site
-        egress += prices.get(sites, 0.0) * num_bytes / 1e9
-    return Price(per_hour, egress)
+        each = prices.get(sites)
+        if each:
+            key = boundary, (min(sites), max(sites))
+            carried, price = found.get(key, (0.0, 0.0))
+            found[key] = carried + num_bytes, price + each * num_bytes / 1e9
+    parts = [Traffic(*key, *value) for key, value in found.items()]
+    return tuple(sorted(parts, key=lambda part: (-part.price, part.boundary or (-1, -1))))

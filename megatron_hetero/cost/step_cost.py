@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.memory import StageMemory
-from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.network.seconds import BoundaryTime, between
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.work.compute import PassTimes
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class ReplicaCost:
 class PlacementCost:
     """A step is: all pipelines, the gradient exchange, the slowest update.
 
-    `card_s`: what the busiest network path carries of all replicas' boundaries in a step.
+    `card_s`: what the busiest network path, or line that paths share, carries of all replicas'
+    boundaries in a step.
     """
 
     replicas: tuple[ReplicaCost, ...]
@@ -105,3 +108,18 @@ def path_seconds(
                 busy_s = placed.num_micro_batches * hop.serialisation_s
                 card_s[path] = card_s.get(path, 0.0) + busy_s
     return card_s
+
+
+def boundary_bytes(
+    placement: Placement, replicas: Sequence[ReplicaCost]
+) -> Iterator[tuple[tuple[int, int], NodePair, float]]:
+    """((replica, boundary), nodes, bytes in a step) of each path that boundaries take; there and
+    back."""
+    for r, (placed, cost) in enumerate(zip(placement.replicas, replicas, strict=True)):
+        for i, (here, there) in enumerate(pairwise(placed.stages)):
+            for one, other, hop in (
+                (here, there, cost.forward_hops[i]),
+                (there, here, cost.backward_hops[i]),
+            ):
+                for pair, size in between(hop.parts, one.devices, other.devices):
+                    yield (r, i), pair, placed.num_micro_batches * size

@@ -9,15 +9,20 @@ from itertools import pairwise
 from typing import Self
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.bound_rules import FillRules
-from megatron_hetero.cost.memory import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
-from megatron_hetero.cost.network import BoundaryTime, boundary_time, slowest_link, worst_link
-from megatron_hetero.cost.pieces import PieceTimes, activation_bytes, price_pieces
+from megatron_hetero.cost.fill_rules import FillRules
+from megatron_hetero.cost.memory.device import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
+from megatron_hetero.cost.network.seconds import (
+    BoundaryTime,
+    boundary_time,
+    slowest_link,
+    worst_link,
+)
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
-from megatron_hetero.cost.profile import Profile
-from megatron_hetero.cost.share import TensorShare, least_shares, member_shares
 from megatron_hetero.cost.widths import usable_widths
+from megatron_hetero.cost.work.pieces import PieceTimes, activation_bytes, price_pieces
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.cost.work.share import TensorShare, least_shares, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 
@@ -174,7 +179,7 @@ class UnitPrices:
         the least that a width which does not divide the model leaves to one.
         """
         key = (
-            node.gpu_type.name,
+            (node.gpu_type.name, node.gpu_type.memory_bytes),
             width if share is None else share,
             first,
             last,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.cluster.spec import Cluster, Node
-from megatron_hetero.cost.compute import can_train
+from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import ModelSpec, Workload
 
 
@@ -42,8 +42,10 @@ def _divides(width: int, model: ModelSpec) -> bool:
 
 
 def usable_gpus(cluster: Cluster, node: Node) -> tuple[int, ...]:
-    """Indices of the GPUs of a node that the limits do not keep idle."""
-    idle = cluster.limits.idle_devices
-    if node.name in idle:
+    """Indices of the GPUs of a node that neither the limits nor the library keep idle."""
+    if cluster.library not in (None, node.gpu_type.library):
         return ()
-    return tuple(i for i in range(node.num_gpus) if f"{node.name}:{i}" not in idle)
+    idle = cluster.limits.idle_devices
+    if node.machine in idle:
+        return ()
+    return tuple(device.index for device in node.devices if device.name not in idle)

@@ -1,6 +1,8 @@
 """Environment variables of a launch, by node, each with its reason.
 
-NCCL reads its settings once for a process, so each node gets its own.
+NCCL reads its settings once for a process, so each node gets its own.  RCCL reads the same names
+(`NCCL_*`, rocm.docs.amd.com/projects/rccl, environment variables); what belongs to CUDA itself has
+other names on ROCm, or none (rocm.docs.amd.com/projects/HIP, environment variables).
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron_hetero.cluster.makers import Library
+from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 
 TIGHT_PART = 0.02
@@ -29,6 +33,12 @@ class Setting:
     reason: str
 
 
+def visible_devices_variable(library: Library) -> str:
+    """The variable with which a process sees some of a machine's GPUs; HIP's own name for it is
+    read by every release, CUDA's not."""
+    return "HIP_VISIBLE_DEVICES" if library == "RCCL" else "CUDA_VISIBLE_DEVICES"
+
+
 def has_no_peer_to_peer(gpu_type: str) -> bool:
     """GeForce cards whose driver offers none (NVIDIA/nccl-tests#117)."""
     return gpu_type.startswith(_NO_PEER_TO_PEER)
@@ -36,7 +46,8 @@ def has_no_peer_to_peer(gpu_type: str) -> bool:
 
 def job_settings(plan: Plan) -> Iterator[Setting]:
     """The same on every node."""
-    if plan.hosts:
+    on_rocm = bool(plan.hosts) and library_of(plan.hosts[0]) == "RCCL"
+    if plan.hosts and not on_rocm:  # HIP has one order alone
         yield Setting(
             "CUDA_DEVICE_ORDER",
             "PCI_BUS_ID",
@@ -46,16 +57,19 @@ def job_settings(plan: Plan) -> Iterator[Setting]:
         yield Setting(
             "CUDA_DEVICE_MAX_CONNECTIONS",
             "1",
-            "Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels start in "
-            "the order of their launches",
+            "Megatron wants it with tensor parallelism on GPUs that torch numbers below 10, as "
+            "those of ROCm; HIP itself does not read it"
+            if on_rocm
+            else "Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels "
+            "start in the order of their launches",
         )
-    if _is_tight(plan):
+    if _is_tight(plan) and not on_rocm:  # torch has such segments on CUDA
         yield Setting(
             ALLOCATOR_VARIABLE,
             _NO_FRAGMENTS,
             "the plan fills a GPU to within 2 %, which fragments of the allocator would take",
         )
-    if len({host.gpu_type for host in plan.hosts}) > 1:
+    if len(set(plan.type_by_device.values())) > 1:
         # NVIDIA/nccl#1136, #1110, #794.
         reason = (
             "unlike nodes may settle on unlike algorithms and hang: one for all (check the values "
@@ -77,16 +91,30 @@ def _is_tight(plan: Plan) -> bool:
     return any(d.capacity_bytes - d.peak_bytes < TIGHT_PART * d.capacity_bytes for d in devices)
 
 
+def peer_to_peer_settings(host: Host) -> Iterator[Setting]:
+    """What keeps NCCL from peer-to-peer that drivers lack, where the host has such cards.
+
+    `NCCL_P2P_DISABLE` switches NVLink off too; `NCCL_P2P_LEVEL=NVL` keeps it, between those of the
+    other cards that it joins, and nothing else (NCCL's documentation, environment variables).
+    """
+    types = list(host.type_by_device.values())
+    without = [t for t in dict.fromkeys(types) if has_no_peer_to_peer(t)]
+    if len(types) < 2 or not without:
+        return
+    reason = (
+        f"{' and '.join(without)} has no peer-to-peer, and some drivers hang where NCCL tries it"
+    )
+    if sum(not has_no_peer_to_peer(t) for t in types) > 1:
+        yield Setting("NCCL_P2P_LEVEL", "NVL", f"{reason}; NVLink between other cards stays")
+    else:
+        yield Setting("NCCL_P2P_DISABLE", "1", reason)
+
+
 def node_settings(host: Host) -> Iterator[Setting]:
     """What one node alone needs."""
-    if len(host.gpu_indices) > 1 and has_no_peer_to_peer(host.gpu_type):
-        yield Setting(
-            "NCCL_P2P_DISABLE",
-            "1",
-            f"{host.gpu_type} has no peer-to-peer, and some drivers hang where NCCL tries it",
-        )
+    yield from peer_to_peer_settings(host)
     yield Setting(
-        "CUDA_VISIBLE_DEVICES",
+        visible_devices_variable(library_of(host)),
         ",".join(map(str, host.gpu_indices)),
         "the plan's GPUs of this node, in rank order",
     )

@@ -9,7 +9,7 @@ from megatron_hetero.schedule.stock import is_stock
 
 def undivided_batches(plan: Plan) -> tuple[int, ...]:
     """Batches of which some replica's part is no whole number of micro-batches: every replica runs
-    the part of a batch that it runs of the plan's (`runtime.batches`).
+    the part of a batch that it runs of the plan's (`runtime.job.batches`).
 
     Empty without a schedule, where stock Megatron runs the plan, and where the text is none that
     Megatron reads (THRESHOLD:BATCH with blanks between), which Megatron refuses by itself.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.emit import is_stock, megatron_args
 from megatron_hetero.flags.environment import Setting, job_settings, node_settings
-from megatron_hetero.plan.check_devices import is_host_name
+from megatron_hetero.plan.checks.devices import is_host_name
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import rank_table
 
@@ -123,7 +123,7 @@ def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
             node_rank,
             local_rank,
             host.host,
-            host.gpu_type,
+            host.type_by_device[f"{host.node}:{gpu_index}"],
             gpu_index,
             place.replica,
             place.stage,

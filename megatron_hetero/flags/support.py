@@ -2,7 +2,7 @@
 
 The first entry of `support_table.SUPPORT` that names a flag, by itself or by a pattern, decides.
 Every flag has to be named by one, so that a new release of Megatron brings none that is overlooked;
-what is `refused` there is what `runtime.support` refuses (tests keep both).
+what is `refused` there is what `runtime.job.support` refuses (tests keep both).
 `docs/megatron-flags.md` is printed from it.  A plan that stock Megatron can express runs there,
 with all flags.
 """
@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 
-from megatron_hetero.flags.support_table import SUPPORT, Status, Support
+from megatron_hetero.flags.support_kinds import Status, Support
+from megatron_hetero.flags.support_table import SUPPORT
 from megatron_hetero.flags.table import Flag, Option, flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock

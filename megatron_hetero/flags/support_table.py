@@ -2,38 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Status = Literal["proved", "passed on", "the plan's", "refused", "no effect", "elsewhere"]
-
-MEANING: dict[Status, str] = {
-    "proved": "followed; a test compares with stock Megatron",
-    "passed on": "followed by Megatron's own code, which the plan does not touch; no test of ours",
-    "the plan's": "decided by the plan; a flag that says otherwise is refused",
-    "refused": "refused by name before anything starts",
-    "no effect": "accepted with a warning, and changes nothing: the plan's own way takes its place",
-    "elsewhere": "of another kind of job, or a detail of a feature named here; GPT pre-training on "
-    "a plan never reads it",
-}
-
-
-@dataclass(frozen=True)
-class Support:
-    """`names` are flags and patterns (`*`), divided by spaces.
-
-    `by_presence`: refused wherever it is given; other refusals look at values
-    (`runtime.support`).  `asked_by`: refused only beside that flag.  `followed`: values that are
-    not refused; of other flags Megatron's default is the only one.
-    """
-
-    status: Status
-    names: str
-    note: str = ""
-    by_presence: bool = False
-    asked_by: str = ""
-    followed: tuple[str, ...] = ()
-
+from megatron_hetero.flags.support_kinds import Support
+from megatron_hetero.flags.support_passed import FOLLOWED
 
 SUPPORT: tuple[Support, ...] = (
     Support(
@@ -107,7 +77,7 @@ SUPPORT: tuple[Support, ...] = (
         "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
         "--hybrid-context-parallel --dataloader-inter-document-masking "
         "--perform-rl-step --save-wgrads-interval --cuda-graph-impl --iterations-to-skip "
-        "--softmax-type --experimental-attention-variant --heterogeneous-layers-config-path "
+        "--experimental-attention-variant --heterogeneous-layers-config-path "
         "--heterogeneous-layers-config-encoded-json --qk-clip --log-max-attention-logit "
         "--tensor-parallel-num-weight-shards --tp-comm-overlap --reset-attention-mask "
         "--ckpt-format --non-persistent-ckpt-type --use-mp-args-from-checkpoint-args "
@@ -115,14 +85,23 @@ SUPPORT: tuple[Support, ...] = (
         "--check-weight-hash-across-dp-replicas-interval --delay-wgrad-compute "
         "--defer-embedding-wgrad-compute --fim-data --per-dataset-sequences-path "
         "--inprocess-restart --use-precision-aware-optimizer "
-        "--optimizer-cpu-offload --num-distributed-optimizer-instances",
+        "--optimizer-cpu-offload --num-distributed-optimizer-instances "
+        "--distribute-saved-activations --dist-ckpt-strictness "
+        "--no-initialization",
         "values other than Megatron's default",
+    ),
+    Support(
+        "refused",
+        "--softmax-type",
+        "learnable: Megatron does not say how this parameter is divided",
+        followed=("vanilla", "off-by-one"),
     ),
     Support(
         "passed on",
         "--log-straggler --straggler-* --disable-straggler-on-startup",
         "Megatron's detector with each rank's own part of the work; its sensors need a GPU, on "
         "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on all interfaces",
+        neutral="log",
     ),
     Support(
         "refused",
@@ -170,6 +149,11 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "no effect",
+        "--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient",
+        "the state of the divided optimizer is always written so that any layout reads it",
+    ),
+    Support(
+        "no effect",
         "--no-data-sharding --use-same-sampling-seed-across-dp-ranks",
         "samples are dealt out from one process's order",
     ),
@@ -177,11 +161,6 @@ SUPPORT: tuple[Support, ...] = (
         "proved",
         "--no-save-rng --no-load-rng --hidden-dropout --attention-dropout",
         "dropout and random states, each under its place in the plan; another plan's start anew",
-    ),
-    Support(
-        "passed on",
-        "--te-rng-tracker --inference-rng-tracker --data-parallel-random-init",
-        "random states; each replica its own with --data-parallel-random-init",
     ),
     Support(
         "elsewhere",
@@ -204,20 +183,13 @@ SUPPORT: tuple[Support, ...] = (
         "--moe-z-loss-coeff",
         "experts, each divided over its stage's tensor-parallel group",
     ),
-    Support(
-        "passed on",
-        "--moe-router-load-balancing-type --moe-token-dispatcher-type --moe-router-dtype "
-        "--moe-router-pre-softmax --moe-router-score-function --moe-router-topk-scaling-factor "
-        "--moe-router-num-groups --moe-router-group-topk --moe-per-layer-logging "
-        "--moe-input-jitter-eps --moe-apply-probs-on-input --moe-layer-recompute "
-        "--moe-permute-fusion --moe-router-fusion --moe-router-force-*",
-        "experts",
-    ),
+    *FOLLOWED,
     Support(
         "refused",
         "--moe-layer-freq --moe-shared-expert-intermediate-size --moe-latent-size "
         "--moe-grouped-gemm --moe-router-enable-expert-bias --moe-expert-capacity-factor "
-        "--moe-use-upcycling",
+        "--moe-use-upcycling --moe-input-jitter-eps --moe-router-force-biased "
+        "--moe-router-force-load-balancing",
         "with --num-experts",
         asked_by="--num-experts",
     ),
@@ -252,6 +224,7 @@ SUPPORT: tuple[Support, ...] = (
         "--fp8-format --no-fp8-wgrad",
         "fp8 products of Transformer Engine, with --fp8-recipe tensorwise, where every GPU and "
         "shard of the plan allows it; untested, as everything on GPUs",
+        neutral="GPU",
     ),
     Support(
         "elsewhere",
@@ -263,7 +236,7 @@ SUPPORT: tuple[Support, ...] = (
         "elsewhere",
         "--mamba-* --linear-* --disable-mamba-mem-eff-path --dsa-* --no-dsa-* --q-lora-rank "
         "--kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mla-* --mtp-* "
-        "--rotary-scaling-factor --mscale --mscale-all-dim --kitchen-* --use-kitchen-attention "
+        "--kitchen-* --use-kitchen-attention "
         "--rope-type --qk-clip-* --hierarchical-context-parallel-sizes "
         "--max-seqlen-per-dp-cp-rank --muon-* --lion-* "
         "--no-use-layer-wise-param-layout",
@@ -283,110 +256,5 @@ SUPPORT: tuple[Support, ...] = (
         "--logits-* --fim-* --inprocess-* "
         "--non-persistent-* --calc-ft-timeouts --ft-num-warmup-iters --ckpt-convert-*",
         "details of a feature that is refused",
-    ),
-    Support(
-        "passed on",
-        "--activation-func-clamp-value --apply-layernorm-1p --apply-query-key-layer-scaling "
-        "--apply-residual-connection-post-layernorm --apply-wd-to-qk-layernorm "
-        "--attention-backend --attention-softmax-in-fp32 "
-        "--embedding-init-method-std --flash-attention-version --fused-residual-rmsnorm "
-        "--glu-linear-offset --init-method-std --init-method-xavier-uniform "
-        "--mlp-chunks-for-training --mrope-section --mup-attn-scale-power --mup-base-head-dim "
-        "--mup-base-hidden-size --mup-embedding-mult --mup-output-mult --mup-width-mult "
-        "--no-pad-vocab-size --no-position-embedding --no-rope-freq "
-        "--no-yarn-correction-range-round-to-int --norm-epsilon --openai-gelu "
-        "--padded-vocab-size --qk-l2-norm --quick-geglu --rope-scaling-factor --rotary-base "
-        "--rotary-interleaved --rotary-percent --rotary-seq-len-interpolation-factor --spec "
-        "--squared-relu --use-flash-attn --use-grouped-gemm-for-dense-mlp --use-mcore-models "
-        "--use-mup --use-rope-scaling --use-rotary-position-embeddings "
-        "--use-te-activation-func --use-transformer-engine-op-fuser --window-attn-skip-freq "
-        "--window-size --yarn-beta-fast --yarn-beta-slow --yarn-correction-range-round-to-int "
-        "--yarn-original-max-position-embeddings",
-        "the model",
-    ),
-    Support(
-        "passed on",
-        "--accumulate-allreduce-grads-in-fp32 --checkpoint-activations --cp-comm-type "
-        "--cross-entropy-fusion-impl --cross-entropy-loss-fusion --deterministic-mode "
-        "--disable-bf16-reduced-precision-matmul --disable-jit-fuser "
-        "--distribute-saved-activations --empty-unused-memory-level --enable-experimental "
-        "--grad-reduce-in-bf16 --no-bias-dropout-fusion --no-bias-gelu-fusion "
-        "--no-bias-swiglu-fusion --no-clone-scatter-output-in-embedding "
-        "--no-gradient-accumulation-fusion --no-initialization --no-masked-softmax-fusion "
-        "--no-persist-layer-norm --no-rope-fusion --no-stream-ckpt-dequant "
-        "--local-rank --recompute-activations --recompute-modules --rerun-mode "
-        "--loss-scale --min-loss-scale --fp16-lm-cross-entropy",
-        "kernels and arithmetic",
-    ),
-    Support(
-        "passed on",
-        "--adam-beta1 --adam-beta2 --decoupled-lr --decoupled-min-lr "
-        "--dump-param-to-param-group-map --end-weight-decay --lr-decay-iters "
-        "--lr-decay-samples --lr-warmup-fraction --lr-warmup-init --lr-warmup-iters "
-        "--lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-samples --lr-wsd-decay-style "
-        "--min-lr --no-weight-decay-cond-type --sgd-momentum --start-weight-decay "
-        "--use-checkpoint-opt_param-scheduler --warmup "
-        "--weight-decay-incr-style",
-        "the optimizer",
-    ),
-    Support(
-        "passed on",
-        "--allow-ambiguous-pad-tokens --data-args-path --dataloader-defer-npy-index-mmap "
-        "--dataloader-fast-cache-load --disable-msc --enable-msc --merge-file "
-        "--mid-level-dataset-surplus --mock-data --no-create-attention-mask-in-dataloader "
-        "--no-mmap-bin-files --no-tokenizer-sentencepiece-ignore-extra-whitespaces "
-        "--no-use-tokenizer-model-from-checkpoint-args --null-tokenizer-eod-id "
-        "--null-tokenizer-pad-id --num-dataset-builder-threads --object-storage-cache-path "
-        "--per-split-data-args-path --reset-position-ids --skip-train --start-eval-at-iter "
-        "--test-data-path --tiktoken-num-special-tokens --tiktoken-pattern "
-        "--tokenizer-hf-no-include-special-tokens --tokenizer-hf-no-use-fast "
-        "--tokenizer-metadata --tokenizer-model --tokenizer-sentencepiece-legacy "
-        "--tokenizer-special-tokens --trust-remote-code --validation-set-names --vocab-file",
-        "data and tokenizers",
-    ),
-    Support(
-        "passed on",
-        "--async-ckpt-cpu-priority --async-ckpt-io-priority --async-ckpt-use-cpu-shm "
-        "--async-save --async-strategy --auto-detect-ckpt-format "
-        "--ckpt-assume-constant-structure --ckpt-fully-parallel-load "
-        "--ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-load-process-group "
-        "--ckpt-fully-parallel-save --ckpt-fully-parallel-save-process-group --ckpt-step "
-        "--dist-ckpt-format --dist-ckpt-optim-fully-reshardable "
-        "--dist-ckpt-save-pre-mcore-014 --dist-ckpt-strictness --dist-ckpt-workers "
-        "--distrib-optim-fully-reshardable-mem-efficient --no-ckpt-fully-parallel-save "
-        "--no-ckpt-load-validate-sharding-integrity --override-ckpt-iteration "
-        "--save-retain-interval --use-checkpoint-args --use-dist-ckpt "
-        "--use-persistent-ckpt-worker --verify-integrity",
-        "checkpoints",
-    ),
-    Support(
-        "passed on",
-        "--adlr-autoresume --adlr-autoresume-interval --app-tag-run-name "
-        "--app-tag-run-version --check-for-large-grads --check-for-spiky-loss "
-        "--config-logger-dir --disable-gloo-process-groups --error-injection-rate "
-        "--error-injection-type --exit-signal --exit-signal-handler-for-dataloader "
-        "--exit-signal-handler-for-training --fault-injector-delay-start-iteration "
-        "--fault-injector-fault-delay --fault-injector-fault-probabilities "
-        "--fault-injector-fault-types --fault-injector-mtti-seconds "
-        "--fault-injector-num-ranks --fault-injector-offset-seconds --fault-injector-ranks "
-        "--fault-injector-seed --flight-recorder-dump-path "
-        "--flight-recorder-include-stack-trace --flight-recorder-trace-buffer-size "
-        "--gpu-sniff-test-interval --log-device-memory-used --log-energy "
-        "--log-memory-interval --log-memory-to-tensorboard --log-progress --log-throughput "
-        "--log-timers-to-tensorboard --log-validation-ppl-to-tensorboard "
-        "--no-log-loss-scale-to-tensorboard --log-world-size-to-tensorboard --logging-level "
-        "--manual-gc --manual-gc-interval "
-        "--memory-snapshot-path --no-barrier-with-level-1-timing "
-        "--no-check-for-nan-in-loss-and-grad --no-flight-recorder-dump-on-timeout "
-        "--no-flight-recorder-extra-dump-on-exec --no-flight-recorder-include-only-active "
-        "--no-manual-gc-eval --no-one-logger --nvtx-ranges --one-logger-async "
-        "--one-logger-project --one-logger-run-name --profile --profile-ranks "
-        "--profile-step-end --profile-step-start --pytorch-profiler-collect-callstack "
-        "--pytorch-profiler-collect-chakra --pytorch-profiler-collect-shapes "
-        "--record-memory-history --record-shapes --result-rejected-tracker-filename "
-        "--tensorboard-dir --tensorboard-log-interval --tensorboard-queue-size "
-        "--timing-log-level --timing-log-option --train-sync-interval --use-pytorch-profiler "
-        "--wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir",
-        "logs and watching a job",
     ),
 )

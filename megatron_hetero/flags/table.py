@@ -84,6 +84,8 @@ class Option:
 
 @dataclass(frozen=True)
 class FlagTable:
+    """All flags of one release of megatron-core, in the order in which its parser declares them."""
+
     megatron_core_version: str
     flags: tuple[Flag, ...]
 

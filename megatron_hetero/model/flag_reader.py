@@ -18,15 +18,21 @@ class FlagReader:
 
     Every method raises `ModelError` with file, line and flag when the value is not what Megatron
     takes, or is one that only a running shell would know.  `takes_flags`: flags can be added to the
-    source, which is not true of a Hugging Face config.json.
+    source, which is not true of a Hugging Face config.json.  `is_planned`: what cannot be planned
+    is refused.
     """
 
     def __init__(
-        self, arguments: Sequence[Argument], source: str, takes_flags: bool = True
+        self,
+        arguments: Sequence[Argument],
+        source: str,
+        takes_flags: bool = True,
+        is_planned: bool = True,
     ) -> None:
         self._arguments = {a.flag: a for a in arguments}
         self._source = source
         self._takes_flags = takes_flags
+        self._is_planned = is_planned
         self._switches: set[str] = set()
         for argument in arguments:
             self._check_hidden_flags(argument.flag, argument.values[1:])
@@ -71,6 +77,12 @@ class FlagReader:
             if value.text is None or value.reason:
                 self._fail_unknown(argument, value.reason)
         return tuple(v.text for v in argument.values if v.text is not None)
+
+    def known_text(self, flag: str) -> str | None:
+        """The one value of a flag; None where it is not given, or only a running shell knows it."""
+        argument = self._arguments.get(flag)
+        words = None if argument is None or argument.reason else argument.words
+        return words[1] if words is not None and len(words) == 2 else None
 
     def optional_size(self, flag: str, minimum: int = 1) -> int | None:
         """An integer of at least `minimum`, None when the flag is not given."""
@@ -133,10 +145,15 @@ class FlagReader:
         return value
 
     def refuse(self, flag: str, what: str, unless: str | None = None) -> None:
-        """Raise `UnsupportedError` when `flag` is given with another value than `unless`."""
+        """Raise `UnsupportedError` when `flag` is given with another value than `unless`.
+
+        Nothing is refused of a job that is not planned.
+        """
         argument = self._arguments.get(flag)
-        if argument is None or (
-            unless is not None and [v.text for v in argument.values] == [unless]
+        if (
+            not self._is_planned
+            or argument is None
+            or (unless is not None and [v.text for v in argument.values] == [unless])
         ):
             return
         raise UnsupportedError(

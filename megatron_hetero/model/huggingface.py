@@ -124,6 +124,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
         config = gpt2 = validate_document(document, _Gpt2Config, ModelError)
         flags = _gpt2_flags(gpt2, differences)
     else:
+        _refuse_latent_attention(document)
         hint = near_names(str(model_type), SUPPORTED_MODEL_TYPES)
         raise ModelError(
             f'{document.locate(["model_type"])}: model_type "{model_type}" is not supported{hint}; '
@@ -135,6 +136,18 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     where = document.locate([])
     note = f" (Megatron differs: {'; '.join(differences)})" if differences else ""
     return f"{document.path}{note}", tuple(Word(flag, where) for flag in flags)
+
+
+def _refuse_latent_attention(document: Document) -> None:
+    """Name what keeps DeepSeek-V2, -V3, Kimi K2 and their like out: their flags would not help."""
+    for key in ("kv_lora_rank", "q_lora_rank"):
+        if isinstance(document.data, dict) and document.data.get(key) is not None:
+            raise UnsupportedError(
+                f"{document.locate([key])}: {key}: multi-latent attention (MLA, Megatron's "
+                f'--multi-latent-attention) is not supported yet, so "'
+                f'{document.data.get("model_type")}" cannot be planned; models with ordinary or '
+                "grouped-query attention can"
+            )
 
 
 def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:

@@ -10,6 +10,7 @@ from megatron_hetero.errors import ModelError
 from megatron_hetero.files import content_hash, read_json, read_text
 from megatron_hetero.model.arguments import (
     COMMAND_LINE,
+    Argument,
     command_line_words,
     group_arguments,
     merge_arguments,
@@ -20,27 +21,40 @@ from megatron_hetero.model.script import Word, read_megatron_words
 from megatron_hetero.model.spec import Workload
 
 
-def load_workload(path: Path | str | None, megatron_args: Sequence[str] = ()) -> Workload:
+def load_workload(
+    path: Path | str | None, megatron_args: Sequence[str] = (), is_planned: bool = True
+) -> Workload:
     """Read what is to be trained.
 
     Args:
         path: a bash script that starts Megatron, a file of Megatron flags, or (`.json`) a Hugging
             Face `config.json`; None when `megatron_args` say it all.
         megatron_args: flags that the user typed; each beats the file's.
+        is_planned: what the cost model knows nothing of is refused.
     Raises:
         FileFormatError: the file cannot be read or is malformed.
         ModelError: a flag that the model needs is missing, malformed or impossible.
         UnsupportedError: a flag or model that cannot be planned yet.
         UsageError: a typed flag is the plan's to decide (TP, PP, layout).
     """
+    source, arguments = load_arguments(path, megatron_args)
+    takes_flags = path is None or Path(path).suffix != ".json"
+    return workload_from_arguments(arguments, source, takes_flags, is_planned)
+
+
+def load_arguments(
+    path: Path | str | None, megatron_args: Sequence[str] = ()
+) -> tuple[str, tuple[Argument, ...]]:
+    """What `load_workload` is made of: the name of the source, and its arguments.
+
+    Raises:
+        FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
+    """
     source, words = COMMAND_LINE, tuple[Word, ...]()
     if path is not None:
-        path = Path(path)
-        source, words = _read(path)
+        source, words = _read(Path(path))
     typed = group_arguments(command_line_words(megatron_args))
-    arguments = merge_arguments(group_arguments(words), typed)
-    takes_flags = path is None or path.suffix != ".json"
-    return workload_from_arguments(arguments, source, takes_flags)
+    return source, merge_arguments(group_arguments(words), typed)
 
 
 def workload_hash(workload: Workload) -> str:

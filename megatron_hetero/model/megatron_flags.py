@@ -11,6 +11,7 @@ from typing import Literal, cast
 from megatron_hetero.model.arguments import Argument
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
+from megatron_hetero.model.tokenizer import Vocabulary, vocabulary_of
 
 _UNSUPPORTED = {
     "--multi-latent-attention": "multi-latent attention",
@@ -54,7 +55,7 @@ _REQUIRED = {
     "--micro-batch-size": 1,
 }
 """Flags that a job cannot do without, with an example of each."""
-_WHY_REQUIRED = {"--vocab-size": "the size of the embedding cannot be read from a tokenizer here"}
+_WHY_REQUIRED = {"--vocab-size": "the tokenizer's flags and files here do not say it"}
 _UNKNOWN = " (without {}: set by the shell)"
 """Behind the source, where a plan keeps it: flags whose values are not known."""
 _OPTIMIZERS = ("adam", "sgd")
@@ -63,24 +64,33 @@ _RECOMPUTE = ("full", "selective")
 
 
 def workload_from_arguments(
-    arguments: Sequence[Argument], source: str, takes_flags: bool = True
+    arguments: Sequence[Argument],
+    source: str,
+    takes_flags: bool = True,
+    is_planned: bool = True,
 ) -> Workload:
     """Model and training of merged arguments (`model.arguments.merge_arguments`).
 
     `megatron_args` keeps every argument but those whose value is not known without running the
     script; `source` names these.  `takes_flags`: a missing flag can be added to the source.
+    `is_planned`: what the cost model knows nothing of is refused.
 
     Raises:
         ModelError: a flag is missing, malformed, or contradicts another.
         UnsupportedError: a flag asks for what cannot be planned yet.
     """
-    flags = FlagReader(arguments, source, takes_flags)
+    flags = FlagReader(arguments, source, takes_flags, is_planned)
     for flag, what in _UNSUPPORTED.items():
         flags.refuse(flag, what)
     for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
         flags.refuse(flag, what, unless=neutral)
-    flags.require(_REQUIRED, _WHY_REQUIRED)
-    model = _model(flags)
+    vocabulary = None if "--vocab-size" in flags else vocabulary_of(flags)
+    if vocabulary is None:
+        flags.require(_REQUIRED, _WHY_REQUIRED)
+    else:
+        source += f" (vocabulary of {vocabulary.size}: {vocabulary.note})"
+        flags.require({f: v for f, v in _REQUIRED.items() if f != "--vocab-size"}, {})
+    model = _model(flags, vocabulary)
     training = _training(flags, model)
     unknown = flags.unknown()
     note = _UNKNOWN.format(", ".join(unknown)) if unknown else ""
@@ -94,13 +104,13 @@ def flags_left_to_the_shell(workload: Workload) -> tuple[str, ...]:
     return tuple(rest.removesuffix(end).split(", ")) if found and rest.endswith(end) else ()
 
 
-def _model(flags: FlagReader) -> ModelSpec:
+def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
     num_layers = flags.required_size("--num-layers")
     hidden_size = flags.required_size("--hidden-size")
     num_heads = flags.required_size("--num-attention-heads")
     seq_length = flags.required_size("--seq-length")
     max_positions = flags.required_size("--max-position-embeddings")
-    vocab_size = flags.required_size("--vocab-size")
+    vocab_size = vocabulary.size if vocabulary else flags.required_size("--vocab-size")
     if max_positions < seq_length:
         flags.fail(
             ["--max-position-embeddings"],

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
-from megatron_hetero.model.shell_conditions import Block, Operand, negated, tested
-from megatron_hetero.model.shell_lexer import Command, Piece, ShellWord, commands
+from megatron_hetero.model.shell_conditions import Operand, ShellBody, negated, tested
+from megatron_hetero.model.shell_lexer import Command, ShellWord, WordPart, commands
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<append>\+?)=")
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset", "eval", "env"}
@@ -63,7 +63,7 @@ class _Shell:
     path: Path
     variables: dict[str, _Variable] = field(default_factory=dict)
     commands: list[tuple[Word, ...]] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[ShellBody] = field(default_factory=list)
 
     @property
     def is_skipped(self) -> bool:
@@ -116,7 +116,7 @@ def _run(shell: _Shell, command: Command) -> None:
     while words and words[0].keyword in _KEYWORDS:
         keyword = words.pop(0).keyword or ""
         if keyword in _OPENING:
-            shell.blocks.append(Block(keyword, command.line))
+            shell.blocks.append(ShellBody(keyword, command.line))
         elif keyword in _BRANCHES and shell.blocks:
             shell.blocks[-1].follow(keyword)
         elif keyword in _CLOSING and shell.blocks:
@@ -170,7 +170,7 @@ def _assign(shell: _Shell, word: ShellWord, reason: str) -> bool:
         if reason:
             value = tuple(replace(w, reason=reason, is_conditional=True) for w in value)
     else:
-        rest = (Piece("text", first.text[match.end() :]), *word.pieces[1:])
+        rest = (WordPart("text", first.text[match.end() :]), *word.pieces[1:])
         joined = _joined(shell, rest, f"{shell.path}:{word.line}")
         value = (Word(None, joined.where, reason, is_conditional=True) if reason else joined,)
     known = shell.variables.get(match["name"])
@@ -199,7 +199,7 @@ def _split(word: Word) -> tuple[Word, ...]:
     return tuple(replace(word, text=text) for text in word.text.split())
 
 
-def _joined(shell: _Shell, pieces: tuple[Piece, ...], where: str) -> Word:
+def _joined(shell: _Shell, pieces: tuple[WordPart, ...], where: str) -> Word:
     return replace(_concatenate(tuple(_value(shell, p, where) for p in pieces)), where=where)
 
 
@@ -212,7 +212,7 @@ def _concatenate(parts: tuple[Word, ...]) -> Word:
     return Word("".join(texts), parts[0].where if parts else "")
 
 
-def _value(shell: _Shell, piece: Piece, where: str) -> Word:
+def _value(shell: _Shell, piece: WordPart, where: str) -> Word:
     """What a piece stands for, as one word."""
     if piece.kind == "text":
         return Word(piece.text, where)

@@ -30,7 +30,7 @@ class Operand:
 
 
 @dataclass
-class Block:
+class ShellBody:
     """A body that is open: `runs` says whether the shell runs it.
 
     `is_condition` holds between `if`, `elif`, `while` or `until` and the body, and `condition` is

@@ -26,14 +26,14 @@ _BLANKS = " \t\r"
 
 
 @dataclass(frozen=True)
-class Piece:
+class WordPart:
     """Part of a word: literal text, the name of a variable or of an array, or source text that
     only a running shell can expand.  `default` is what stands for a variable that is unset (`-`) or
     also for one that is empty (`:-`); with `=` the variable takes it, too."""
 
     kind: Literal["text", "variable", "array", "unknown"]
     text: str
-    default: tuple[Piece, ...] | None = None
+    default: tuple[WordPart, ...] | None = None
     operator: str = ""
 
 
@@ -44,7 +44,7 @@ class ShellWord:
     `elements` are the words in the brackets of an array assignment.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WordPart, ...]
     line: int
     splits: bool = False
     quoted: bool = False
@@ -181,14 +181,14 @@ class _Lexer:
     def _word(self) -> ShellWord:
         """One word, from its first character on."""
         line = self._line
-        pieces: list[Piece] = []
+        pieces: list[WordPart] = []
         splits = quoted = False
         while self._position < len(self._text):
             character = self._text[self._position]
             if character == "\\":
                 self._next()
                 escaped = self._next() if self._position < len(self._text) else ""
-                pieces.append(Piece("text", "" if escaped == "\n" else escaped))
+                pieces.append(WordPart("text", "" if escaped == "\n" else escaped))
                 quoted = quoted or escaped != "\n"
             elif character in "'\"":
                 pieces += self._quoted()
@@ -205,7 +205,7 @@ class _Lexer:
                 if pieces and pieces[-1].kind == "text" and not quoted:
                     pieces[-1] = replace(pieces[-1], text=pieces[-1].text + self._next())
                 else:
-                    pieces.append(Piece("text", self._next()))
+                    pieces.append(WordPart("text", self._next()))
         return ShellWord(tuple(pieces), line, splits, quoted)
 
     def _array(self, line: int) -> tuple[ShellWord, ...]:
@@ -225,10 +225,10 @@ class _Lexer:
                 )
         raise self._error(line, "the bracket of this array is not closed; add )")
 
-    def _quoted(self) -> list[Piece]:
+    def _quoted(self) -> list[WordPart]:
         """Pieces of a quoted string."""
         line, quote = self._line, self._next()
-        pieces: list[Piece] = [Piece("text", "")]
+        pieces: list[WordPart] = [WordPart("text", "")]
         while self._position < len(self._text):
             character = self._text[self._position]
             if character == quote:
@@ -244,10 +244,10 @@ class _Lexer:
                 character = "" if escaped == "\n" else character
             else:
                 self._next()
-            pieces.append(Piece("text", character))
+            pieces.append(WordPart("text", character))
         raise self._error(line, f"the quote {quote} is not closed")
 
-    def _expansion(self) -> Piece:
+    def _expansion(self) -> WordPart:
         """What a `$` or a backquote begins."""
         start = self._position
         if self._next() == "`":
@@ -262,17 +262,17 @@ class _Lexer:
             return self._braced(start)
         elif name := _NAME.match(self._text, self._position):
             self._position = name.end()
-            return Piece("variable", name.group())
+            return WordPart("variable", name.group())
         elif self._text.startswith(("@", "*"), self._position):
             self._position += 1
-            return Piece("array", "@")
+            return WordPart("array", "@")
         elif self._text[self._position : self._position + 1] in tuple("#?$!-"):
             self._position += 1
         else:
-            return Piece("text", "$")
-        return Piece("unknown", self._text[start : self._position])
+            return WordPart("text", "$")
+        return WordPart("unknown", self._text[start : self._position])
 
-    def _braced(self, start: int) -> Piece:
+    def _braced(self, start: int) -> WordPart:
         """`${...}`, at its opening brace."""
         line = self._line
         depth = 0
@@ -286,7 +286,7 @@ class _Lexer:
         inner = self._text[start + 2 : self._position - 1]
         match = _BRACED.fullmatch(inner)
         if match is None:
-            return Piece("unknown", "${" + inner + "}")
+            return WordPart("unknown", "${" + inner + "}")
         default = None
         if match["default"] is not None:
             # The default is read as if in double quotes, where it usually stands.
@@ -295,7 +295,7 @@ class _Lexer:
             "array" if match["array"] or match["name"] in "@*" else "variable"
         )
         name = match["name"].replace("*", "@")
-        return Piece(kind, name, default, match["operator"] or "")
+        return WordPart(kind, name, default, match["operator"] or "")
 
     def _skip_brackets(self) -> None:
         """Skip `( ... )` with whatever is inside, which would have to be run."""

@@ -52,7 +52,7 @@ class TrainingSpec:
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
     less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
     activations as `precision` has them.  Bytes of optimizer states follow from precision,
-    `grad_reduce_in_bf16` and optimizer (`cost.memory`).
+    `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
     global_batch_size: int

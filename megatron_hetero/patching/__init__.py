@@ -1,1 +1,5 @@
-"""The hook in a Megatron-LM source tree: recognise the tree, apply the patch, revert it."""
+"""Patches of a Megatron-LM tree, applied and reverted by hashes.
+
+tree          which release a tree is, and whether it is patched
+unified_diff  reading and applying a patch
+"""

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,11 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 import megatron_hetero
 from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageError
-from megatron_hetero.patching.unified_diff import apply_hunks, hunks_of
+from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
+
+_CORES = ("0.19.", "0.20.")
+"""Of trees in which the runtime works: the release, and main in development."""
+_MAX_QUOTED = 72
 
 State = Literal["unpatched", "patched"]
 
@@ -37,7 +42,7 @@ class Release(BaseModel):
 
 
 @dataclass(frozen=True)
-class Tree:
+class SourceTree:
     """A recognised source tree."""
 
     root: Path
@@ -63,7 +68,7 @@ def releases() -> tuple[Release, ...]:
     return tuple(TypeAdapter(list[Release]).validate_json(text))
 
 
-def recognise(root: Path) -> Tree:
+def recognise(root: Path) -> SourceTree:
     """Which release a source tree is, and whether it is patched.
 
     Raises:
@@ -74,27 +79,65 @@ def recognise(root: Path) -> Tree:
         raise UsageError(f"{root}: not a folder. Give the root of a Megatron-LM checkout.")
     known = releases()
     found: list[str] = []
+    edits: list[str] = []
     for name in sorted({release.file for release in known}):
         path = root / name
         if not path.is_file():
             found.append(f"no {name}")
             continue
-        digest = _sha256(path.read_bytes())
+        data = path.read_bytes()
+        digest = _sha256(data)
         for release in known:
             if release.file == name and digest == release.sha256:
-                return Tree(root, release, "unpatched")
+                return SourceTree(root, release, "unpatched")
             if release.file == name and digest == release.sha256_patched:
-                return Tree(root, release, "patched")
+                return SourceTree(root, release, "patched")
         found.append(f"{name} with the unknown sha256 {digest}")
+        edits += _edits(path, data, [release for release in known if release.file == name])
     version = megatron_core_version(root)
     found.append(f"megatron-core {version}" if version else "no megatron/core/package_info.py")
     raise MegatronVersionError(
         f"{root} is none of the Megatron-LM trees that there is a patch for: it has "
         f"{', '.join(found)}. Nothing was changed.\n"
+        + "".join(f"  {edit}\n" for edit in edits)
         + "".join(f"  known: {release.carried_by}\n" for release in known)
-        + "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "
-        "check one of these commits out (undo your own changes of that file first)."
+        + _what_to_do(version)
     )
+
+
+def _what_to_do(version: str | None) -> str:
+    """Not `megatron_hetero.launch` in a tree whose own core the runtime does not work with."""
+    checkout = "check one of these commits out (undo your own changes of that file first)."
+    if version is not None and not version.startswith(_CORES):
+        return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
+    return (
+        "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "
+        + checkout
+    )
+
+
+def _edits(path: Path, data: bytes, known: Sequence[Release]) -> Iterator[str]:
+    """The first line at which each known release's hook would not find what it expects; where it
+    finds all of it, that the edits stand elsewhere."""
+    text = data.decode("utf-8", errors="replace")
+    for release in known:
+        hunks = hunks_of(patch_text(release), release.patch)
+        missed = next((m for hunk in hunks if (m := first_difference(text, hunk))), None)
+        if missed is None:
+            yield (
+                f"{path}: beside {release.release}: the lines that the patch changes are as they "
+                "were, other lines are edited: `git diff` in the tree shows which"
+            )
+            continue
+        number, expected, found = missed
+        yield (
+            f"{path}:{number}: beside {release.release}: it has {_quoted(found)} where the patch "
+            f"expects {_quoted(expected)}"
+        )
+
+
+def _quoted(line: str | None) -> str:
+    return "the end of the file" if line is None else repr(line.strip()[:_MAX_QUOTED])
 
 
 def megatron_core_version(root: Path) -> str | None:
@@ -106,7 +149,7 @@ def megatron_core_version(root: Path) -> str | None:
     return ".".join(numbers.get(part, "?") for part in ("MAJOR", "MINOR", "PATCH"))
 
 
-def apply(tree: Tree) -> None:
+def apply(tree: SourceTree) -> None:
     """Put the hook in.
 
     Raises:
@@ -117,7 +160,7 @@ def apply(tree: Tree) -> None:
     _rewrite(tree, backwards=False)
 
 
-def revert(tree: Tree) -> None:
+def revert(tree: SourceTree) -> None:
     """Take the hook out: the file has its original bytes again.
 
     Raises:
@@ -133,7 +176,7 @@ def patch_text(release: Release) -> str:
     return (patches_folder() / release.patch).read_bytes().decode("utf-8")
 
 
-def _rewrite(tree: Tree, *, backwards: bool) -> None:
+def _rewrite(tree: SourceTree, *, backwards: bool) -> None:
     release = tree.release
     original = tree.path.read_bytes()
     hunks = hunks_of(patch_text(release), release.patch)

@@ -85,6 +85,20 @@ def apply_hunks(text: str, hunks: tuple[Hunk, ...], name: str) -> str:
     return "".join(lines)
 
 
+def first_difference(text: str, hunk: Hunk) -> tuple[int, str, str | None] | None:
+    """Where a text is not what a hunk expects: the line's number, what is expected, what is there
+    (None past the end); None where the hunk's lines stand together somewhere in it."""
+    lines = _lines(text)
+    size = len(hunk.before)
+    if any(tuple(lines[i : i + size]) == hunk.before for i in range(len(lines) - size + 1)):
+        return None
+    for number, expected in enumerate(hunk.before, start=hunk.start):
+        found = lines[number - 1] if number <= len(lines) else None
+        if found != expected:
+            return number, expected, found
+    return None
+
+
 def _lines(text: str) -> list[str]:
     """Lines with their ends; `str.splitlines` would end one at a carriage return too."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -1,0 +1,17 @@
+"""The contract between planner and runtime: the frozen `Plan`.
+
+plan          `Plan`, `Layout` and their parts
+file          plan.json
+layout        the one-line form
+build         plans from layouts and from replicas on devices
+hosts         machines of a launch, in rank order
+place         devices for a plan that names none
+ranks         which global rank is which place
+stock_ranks   Megatron's two orders of ranks
+shards        shard tables: where each device's piece begins and ends
+stage_ranges  parts of an activation on the ranks of a stage
+chunks        the chain of model chunks of a replica
+order         the text form of a stage's computations
+libraries     communication libraries of a plan's machines
+diff          what differs between two plans
+"""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.hosts import hosts_of
 from megatron_hetero.plan.plan import Host, Layout, Plan, Replica, ReplicaShape, Stage
-from megatron_hetero.plan.validate import validate_plan
 
 
 def plan_from_layout(layout: Layout, workload: Workload | None = None) -> Plan:
@@ -45,20 +46,17 @@ def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host
 
     `replicas` name devices of `cluster`; whether they do is checked by `validate_plan`.
     """
-    indices_of_node: dict[str, list[int]] = {}
-    for replica in replicas:
-        for stage in replica.stages:
-            for device in stage.devices:
-                node, _, index = device.rpartition(":")
-                indices_of_node.setdefault(node, []).append(int(index))
-    last_node = replicas[-1].stages[-1].devices[-1].rpartition(":")[0]
-    nodes = [n for n in cluster.nodes if n.name in indices_of_node]
+    used = (d for replica in replicas for stage in replica.stages for d in stage.devices)
+    hosts = {host.node: host for host in hosts_of(used, cluster)}
+    last = cluster.device_by_name[replicas[-1].stages[-1].devices[-1]]
+    last_node = cluster.node_by_name[last.node]
     place = cluster.site_places
-    behind = place[cluster.node_by_name[last_node].site] + 1
-    nodes.sort(key=lambda n: ((place[n.site] - behind) % len(place), n.name == last_node))
-    return tuple(
-        Host(n.name, n.host, n.gpu_type.name, tuple(indices_of_node[n.name])) for n in nodes
+    behind = place[last_node.site] + 1
+    machines = [nodes[0] for name, nodes in cluster.machines.items() if name in hosts]
+    machines.sort(
+        key=lambda n: ((place[n.site] - behind) % len(place), n.machine == last_node.machine)
     )
+    return tuple(hosts[node.machine] for node in machines)
 
 
 def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[Replica, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_hetero.plan.checks.violation import layer_range, stage_name
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
-from megatron_hetero.plan.violation import layer_range, stage_name
 from megatron_hetero.units import format_bytes, format_duration
 
 _OF_THE_JOB = "the job's"
@@ -34,10 +34,11 @@ class Difference:
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Difference, ...]:
-    """Every difference that matters to a run or to its prediction; empty for equal plans."""
+    """Every difference that matters to a run or to its prediction, what matters most first; empty
+    for equal plans."""
     return tuple(
         difference
-        for source in (_replicas, _devices, _job, _estimates, _inputs)
+        for source in (_estimates, _replicas, _job, _devices, _memory, _inputs)
         for difference in source(before, after)
     )
 
@@ -180,7 +181,26 @@ def _estimates(before: Plan, after: Plan) -> Iterator[Difference]:
         ("gradient sync", "gradient_sync_s", format_duration),
     ):
         yield from _number("estimates", what, getattr(old, field), getattr(new, field), show)
+    fullest = _fullest(old), _fullest(new)
+    yield from _number(
+        "estimates", "fullest GPU", *fullest, lambda part: f"{part:.0%} of its memory"
+    )
     yield from _changed("estimates", "measured", old.measured, new.measured)
+
+
+def _fullest(estimates: Estimates) -> float | None:
+    parts = (device.peak_bytes / device.capacity_bytes for device in estimates.devices.values())
+    return max(parts, default=None)
+
+
+def _memory_part(part: float) -> str:
+    return f"{part:.0%} of its memory"
+
+
+def _memory(before: Plan, after: Plan) -> Iterator[Difference]:
+    old, new = before.estimates, after.estimates
+    if old is None or new is None:
+        return
     for device in sorted(old.devices.keys() & new.devices.keys()):
         yield from _number(
             f"device {device}",

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.files import Document, read_json, validate_document, write_json
+from megatron_hetero.plan.checks.validate import first_violations, format_messages
 from megatron_hetero.plan.plan import PLAN_SCHEMA_VERSION, Plan
-from megatron_hetero.plan.validate import first_violations, format_messages
 
 JSON_SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

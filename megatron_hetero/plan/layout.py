@@ -45,20 +45,8 @@ def parse_layout(text: str) -> Layout:
 
 
 def format_layout(layout: Layout) -> str:
-    """Print a layout canonically: one space around `|` and before `@`, none elsewhere."""
-    return " | ".join(_format_replica(replica) for replica in layout.replicas)
-
-
-def _format_replica(replica: ReplicaShape) -> str:
-    stages = ",".join(_format_stage(stage) for stage in replica.stages)
-    size = "" if replica.micro_batch_size is None else f"x{replica.micro_batch_size}"
-    return f"{stages} @{replica.num_micro_batches}{size}"
-
-
-def _format_stage(stage: StageShape) -> str:
-    shares = "" if stage.shares is None else f"({':'.join(map(str, stage.shares))})"
-    context = "" if stage.context_parallel == 1 else f"cp{stage.context_parallel}"
-    return f"tp{stage.tensor_parallel}{shares}{context}:{stage.num_layers}"
+    """The layout as a line, which `parse_layout` reads."""
+    return str(layout)
 
 
 class _Parser:

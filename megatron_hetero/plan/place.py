@@ -7,8 +7,8 @@ from dataclasses import replace
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.build import canonical_hosts, in_rank_order
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.plan.validate import validate_plan
 
 
 def place_in_order(plan: Plan, cluster: Cluster) -> Plan:

@@ -2,16 +2,19 @@
 
 A `Layout` says what a person can type on one line: widths, shares, layer counts, micro-batches.
 A `Plan` adds what a machine has to know: devices, recompute, precision, launch counts, estimates
-and the inputs it was made from.  Nothing here checks anything: `plan.validate` does, one function
-for each invariant, and every way into a Plan (file, layout, planner) goes through it.
+and the inputs it was made from.  Nothing here checks anything: `plan.checks.validate` does, one
+function for each invariant, and every way into a Plan (file, layout, planner) goes through it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
+from megatron_hetero.cluster.makers import Library
 from megatron_hetero.model.spec import Precision, Workload
 
 PLAN_SCHEMA_VERSION = 1
@@ -34,6 +37,11 @@ class StageShape:
     shares: tuple[int, ...] | None = None
     context_parallel: int = 1
 
+    def __str__(self) -> str:
+        shares = "" if self.shares is None else f"({':'.join(map(str, self.shares))})"
+        context = "" if self.context_parallel == 1 else f"cp{self.context_parallel}"
+        return f"tp{self.tensor_parallel}{shares}{context}:{self.num_layers}"
+
     @property
     def num_devices(self) -> int:
         return self.tensor_parallel * self.context_parallel
@@ -50,6 +58,10 @@ class ReplicaShape:
     num_micro_batches: int
     micro_batch_size: int | None = None
 
+    def __str__(self) -> str:
+        size = "" if self.micro_batch_size is None else f"x{self.micro_batch_size}"
+        return f"{','.join(map(str, self.stages))} @{self.num_micro_batches}{size}"
+
     @property
     def num_devices(self) -> int:
         return sum(s.num_devices for s in self.stages)
@@ -61,9 +73,16 @@ class ReplicaShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """The asymmetric part of a plan; `plan.layout` parses and prints its one-line form."""
+    """The asymmetric part of a plan.
+
+    Its text is the one-line form, canonical: one space around `|` and before `@`, none elsewhere;
+    `plan.layout` parses it.
+    """
 
     replicas: tuple[ReplicaShape, ...]
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.replicas))
 
     @property
     def num_devices(self) -> int:
@@ -119,6 +138,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Replica:
+    """One copy of the model: its stages in pipeline order, and its micro-batches in a step.
+
+    `micro_batch_size` is in sequences; None is the job's.
+    """
+
     stages: tuple[Stage, ...]
     num_micro_batches: int
     micro_batch_size: int | None = None
@@ -132,12 +156,31 @@ class Replica:
 
 @dataclass(frozen=True)
 class Host:
-    """One node of the launch, in `--node-rank` order, and the GPUs it contributes in rank order."""
+    """One node of the launch, in `--node-rank` order, and the GPUs it contributes in rank order.
+
+    `gpu_type` is None where these are of several types: `gpu_types` then has one for each.
+    """
 
     node: str
     host: str
-    gpu_type: str
+    gpu_type: str | None
     gpu_indices: tuple[int, ...]
+    gpu_types: tuple[str, ...] = ()
+    library: Library | None = None
+    """What its GPUs exchange tensors with; None where the name of their type says it."""
+
+    @property
+    def type_by_device(self) -> dict[str, str]:
+        """Type of each GPU that it contributes, by "node:index", in rank order."""
+        types = self.gpu_types or (self.gpu_type or "",) * len(self.gpu_indices)
+        return {f"{self.node}:{i}": t for i, t in zip(self.gpu_indices, types, strict=True)}
+
+    @property
+    def kind(self) -> str:
+        """Its GPU type for people, or its types with their numbers."""
+        return self.gpu_type or " + ".join(
+            f"{number} x {name}" for name, number in Counter(self.gpu_types).items()
+        )
 
 
 @dataclass(frozen=True)
@@ -148,6 +191,18 @@ class DeviceEstimate:
     capacity_bytes: int
     peak_bytes: int
     parts_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TrafficEstimate:
+    """What one cause sends between two sites, there and back, and what that costs.
+
+    `cause`: "replica 0, stages 2 to 3", or "gradients" (and new weights)."""
+
+    cause: str
+    sites: tuple[str, ...]
+    bytes_per_step: float
+    price_per_hour: float
 
 
 @dataclass(frozen=True)
@@ -173,6 +228,10 @@ class Estimates:
     """Of the machines in use, in the cluster file's currency; None where it gives no price."""
     price_per_million_tokens: float | None = None
     """With what the traffic between sites costs."""
+    traffic_price_per_hour: float | None = None
+    """Of all traffic between sites that costs something; beside `price_per_hour`."""
+    traffic: tuple[TrafficEstimate, ...] = ()
+    """Where it comes from, the dearest first; small causes of large plans are one, "others"."""
 
 
 @dataclass(frozen=True)
@@ -196,4 +255,10 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
+        """The asymmetric part, which one line can say."""
         return Layout(tuple(r.shape for r in self.replicas))
+
+    @cached_property
+    def type_by_device(self) -> dict[str, str]:
+        """GPU type of every device in use, by "node:index", in rank order; empty without hosts."""
+        return {d: t for host in self.hosts for d, t in host.type_by_device.items()}

@@ -6,7 +6,7 @@ under a causal mask (`get_batch_on_this_cp_rank`).  What such a rank has is cut 
 ranges, one for each tensor-parallel rank: what sequence parallelism holds there anyway; without it
 every rank of the group holds all and stands for its range.
 
-Arithmetic alone; `runtime.boundary` moves the numbers.
+Arithmetic alone; `runtime.parallel.boundary` moves the numbers.
 """
 
 from __future__ import annotations

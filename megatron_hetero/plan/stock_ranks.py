@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from megatron_hetero.cluster.names import device_place
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.plan.hosts import hosts_of
 from megatron_hetero.plan.plan import Host, Plan, Replica
 from megatron_hetero.plan.ranks import Position, rank_table
 
@@ -74,7 +76,7 @@ def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
 def node_grid(plan: Plan) -> NodeGrid:
     """The nodes of a plan with devices."""
     return tuple(
-        tuple(tuple(name.rpartition(":")[0] for name in s.devices) for s in replica.stages)
+        tuple(tuple(device_place(name)[0] for name in s.devices) for s in replica.stages)
         for replica in plan.replicas
     )
 
@@ -88,7 +90,7 @@ def find_stock_arrangement(nodes: NodeGrid) -> StockArrangement | None:
     a limited number of steps.
     """
     for order in RANK_ORDERS:
-        replicas = _Search(nodes, order).run()
+        replicas = _OrderSearch(nodes, order).run()
         if replicas is not None:
             return StockArrangement(order, replicas)
     return None
@@ -98,16 +100,9 @@ def hosts_in_rank_order(
     replicas: Sequence[Replica], order: RankOrder, cluster: Cluster
 ) -> tuple[Host, ...]:
     """The hosts of replicas that are arranged as `find_stock_arrangement` says."""
-    indices_of_node: dict[str, list[int]] = {}
     shape = len(replicas), len(replicas[0].stages), replicas[0].stages[0].shape.tensor_parallel
-    for d, p, k in places_by_rank(order, *shape):
-        node, _, index = replicas[d].stages[p].devices[k].rpartition(":")
-        indices_of_node.setdefault(node, []).append(int(index))
-    nodes = cluster.node_by_name
-    return tuple(
-        Host(name, nodes[name].host, nodes[name].gpu_type.name, tuple(indices))
-        for name, indices in indices_of_node.items()
-    )
+    places = places_by_rank(order, *shape)
+    return hosts_of((replicas[d].stages[p].devices[k] for d, p, k in places), cluster)
 
 
 def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None:
@@ -128,7 +123,7 @@ def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None
     return None
 
 
-class _Search:
+class _OrderSearch:
     """Lays nodes one after the other along the ranks, and steps back where no replica fits.
 
     Every data-parallel rank is followed as the stages that it has so far, each as the nodes of its

@@ -1,7 +1,20 @@
-"""The search for a plan.  Importing it loads neither torch nor megatron."""
+"""The search for a plan.  Importing it loads neither torch nor megatron.
+
+api               from a cluster and a workload to a plan
+problem           what is searched: usable devices, in an order that no file changes
+portfolio         the strategies of a search, and their order
+strategy          the interface of every strategy
+structure_search  one best-first search over structures (`--strategy structures`)
+objective         what plans are compared by, and limits of time and money
+objective_bound   lower bounds of the other objectives
+one_library       plans keep to one communication library
+precision         that of a job that names none: what all GPUs have, or the faster
+outcome           what a plan means for a whole run
+written           a placement as a plan
+"""
 
 from __future__ import annotations
 
-from megatron_hetero.planner.search import plan_and_explain, plan_cluster
+from megatron_hetero.planner.api import plan_and_explain, plan_cluster
 
 __all__ = ["plan_and_explain", "plan_cluster"]

@@ -76,7 +76,7 @@ class Objective:
         """How a plan on so many GPUs stands, were its steps so long and its traffic free."""
         price = None
         if price_per_hour is not None and self.needs_prices(cluster):
-            price = Price(price_per_hour, 0.0)
+            price = Price(price_per_hour)
         excess = max(self._excesses(cluster, step_s, price), default=0.0)
         return Standing(excess, self._value(num_gpus, step_s, price))
 
@@ -139,7 +139,7 @@ def check_objective(objective: Objective, cluster: Cluster, nodes: tuple[Node, .
             "--budget": objective.budget is not None,
             "limits.max_price_per_hour": cluster.limits.max_price_per_hour is not None,
         }
-        names = [node.name for node in unpriced]
+        names = list(dict.fromkeys(node.machine for node in unpriced))
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise UsageError(
             f"{' and '.join(name for name, asked in asks.items() if asked)} needs the price of "

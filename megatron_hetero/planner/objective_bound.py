@@ -2,8 +2,9 @@
 money allows.
 
 Every plan runs on some selection of the machines (`offers`), which bounds it: by its work, and more
-tightly by `cost.bound` for that selection alone.  The least bound of all selections holds for all
-plans; selections are bounded tightly from the least on, until one that is bounded tightly is least.
+tightly by `bounds.step_time` for that selection alone.  The least bound of all selections holds for
+all plans; selections are bounded tightly from the least on, until one that is bounded tightly is
+least.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isinf
 
+from megatron_hetero.bounds.space import has_every_plan
+from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
-from megatron_hetero.cost.bound import step_time_bound
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.space import has_every_plan
-from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.offers import (
+from megatron_hetero.planner.machines.offers import (
     Offer,
     Promise,
     Selection,
@@ -28,6 +28,7 @@ from megatron_hetero.planner.offers import (
     restricted,
     work_of,
 )
+from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.problem import Problem
 
 _MAX_SELECTIONS = 20_000
@@ -147,10 +148,10 @@ def _costs(problem: Problem, offers: Sequence[Offer], selection: Selection) -> C
     part = restricted(problem, offers, selection)
     cluster: Cluster = problem.cluster
     idle = tuple(
-        f"{node.name}:{i}"
+        device.name
         for node in part.nodes
-        for i in range(node.num_gpus)
-        if i not in part.gpus[node.name]
+        for device in node.devices
+        if device.index not in part.gpus[node.name]
     )
     limits = replace(cluster.limits, idle_devices=idle)
     smaller = replace(cluster, nodes=part.nodes, limits=limits)

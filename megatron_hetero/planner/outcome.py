@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isinf
 
+from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.errors import InfeasiblePlanError
-from megatron_hetero.planner.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.objective import ObjectiveName
 from megatron_hetero.planner.objective_bound import (
     ObjectiveBound,
@@ -16,7 +18,6 @@ from megatron_hetero.planner.objective_bound import (
     objective_bound,
 )
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.scoreboard import Scoreboard
 from megatron_hetero.units import format_duration
 
 
@@ -26,7 +27,8 @@ class Outcome:
 
     `value` is what the objective made small: seconds of a step (throughput), money for a million
     tokens (cheapest), or GPUs (fewest-gpus).  `bound` is a value that no plan under the same limits
-    beats, `gap = value / bound - 1`, and `bound_relaxes` says what the bound leaves out.
+    beats, `gap = value / bound - 1`, and `bound_relaxes` says what the bound leaves out.  Of
+    `run_price`, `run_traffic_price` is for traffic between sites; `price_per_hour` is of machines.
     """
 
     objective: ObjectiveName
@@ -38,6 +40,7 @@ class Outcome:
     num_tokens: float | None
     run_hours: float | None
     run_price: float | None
+    run_traffic_price: float | None
     price_per_hour: float | None
     deadline_hours: float | None
     budget: float | None
@@ -73,6 +76,9 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
         num_tokens=None if num_steps is None else num_steps * tokens,
         run_hours=None if num_steps is None else num_steps * step_s / 3600,
         run_price=None if num_steps is None or price is None else num_steps * price.of_step(step_s),
+        run_traffic_price=(
+            None if num_steps is None or price is None else num_steps * price.egress_per_step
+        ),
         price_per_hour=None if price is None else price.per_hour,
         deadline_hours=None if objective.deadline_s is None else objective.deadline_s / 3600,
         budget=objective.budget,
@@ -88,7 +94,7 @@ def limits_error(problem: Problem, nearest: Candidate, what: str = "plan") -> In
     limits = ", ".join(f"{name} {limit}" for name, limit, _ in kept)
     wanted = ", ".join(f"{name} {found}" for name, limit, found in kept if found != limit)
     devices = list(nearest.placement.devices())
-    names = sorted({device.node for device in devices})
+    names = sorted({machine_of(device.node) for device in devices})
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     proof = " That none can is proved, by a lower bound." if none_keeps_the_limits(problem) else ""
     return InfeasiblePlanError(

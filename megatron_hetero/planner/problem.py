@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from megatron_hetero.cluster.makers import mixed_libraries
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.compute import can_train
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.widths import usable_gpus
-from megatron_hetero.errors import UsageError
+from megatron_hetero.cost.work.compute import can_train
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.evaluate.replica_shapes import Likeness
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
-from megatron_hetero.planner.replica_shapes import Likeness
+from megatron_hetero.planner.one_library import check_trains, unused_reason
 
 
 @dataclass(frozen=True, order=True)
@@ -158,6 +160,8 @@ def make_problem(
         UsageError: the micro-batch size does not divide the global batch; the objective needs
             prices, or a number of steps, that are not given.
         UnsupportedError: the job asks for something that no plan of this version does.
+        LibraryError: its GPUs have several communication libraries (`one_library` plans for each),
+            or none with which anything trains.
     """
     training = workload.training
     if training.global_batch_size % training.micro_batch_size:
@@ -170,6 +174,7 @@ def make_problem(
             f"--num-experts {workload.model.num_experts} without --sequence-parallel: Megatron "
             "trains experts on a tensor-parallel group only so; add it (at width 1 it does nothing)"
         )
+    check_trains(cluster)
     cluster = canonical_cluster(cluster)
     costs = make_costs(cluster, workload, profile)
     gpus: dict[str, tuple[int, ...]] = {}
@@ -178,12 +183,14 @@ def make_problem(
     for node in cluster.nodes:
         usable = usable_gpus(cluster, node)
         can_be_used = can_train(training, node.gpu_type)
-        for index in range(node.num_gpus):
-            if index not in usable:
-                idle_reasons[f"{node.name}:{index}"] = "kept idle by the cluster's limits"
+        for device in node.devices:
+            if why := unused_reason(cluster, node):
+                idle_reasons[device.name] = why
+            elif device.index not in usable:
+                idle_reasons[device.name] = "kept idle by the cluster's limits"
             elif not can_be_used:
                 fp8 = " with --fp8-format" if training.fp8 else ""
-                idle_reasons[f"{node.name}:{index}"] = (
+                idle_reasons[device.name] = (
                     f"{node.gpu_type.name} cannot train in {training.precision}{fp8}"
                 )
         if usable and can_be_used:
@@ -191,4 +198,6 @@ def make_problem(
             widths[node.name] = tuple(w for w in costs.widths(node) if w <= len(usable))
     nodes = tuple(node for node in cluster.nodes if node.name in gpus)
     check_objective(objective, cluster, nodes)
+    if mixed := mixed_libraries((n.name, n.gpu_type.name, n.gpu_type.library) for n in nodes):
+        raise LibraryError(mixed)
     return Problem(costs, nodes, gpus, widths, idle_reasons, make_costs, objective)

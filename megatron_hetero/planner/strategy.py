@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from megatron_hetero.planner.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 
 
 class Strategy(Protocol):

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from megatron_hetero import __version__
-from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
-from megatron_hetero.planner.candidate import Candidate
+from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
 
 

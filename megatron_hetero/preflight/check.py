@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.preflight import flag_checks, gpu_checks, network_checks, plan_checks
 from megatron_hetero.preflight.finding import Finding

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.flags.growing_batches import undivided_batches
+from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.support import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.gpu_checks import capability
@@ -22,8 +23,8 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
     if job.plan.layout.tensor_parallel_widths[-1] == 1:
         return
     for node, value in job.variable(CONNECTIONS).items():
-        version = capability(job.cluster.node_by_name[node].gpu_type)
-        if value != "1" and version is not None and version < 10.0:
+        versions = [capability(island.gpu_type) for island in job.cluster.machines[node]]
+        if value != "1" and any(version is not None and version < 10.0 for version in versions):
             yield Finding(
                 "connections-not-one",
                 "error",
@@ -35,7 +36,8 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
 
 
 def the_runtime_follows_every_flag(job: Job) -> Iterator[Finding]:
-    """What `runtime.support` refuses by name before anything starts (docs/megatron-flags.md)."""
+    """What `runtime.job.support` refuses by name before anything starts
+    (docs/megatron-flags.md)."""
     for option in refused_options(job.plan):
         yield Finding(
             "flag-refused",
@@ -46,8 +48,23 @@ def the_runtime_follows_every_flag(job: Job) -> Iterator[Finding]:
         )
 
 
+def the_job_is_complete(job: Job) -> Iterator[Finding]:
+    """Megatron stops for these one after the other, when all processes have started."""
+    missing = missing_in_job(job.plan.workload)
+    if missing:
+        examples = " ".join(needed.example for needed in missing)
+        yield Finding(
+            "flags-missing",
+            "error",
+            " ".join(needed.flags[0] for needed in missing),
+            f"the job cannot start without {missing_line(missing)}",
+            f"add them to the script ({examples}) and plan again, or give them behind `--` to "
+            "`doctor` and `launch`; `megatron-hetero init --job` writes a script that has them all",
+        )
+
+
 def growing_batches_divide(job: Job) -> Iterator[Finding]:
-    """Every replica runs the same part of each batch (`runtime.batches`)."""
+    """Every replica runs the same part of each batch (`runtime.job.batches`)."""
     batches = undivided_batches(job.plan)
     if batches:
         yield Finding(
@@ -132,6 +149,7 @@ def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
 
 CHECKS = (
     the_runtime_follows_every_flag,
+    the_job_is_complete,
     growing_batches_divide,
     launches_are_serialised,
     local_layers_have_their_kernels,

@@ -26,6 +26,7 @@ def capability(gpu: GpuType) -> float | None:
 
 
 def precision_is_supported(job: Job) -> Iterator[Finding]:
+    """Find GPUs that cannot compute in the precision of the job or of their stage."""
     for stage in job.stages:
         job_precision = None if job.plan.workload is None else job.plan.workload.training.precision
         precision = stage.content.precision or job_precision
@@ -40,7 +41,27 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
             )
 
 
+def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
+    """What GPUs before Ampere cost the job of newer ones: precision and kernels."""
+    versions = {gpu.name: capability(gpu) for gpu in job.gpu_types}
+    known = {name: version for name, version in versions.items() if version is not None}
+    old = [f"{name} ({v})" for name, v in known.items() if v < _FLASH_CAPABILITY]
+    new = [f"{name} ({v})" for name, v in known.items() if v >= _FLASH_CAPABILITY]
+    if old and new:
+        yield Finding(
+            "compute-capabilities-differ",
+            "warning",
+            f"{', '.join(old)} beside {', '.join(new)}",
+            "compute capability 8.0 brings bf16, FlashAttention and fused attention: the whole job "
+            "keeps to fp16 with loss scaling (or fp32), and the older GPUs compute attention "
+            "unfused, which stores its scores",
+            "watch the loss scale, keep sequences short, and install a torch built for both; or "
+            "see what a plan without the older GPUs in bf16 would do (limits.idle)",
+        )
+
+
 def fp8_is_supported(job: Job) -> Iterator[Finding]:
+    """Find GPUs that lack fp8 with the job's recipe, or fp4, where the job asks for it."""
     if job.has("--fp8-format"):
         recipe = job.value("--fp8-recipe") or "delayed"
         needed = FP8_CAPABILITY.get(recipe)
@@ -53,6 +74,7 @@ def fp8_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def flash_attention_is_supported(job: Job) -> Iterator[Finding]:
+    """Find GPUs that FlashAttention does not run on, or was not tested on."""
     if job.value("--attention-backend") != "flash" and not job.has("--use-flash-attn"):
         return
     yield from _needs(job, "flash-attention-unsupported", "FlashAttention", _FLASH_CAPABILITY,
@@ -71,6 +93,7 @@ def flash_attention_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def grouped_gemm_is_supported(job: Job) -> Iterator[Finding]:
+    """Find GPUs that lack the grouped GEMM that the job asks for."""
     if job.has("--moe-grouped-gemm"):
         yield from _needs(job, "grouped-gemm-unsupported", "grouped GEMM", _GROUPED_GEMM_CAPABILITY,
                           "remove --moe-grouped-gemm, or plan without these GPUs")  # fmt: skip
@@ -101,14 +124,31 @@ def _needs(job: Job, id_: str, what: str, needed: float, remedy: str) -> Iterato
             yield Finding(
                 id_,
                 "error",
-                ", ".join(f"{n.name} ({gpu.name})" for n in job.nodes if n.gpu_type == gpu),
+                ", ".join(f"{n.machine} ({gpu.name})" for n in job.nodes if n.gpu_type == gpu),
                 f"{what} needs compute capability {needed}; {gpu.name} has {version}",
                 remedy,
             )
 
 
+def maker_is_tested(job: Job) -> Iterator[Finding]:
+    """Find GPUs of a maker on whose machines this project has not run."""
+    names = ", ".join(gpu.name for gpu in job.gpu_types if gpu.library == "RCCL")
+    if names:
+        yield Finding(
+            "maker-untested",
+            "warning",
+            names,
+            "this project has not been run on AMD's GPUs yet: the plan's figures are of the "
+            "catalogue, and Megatron, kernels and RCCL are those that you install",
+            "install the ROCm builds of torch and Transformer Engine (or use --transformer-impl "
+            "local), and train a few steps first",
+        )
+
+
 CHECKS = (
+    maker_is_tested,
     precision_is_supported,
+    old_gpus_are_worth_their_cost,
     fp8_is_supported,
     flash_attention_is_supported,
     grouped_gemm_is_supported,

@@ -10,12 +10,12 @@ from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.plan.checks.violation import stages
 from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.plan.violation import stages
 
 
 @dataclass(frozen=True)
-class PlacedStage:
+class StageOnNode:
     """A stage with the node that it is on."""
 
     replica: int
@@ -31,7 +31,8 @@ class PlacedStage:
     @property
     def where(self) -> str:
         """For a finding's `where`."""
-        return f"replica {self.replica}, stage {self.stage} ({self.gpu.name} of {self.node.name})"
+        place = f"{self.gpu.name} of {self.node.machine}"
+        return f"replica {self.replica}, stage {self.stage} ({place})"
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,18 @@ class Job:
         return any(name in self.options for name in names)
 
     @cached_property
-    def stages(self) -> tuple[PlacedStage, ...]:
+    def stages(self) -> tuple[StageOnNode, ...]:
         """Every stage on its node."""
         return tuple(
-            PlacedStage(r, s, stage, self.cluster.node_by_name[stage.devices[0].rpartition(":")[0]])
+            StageOnNode(r, s, stage, self.cluster.node_of(stage.devices[0]))
             for r, s, stage in stages(self.plan)
         )
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of the launch, in node-rank order."""
-        return tuple(self.cluster.node_by_name[host.node] for host in self.plan.hosts)
+        """The nodes in use (islands of a machine apart), in node-rank order."""
+        used = [self.cluster.node_of(device) for device in self.plan.type_by_device]
+        return tuple({node.name: node for node in used}.values())
 
     @cached_property
     def gpu_types(self) -> tuple[GpuType, ...]:
@@ -84,7 +86,9 @@ class Job:
 
     def variable(self, name: str) -> dict[str, str | None]:
         """A variable on each node of the launch."""
-        return {node.name: self.environment.get(node.name, {}).get(name) for node in self.nodes}
+        return {
+            host.node: self.environment.get(host.node, {}).get(name) for host in self.plan.hosts
+        }
 
 
 def make_job(plan: Plan, cluster: Cluster, given: Sequence[str] = ()) -> Job:

@@ -14,6 +14,8 @@ class MachineFacts(BaseModel):
 
     `gpu_architectures`: what the installed torch was built for, as `torch.cuda.get_arch_list()`
     says (`sm_80`, `compute_90`).  `environment` holds the variables that steer NCCL, gloo and CUDA.
+    `bus_place` is the card's number among all of the machine, by their PCI bus ids; `peers` are the
+    local ranks whose cards the driver lets it reach.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -25,6 +27,11 @@ class MachineFacts(BaseModel):
     gpu_name: Name | None = None
     gpu_capability: Name | None = None
     free_bytes: int | None = None
+    total_bytes: int | None = None
+    bus_id: Name | None = None
+    bus_place: int | None = None
+    drives_screen: bool = False
+    peers: tuple[int, ...] | None = None
     torch: Name
     cuda: Name | None = None
     nccl: Name | None = None

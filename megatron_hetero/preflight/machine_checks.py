@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from megatron_hetero.cluster.driver_names import names_match
+from megatron_hetero.cluster.names import device_place
+from megatron_hetero.flags.environment import visible_devices_variable
+from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 from megatron_hetero.preflight.machine import MachineFacts
+from megatron_hetero.preflight.network_checks import bridged_cards
 
 GIB = 1 << 30
 Facts = Sequence[MachineFacts]
 
 _VERSIONS: tuple[tuple[str, str, Callable[[MachineFacts], str | None]], ...] = (
     ("torch-versions-differ", "torch", lambda f: f.torch),
-    ("cuda-versions-differ", "CUDA (of torch)", lambda f: f.cuda),
+    ("cuda-versions-differ", "CUDA or ROCm (of torch)", lambda f: f.cuda),
     ("nccl-versions-differ", "NCCL", lambda f: f.nccl),
     ("megatron-versions-differ", "megatron-core", lambda f: f.megatron_core),
     ("te-versions-differ", "Transformer Engine", lambda f: f.transformer_engine),
@@ -61,6 +65,7 @@ def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find processes whose build of torch has no kernels for their GPU."""
     for fact in facts:
         if fact.gpu_capability and fact.gpu_architectures and not _is_built(fact):
             yield Finding(
@@ -74,19 +79,87 @@ def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find processes that have another type of GPU than the plan gives their rank."""
     for fact in facts:
-        wanted = _host(job, fact).gpu_type
+        wanted = job.plan.type_by_device[rank_table(job.plan)[fact.rank].device or ""]
         if fact.gpu_name is not None and not names_match(wanted, fact.gpu_name):
             yield Finding(
                 "gpu-type-differs",
                 "error",
                 _place(job, fact),
                 f"the plan wants {wanted}, the process has {fact.gpu_name}",
-                "check CUDA_VISIBLE_DEVICES and the order of the nodes, or plan again",
+                f"check {visible_devices_variable(library_of(_host(job, fact)))} and the order of "
+                "the nodes, or plan again",
             )
 
 
+def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
+    """CUDA's own order puts the fastest card first; plans number cards by the bus."""
+    places = {
+        fact.rank: device_place(rank_table(job.plan)[fact.rank].device or "") for fact in facts
+    }
+    last: dict[str, str] = {}
+    for fact in sorted(facts, key=lambda fact: places[fact.rank]):
+        if fact.bus_id is None:
+            continue
+        host, place = _host(job, fact), places[fact.rank][1]
+        is_behind = last.get(host.node, "") < fact.bus_id
+        last[host.node] = fact.bus_id
+        is_bus_order = fact.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if is_behind and (is_bus_order or fact.bus_place in (None, place)):
+            continue
+        yield Finding(
+            "gpu-order-differs",
+            "error",
+            _place(job, fact),
+            f"the plan numbers the cards by the PCI bus, and the process has the card at "
+            f"{fact.bus_id}"
+            + ("" if fact.bus_place is None else f", which is number {fact.bus_place} there"),
+            f"CUDA_DEVICE_ORDER=PCI_BUS_ID and {visible_devices_variable(library_of(host))}="
+            f"{','.join(map(str, host.gpu_indices))} on this node, as `megatron-hetero flags` "
+            "prints them",
+        )
+
+
+def screens_have_their_memory(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find cards that drive a screen whose memory the cluster file does not set aside."""
+    for fact in facts:
+        device = rank_table(job.plan)[fact.rank].device or ""
+        if not fact.drives_screen or fact.total_bytes is None:
+            continue
+        if job.cluster.node_of(device).gpu_type.memory_bytes > fact.total_bytes - GIB // 2:
+            yield Finding(
+                "screen-on-gpu",
+                "warning",
+                _place(job, fact),
+                "this card drives a screen, whose memory the cluster file does not set aside; what "
+                "opens on the screen later can end the job",
+                f"reserve: 1 GiB for {device} in the `gpus` of its machine, and plan again; or put "
+                "the screen on another card",
+            )
+
+
+def bridges_are_there(job: Job, facts: Facts) -> Iterator[Finding]:
+    """A link of the file that only NVLink has, between cards that cannot reach each other."""
+    by_device = {rank_table(job.plan)[fact.rank].device or "": fact for fact in facts}
+    for host in job.plan.hosts:
+        local_ranks = {device: i for i, device in enumerate(host.type_by_device)}
+        for one, other in bridged_cards(job, host):
+            peers = by_device[one].peers if one in by_device else None
+            if peers is not None and local_ranks[other] not in peers:
+                yield Finding(
+                    "peer-to-peer-refused",
+                    "warning",
+                    f"{one} and {other}",
+                    "the cluster file joins them faster than PCIe, but the driver offers no "
+                    "peer-to-peer between them: they talk through the machine's memory",
+                    "look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status` (is the bridge "
+                    "seated?), or correct the link and plan again",
+                )
+
+
 def hosts_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find processes that run on another host than the plan gives their rank."""
     for fact in facts:
         host = _host(job, fact).host
         # Without GPUs the check is a rehearsal on one machine.
@@ -101,6 +174,7 @@ def hosts_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def memory_is_free(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find GPUs with less free memory than the plan's estimate takes."""
     if job.plan.estimates is None:
         return
     for fact in facts:
@@ -122,6 +196,7 @@ def memory_is_free(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def kernels_are_installed(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find processes without the kernel packages that the job's flags ask for."""
     local = job.value("--transformer-impl") == "local"
     for fact in facts:
         if fact.gpu_name is None:
@@ -150,6 +225,7 @@ def kernels_are_installed(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def interfaces_exist(job: Job, facts: Facts) -> Iterator[Finding]:
+    """Find network interfaces in NCCL's and Gloo's variables that a machine does not have."""
     for fact in facts:
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             value = fact.environment.get(name, "")
@@ -171,7 +247,7 @@ def interfaces_exist(job: Job, facts: Facts) -> Iterator[Finding]:
 
 def _host(job: Job, fact: MachineFacts) -> Host:
     device = rank_table(job.plan)[fact.rank].device or ""
-    return next(h for h in job.plan.hosts if h.node == device.rpartition(":")[0])
+    return next(h for h in job.plan.hosts if h.node == device_place(device)[0])
 
 
 def _place(job: Job, fact: MachineFacts) -> str:
@@ -204,6 +280,9 @@ CHECKS = (
     nccl_is_not_known_to_err,
     torch_has_the_kernels,
     gpus_are_the_plans,
+    cards_are_the_plans,
+    screens_have_their_memory,
+    bridges_are_there,
     hosts_are_the_plans,
     memory_is_free,
     kernels_are_installed,

@@ -7,37 +7,72 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 
-from megatron_hetero.flags.environment import has_no_peer_to_peer
+from megatron_hetero.flags.environment import has_no_peer_to_peer, peer_to_peer_settings
+from megatron_hetero.plan.plan import Host
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
 _FABRIC_BYTES_PER_S = 12.5e9
 """100 Gb/s: what InfiniBand and RoCE carry, and TCP between sites does not."""
+PCIE_BYTES_PER_S = 31.5e9
+"""16 lanes of PCIe 4.0: what is faster between two cards before Hopper is NVLink."""
 _COLLECTIVES = ("NCCL_ALGO", "NCCL_PROTO")
 
 
 def consumer_cards_do_not_try_p2p(job: Job) -> Iterator[Finding]:
-    disabled = job.variable("NCCL_P2P_DISABLE")
-    for host, node in zip(job.plan.hosts, job.nodes, strict=True):
-        if (
-            len(host.gpu_indices) > 1
-            and has_no_peer_to_peer(node.gpu_type.name)
-            and disabled[node.name] != "1"
-        ):
+    """Find nodes where NCCL may try peer-to-peer between cards that have none."""
+    for host in job.plan.hosts:
+        for setting in peer_to_peer_settings(host):
+            if not _is_held_back(job, host.node):
+                yield Finding(
+                    "p2p-on-consumer-card",
+                    "warning",
+                    host.node,
+                    setting.reason,
+                    f"{setting.name}={setting.value} on {host.node}: safe, its GPUs then talk "
+                    "through memory" + (", but for NVLink" if setting.value == "NVL" else ""),
+                )
+
+
+def _is_held_back(job: Job, node: str) -> bool:
+    """Whether NCCL uses peer-to-peer over NVLink at most there."""
+    is_off = job.variable("NCCL_P2P_DISABLE")[node] == "1"
+    return is_off or job.variable("NCCL_P2P_LEVEL")[node] in ("LOC", "0", "NVL")
+
+
+def nvlink_is_not_switched_off(job: Job) -> Iterator[Finding]:
+    """NCCL_P2P_DISABLE=1 and NCCL_P2P_LEVEL=LOC leave NVLink unused too."""
+    for host in job.plan.hosts:
+        is_off = job.variable("NCCL_P2P_DISABLE")[host.node] == "1"
+        level = job.variable("NCCL_P2P_LEVEL")[host.node]
+        joined = list(bridged_cards(job, host))
+        if joined and (is_off or level in ("LOC", "0")):
+            name = "NCCL_P2P_DISABLE=1" if is_off else f"NCCL_P2P_LEVEL={level}"
             yield Finding(
-                "p2p-on-consumer-card",
+                "nvlink-switched-off",
                 "warning",
-                node.name,
-                f"{node.gpu_type.name} has no peer-to-peer, and with some drivers collectives hang "
-                "where NCCL believes it has",
-                f"NCCL_P2P_DISABLE=1 on {node.name}: safe, its GPUs then talk through memory",
+                host.node,
+                f"{name} also switches off what joins {' and '.join(joined[0])} (in the cluster "
+                "file faster than PCIe), and the plan counts on it",
+                f"NCCL_P2P_LEVEL=NVL on {host.node} instead, without NCCL_P2P_DISABLE",
             )
+
+
+def bridged_cards(job: Job, host: Host) -> Iterator[tuple[str, str]]:
+    """Pairs of the host's cards that the cluster file joins faster than PCIe could."""
+    for one, other in combinations(host.type_by_device, 2):
+        a, b = (job.cluster.device_by_name[name] for name in (one, other))
+        types = host.type_by_device[one], host.type_by_device[other]
+        is_fast = job.cluster.link(a, b).bytes_per_s > PCIE_BYTES_PER_S
+        if is_fast and not any(map(has_no_peer_to_peer, types)):
+            yield one, other
 
 
 def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
     """NVIDIA/nccl#1136, #1110, #794: unlike nodes may settle on unlike algorithms, and hang."""
-    if len(job.nodes) == 1:
+    if len(job.plan.hosts) == 1 and len(job.gpu_types) == 1:
         return
     for name in _COLLECTIVES:
         values = job.variable(name)
@@ -93,6 +128,7 @@ def nodes_use_one_fabric(job: Job) -> Iterator[Finding]:
 
 
 def sites_are_joined_by_sockets(job: Job) -> Iterator[Finding]:
+    """Find jobs over several sites whose NCCL might try a fabric that ends at the site."""
     names = [node.name for node in job.nodes]
     site = {node.name: node.site for node in job.nodes}
     links = {
@@ -122,6 +158,7 @@ def sites_are_joined_by_sockets(job: Job) -> Iterator[Finding]:
 
 
 def hosts_reach_each_other(job: Job) -> Iterator[Finding]:
+    """Find hosts of a job of several machines that are named by a loopback address."""
     if len(job.plan.hosts) == 1:
         return
     for host in job.plan.hosts:
@@ -138,6 +175,7 @@ def hosts_reach_each_other(job: Job) -> Iterator[Finding]:
 
 
 def interfaces_leave_the_machine(job: Job) -> Iterator[Finding]:
+    """Find interfaces in NCCL's and Gloo's variables that end inside the machine."""
     if len(job.plan.hosts) == 1:
         return
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -172,6 +210,7 @@ def _by_node(values: Mapping[str, str | None]) -> str:
 
 CHECKS = (
     consumer_cards_do_not_try_p2p,
+    nvlink_is_not_switched_off,
     unlike_nodes_use_one_algorithm,
     algorithm_list_serves_every_collective,
     nodes_use_one_fabric,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.cluster.file.description import cluster_hash
+from megatron_hetero.cluster.names import device_place
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import HeteroError, UnsupportedError
 from megatron_hetero.flags.environment import ALLOCATOR_VARIABLE, TIGHT_PART, wastes_no_memory
+from megatron_hetero.plan.checks.validate import first_violations
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.validate import first_violations
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.schedule.estimate import estimate_plan
 
@@ -30,6 +31,7 @@ def plan_is_for_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 def figures_are_fresh(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    """Find a plan that was made for the cluster file as it was before a change."""
     made_for = plan.inputs.get("cluster")
     if made_for is not None and made_for != cluster_hash(cluster):
         yield Finding(
@@ -74,7 +76,7 @@ def memory_suffices(
                 "plan again, or recompute more on this stage",
             )
         elif left < TIGHT_PART * device.capacity_bytes and not wastes_no_memory(
-            environment[name.rpartition(":")[0]].get(ALLOCATOR_VARIABLE)
+            environment[device_place(name)[0]].get(ALLOCATOR_VARIABLE)
         ):
             yield Finding(
                 "memory-tight",

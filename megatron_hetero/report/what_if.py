@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from megatron_hetero.cluster.lines import faster_lines
 from megatron_hetero.cluster.node_links import mapped_links
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link
-from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.simulator.step import simulate_plan
 
 SLOWER_GPU = 0.9
 
@@ -60,7 +61,7 @@ def _changed(
             for n in cluster.nodes
         )
         yield "links inside every node at twice their speed", replace(cluster, nodes=nodes), profile
-    for name in dict.fromkeys(host.gpu_type for host in plan.hosts):
+    for name in dict.fromkeys(plan.type_by_device.values()):
         changed, with_profile = _with_gpu_speed(cluster, profile, name, SLOWER_GPU)
         yield (
             f"every {name} at {SLOWER_GPU:.0%} of its speed (heat, power limit)",
@@ -89,7 +90,14 @@ def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
             jitter_s=link.jitter_s * later,
         )
 
-    return replace(cluster, node_links=mapped_links(cluster.node_links, change))
+    return replace(
+        cluster,
+        nodes=tuple(
+            replace(n, uplink_bytes_per_s=n.uplink_bytes_per_s * faster) for n in cluster.nodes
+        ),
+        node_links=mapped_links(cluster.node_links, change),
+        site_lines=faster_lines(cluster.site_lines, faster),
+    )
 
 
 def _at_speed(gpu: GpuType, speed: float) -> GpuType:

@@ -93,7 +93,10 @@ class _NullStream:
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    wait_stream = wait_event = record_event = synchronize = record = wait = _nothing
+    wait_stream = wait_event = synchronize = record = wait = _nothing
+
+    def record_event(self, event: Any = None) -> _NullStream:
+        return self
 
     def query(self) -> bool:
         return True

@@ -1,1 +1,8 @@
-"""The programme of every pipeline rank as data, its deadlock check and its simulation."""
+"""The programme of every pipeline rank as data, its deadlock check and its simulation.
+
+programme  what every stage does, in order
+of_plan    the schedule that the runtime executes
+check      the deadlock check
+stock      which plans stock Megatron runs
+estimate   what any plan takes, with queues on shared paths
+"""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from megatron_hetero.bounds.estimate import estimates_of, workload_of
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.estimate import estimates_of, workload_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
-from megatron_hetero.cost.profile import Profile
 from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.plan import Estimates, Plan
-from megatron_hetero.schedule.shared_paths import num_messages, queued
-from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.simulator.shared_paths import num_messages, queued
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 
 _MAX_STOCK_MESSAGES = 10_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan.check_schedule import default_launched_forwards
-from megatron_hetero.plan.check_workload import divided_sizes
+from megatron_hetero.plan.checks.schedule import default_launched_forwards
+from megatron_hetero.plan.checks.workload import divided_sizes
 from megatron_hetero.plan.chunks import chain, stage_chunks
 from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import (
@@ -17,8 +17,8 @@ from megatron_hetero.plan.stock_ranks import (
     rank_orders,
     split_node,
 )
-from megatron_hetero.schedule.interleaved import interleaved
 from megatron_hetero.schedule.of_plan import replica_schedule
+from megatron_hetero.schedule.orders.interleaved import interleaved
 
 
 def is_stock(plan: Plan) -> bool:
@@ -33,7 +33,14 @@ def is_stock(plan: Plan) -> bool:
 
 def reasons_not_stock(plan: Plan) -> tuple[str, ...]:
     """What of the plan stock Megatron cannot express, in words; empty for a stock plan."""
-    return tuple(_shape_reasons(plan)) or tuple(_setting_reasons(plan))
+    return tuple(_shape_reasons(plan)) or (*_setting_reasons(plan), *_rank_reasons(plan))
+
+
+def num_reasons_not_stock(plan: Plan) -> int:
+    """How many things keep stock Megatron from the plan; those of its settings count beside those
+    of its shape, which `reasons_not_stock` names alone."""
+    num = sum(1 for _ in _shape_reasons(plan)) + sum(1 for _ in _setting_reasons(plan))
+    return num or sum(1 for _ in _rank_reasons(plan))
 
 
 def _shape_reasons(plan: Plan) -> Iterator[str]:
@@ -77,6 +84,9 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
     if ahead:
         name = "replica" if len(ahead) == 1 else "replicas"
         yield f"launch counts other than 1F1B's ({name} {', '.join(ahead)})"
+
+
+def _rank_reasons(plan: Plan) -> Iterator[str]:
     if not rank_orders(plan):
         yield _rank_reason(node_grid(plan))
 

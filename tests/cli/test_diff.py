@@ -24,6 +24,15 @@ def test_moved_layer(layout_plan: Callable[..., Path], capsys) -> None:
     assert out.endswith("2 differences\n")
 
 
+def test_like_rows_are_one(layout_plan: Callable[..., Path], capsys) -> None:
+    before = layout_plan(" | ".join(["tp2:3,tp1:1 @4"] * 12), "before.json")
+    after = layout_plan(" | ".join(["tp2:2,tp1:2 @4"] * 12), "after.json")
+    assert main(["diff", str(before), str(after)]) == 0
+    out = capsys.readouterr().out
+    assert "replicas 0-11, stage 0" in out
+    assert out.endswith("24 differences, like ones in one row (all of them: --json): 2 rows\n")
+
+
 def test_json(layout_plan: Callable[..., Path], capsys) -> None:
     before = layout_plan("tp1:4 @4", "before.json")
     after = layout_plan("tp1:4 @5", "after.json")

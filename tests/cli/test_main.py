@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -111,6 +113,48 @@ def test_an_interrupt_while_loading_exits_with_130(
     monkeypatch.setattr(cli, "_load", interrupted)
     assert cli.main(["plan"]) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("words", [["plan", "--json"], ["plan", "--json", "--nosuch"]])
+def test_with_json_an_error_is_an_object(
+    run_fake, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code, _ = run_fake(words, errors.InfeasiblePlanError("no plan fits"))
+    except SystemExit as stop:
+        assert isinstance(stop.code, int)
+        code = stop.code
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["error"]
+    assert found["exit_code"] == code
+    if code == 3:
+        assert found["class"] == "InfeasiblePlanError"
+        assert found["message"] == "no plan fits"
+    assert found["message"] in captured.err.replace("\n", " ")
+
+
+def test_ctrl_c_is_answered_before_anything_else_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb = fake_verb(0)
+    seen: list[str] = []
+
+    def run(arguments: argparse.Namespace, output: Output) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:  # what is left to do comes after the answer
+            seen.append(capsys.readouterr().err)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            raise
+        return 0
+
+    verb.run = run
+    monkeypatch.setattr(cli, "_load", lambda name: verb)
+    before = signal.getsignal(signal.SIGINT)
+    assert cli.main(["plan", "--json"]) == 130
+    assert signal.getsignal(signal.SIGINT) == before
+    assert "interrupted: ending what runs" in seen[0]
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 130
 
 
 def test_interrupt_exits_with_130(run_fake, capsys: pytest.CaptureFixture[str]) -> None:

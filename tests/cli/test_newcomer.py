@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.errors import ClusterError, PlanFormatError
 from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan, plan_to_data
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
-from megatron_hetero.plan.validate import validate_plan
 from tests.cost.builders import CLUSTER, make_workload, place
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,9 +11,9 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.columns import Columns
-from megatron_hetero.planner.local import LocalSearch
-from megatron_hetero.planner.scoreboard import Scoreboard
+from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.moves.local import LocalSearch
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megatron_hetero.bounds.effort import PROOF
+from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES
 from megatron_hetero.cli.main import main
-from megatron_hetero.cost.bound_effort import PROOF
 from megatron_hetero.plan.file import load_plan
 from tests.cli.test_plan import CLUSTER, MODEL, PLAN
 
@@ -37,7 +39,7 @@ def test_many_gpus_are_bounded_by_more_than_their_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Already by a part of the proof."""
-    monkeypatch.setattr("megatron_hetero.planner.search.PROOF", replace(PROOF, max_work=10**9))
+    monkeypatch.setattr("megatron_hetero.planner.api.PROOF", replace(PROOF, max_work=10**9))
     cluster = tmp_path / "many.yaml"
     types = ["H100-80GB"] * 8 + ["L40S"] * 9
     nodes = [f"  - {{name: n{i}, gpu: {gpu}, count: 8}}\n" for i, gpu in enumerate(types)]
@@ -51,19 +53,23 @@ def test_many_gpus_are_bounded_by_more_than_their_work(
     assert float(str(proved["gap"])) < 0.9 * float(str(by_work["gap"]))
 
 
-def test_an_interrupted_proof_leaves_the_usual_bound(
+def test_an_interrupted_proof_leaves_what_is_proved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usual, path = tmp_path / "usual.json", tmp_path / "plan.json"
-    assert main([*PLAN, "-o", str(usual)]) == 0
+    path = tmp_path / "plan.json"
 
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_: object, progress: Callable[[float], None], **__: object) -> None:
+        progress(1e-9)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("megatron_hetero.planner.search.step_time_bound", interrupted)
+    monkeypatch.setattr("megatron_hetero.planner.api.step_time_bound", interrupted)
     assert main([*PLAN, "--prove", "-o", str(path)]) == 130
     assert "interrupted" in capsys.readouterr().err
-    assert load_plan(path).estimates == load_plan(usual).estimates
+    plan = load_plan(path)
+    assert plan.estimates is not None and plan.estimates.bound_s is not None
+    assert 0 < plan.estimates.bound_s <= plan.estimates.step_time_s
+    assert plan.estimates.bound_relaxes == WORK_BOUND_RELAXES
+    assert all("interrupted" not in reason for reason in plan.idle_reasons.values())
 
 
 @pytest.mark.parametrize(

@@ -50,4 +50,5 @@ def test_a_broken_plan_as_json(layout_plan: Callable[..., Path], capsys) -> None
     assert main(["validate", str(path), "--json"]) == 4
     data = json.loads(capsys.readouterr().out)
     assert data["valid"] is False
-    assert "replica 1" in data["error"]
+    assert "replica 1" in data["error"]["message"]
+    assert data["error"]["exit_code"] == 4

@@ -17,7 +17,7 @@ import pytest
 from megatron_hetero.cli import verify
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import EnvironmentMismatchError
-from tests.report.test_verification import DATA
+from tests.report.text.test_verification import DATA
 
 
 class Terminal(io.StringIO):
@@ -38,7 +38,7 @@ def test_defaults() -> None:
         "layout": None,
         "steps": 5,
         "optimizer": None,
-        "precision": "fp32",
+        "precision": None,
         "floor": False,
         "keep": None,
         "json": False,
@@ -106,7 +106,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
     module.verify_arguments = verify_arguments
     monkeypatch.setattr(verify, "require_runtime", lambda: None)
-    monkeypatch.setitem(sys.modules, "megatron_hetero.runtime.verify.command", module)
+    monkeypatch.setitem(sys.modules, "megatron_hetero.lab.verify.command", module)
     return module
 
 

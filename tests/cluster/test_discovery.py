@@ -7,19 +7,22 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
-from megatron_hetero.cluster.description import load_cluster
 from megatron_hetero.cluster.discovery import (
     catalogue_name,
-    cluster_yaml,
-    draft_nodes,
+    draft_node,
     find_gpus,
     parse_gpus,
 )
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.inventory.draft import cluster_yaml
 from megatron_hetero.cluster.measurements import LinkFit
 from megatron_hetero.errors import ClusterError, EnvironmentMismatchError
 
-FOUR = "".join(f"{i}, NVIDIA GeForce RTX 4090, 24564, 8.9\n" for i in range(4))
-NVLINK = {(i, j): "NV4" if i + j == 1 else "SYS" for i in range(4) for j in range(4) if i != j}
+SLOT = "Disabled, 4, 4, 16"
+FOUR = "".join(
+    f"{i}, NVIDIA GeForce RTX 4090, 24564, 8.9, 00000000:0{i}:00.0, {SLOT}\n" for i in range(4)
+)
+PATHS = {(i, j): "PHB" if i + j == 1 else "SYS" for i in range(4) for j in range(4) if i != j}
 
 
 def loaded(text: str, tmp_path: Path):
@@ -41,6 +44,31 @@ def loaded(text: str, tmp_path: Path):
         ("NVIDIA RTX A6000", 49140, "RTX-A6000"),
         ("NVIDIA GeForce GTX 1080", 8192, None),
         ("NVIDIA GeForce RTX 4090", 48000, None),
+        ("NVIDIA H100 PCIe", 81559, "H100-PCIe"),
+        ("NVIDIA H100 NVL", 95830, "H100-NVL"),
+        ("NVIDIA H800", 81559, "H800-80GB"),
+        ("NVIDIA H20", 97871, "H20-96GB"),
+        ("NVIDIA H200", 143771, "H200"),
+        ("NVIDIA H200 NVL", 143771, None),
+        ("NVIDIA B200", 183359, "B200"),
+        ("NVIDIA B300 SXM6 AC", 275040, "B300"),
+        ("NVIDIA GB200", 189471, "GB200"),
+        ("Tesla P100-PCIE-16GB", 16280, "P100-PCIe-16GB"),
+        ("Tesla P100-SXM2-16GB", 16280, "P100-16GB"),
+        ("NVIDIA GeForce RTX 3060", 12288, "RTX-3060"),
+        ("NVIDIA GeForce RTX 3080", 10240, "RTX-3080"),
+        ("NVIDIA GeForce RTX 3080", 12288, "RTX-3080-12GB"),
+        ("NVIDIA GeForce RTX 4060 Ti", 8188, "RTX-4060-Ti-8GB"),
+        ("NVIDIA GeForce RTX 4060 Ti", 16380, "RTX-4060-Ti-16GB"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16376, "RTX-4070-Ti-Super"),
+        ("NVIDIA GeForce RTX 4090 D", 24564, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, None),
+        ("NVIDIA GeForce RTX 5070 Ti", 16303, "RTX-5070-Ti"),
+        ("NVIDIA GeForce RTX 5090", 32607, "RTX-5090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 97887, "RTX-PRO-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "RTX-PRO-6000-Server"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 97887, "RTX-PRO-6000-Max-Q"),
+        ("NVIDIA RTX 6000 Ada Generation", 49140, "RTX-6000-Ada"),
     ],
 )
 def test_drivers_names_are_those_of_the_catalogue(name: str, mib: int, wanted: str | None) -> None:
@@ -48,7 +76,7 @@ def test_drivers_names_are_those_of_the_catalogue(name: str, mib: int, wanted: s
 
 
 def test_a_machine_becomes_a_file_that_loads(tmp_path: Path) -> None:
-    nodes = draft_nodes(parse_gpus(FOUR), NVLINK, host="box")
+    nodes = [draft_node(parse_gpus(FOUR), PATHS, host="box")]
     text = cluster_yaml(nodes, "from a test")
     cluster = loaded(text, tmp_path)
     (node,) = cluster.nodes
@@ -59,7 +87,7 @@ def test_a_machine_becomes_a_file_that_loads(tmp_path: Path) -> None:
 
 
 def test_a_measured_link_is_no_guess(tmp_path: Path) -> None:
-    nodes = draft_nodes(parse_gpus(FOUR), NVLINK, LinkFit(7e-6, 19.5e9, 0.02), host="box")
+    nodes = [draft_node(parse_gpus(FOUR), PATHS, LinkFit(7e-6, 19.5e9, 0.02), host="box")]
     text = cluster_yaml(nodes, "from a test")
     assert "guess" not in text
     (node,) = loaded(text, tmp_path).nodes
@@ -67,26 +95,17 @@ def test_a_measured_link_is_no_guess(tmp_path: Path) -> None:
 
 
 def test_one_gpu_needs_no_link(tmp_path: Path) -> None:
-    nodes = draft_nodes(parse_gpus(FOUR.splitlines()[0]), {}, host="_my_box")
+    nodes = [draft_node(parse_gpus(FOUR.splitlines()[0]), {}, host="_my_box")]
     assert nodes[0].name == "my-box"
     assert loaded(cluster_yaml(nodes, "x"), tmp_path).devices
 
 
 def test_a_gpu_that_the_catalogue_lacks_must_be_described(tmp_path: Path) -> None:
-    gpus = parse_gpus("0, NVIDIA GeForce GTX 1080, 8192, 6.1")
-    text = cluster_yaml(draft_nodes(gpus, {}, host="box"), "x")
+    gpus = parse_gpus(f"0, NVIDIA GeForce GTX 1080, 8192, 6.1, 00000000:01:00.0, {SLOT}")
+    text = cluster_yaml([draft_node(gpus, {}, host="box")], "x")
     assert "GTX-1080: {memory: 8192 MiB" in text
     with pytest.raises(ClusterError, match="memory_bandwidth"):  # the question mark stops it
         loaded(text, tmp_path)
-
-
-def test_two_types_in_one_machine_are_two_nodes() -> None:
-    gpus = parse_gpus(FOUR + "4, NVIDIA GeForce RTX 3090, 24576, 8.6\n")
-    drafts = draft_nodes(gpus, {}, host="box")
-    assert [(d.name, d.gpu, d.count) for d in drafts] == [
-        ("box-0", "RTX-4090", 4),
-        ("box-1", "RTX-3090", 1),
-    ]
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found", "0, a, b, c"])

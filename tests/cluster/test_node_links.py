@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.catalogue import gpu_type
-from megatron_hetero.cluster.description import cluster_hash
+from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.cluster.node_links import Link, NodeLinks, mapped_links, summarise_links
 from megatron_hetero.cluster.spec import Cluster, Node
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megatron_hetero.bounds.estimate import estimates_of, workload_of
 from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
-from megatron_hetero.cost.estimate import estimates_of, workload_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
@@ -64,6 +64,11 @@ def make_cluster(
     )
     links = {(a.name, b.name): between for a in made for b in made if a.name != b.name}
     return Cluster(made, links, limits or AS_GIVEN)
+
+
+def without_lines(cluster: Cluster) -> Cluster:
+    """As with `shared: none`: each two nodes have the bandwidth between their sites."""
+    return replace(cluster, site_lines={})
 
 
 def make_workload(

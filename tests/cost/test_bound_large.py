@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.bounds import counting as bound_counting
+from megatron_hetero.bounds import packing as bound_packing
+from megatron_hetero.bounds.chains import levels as bound_levels
+from megatron_hetero.bounds.chains.axes import Axes, by_speed
+from megatron_hetero.bounds.chains.kinds import gpu_classes
+from megatron_hetero.bounds.chains.levels import chain_times
+from megatron_hetero.bounds.chains.stages import StageWayMaker
+from megatron_hetero.bounds.effort import PROOF
+from megatron_hetero.bounds.packing import ReplicaTimes, least_packed_s
+from megatron_hetero.bounds.step_time import step_time_bound, work_bound_s
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost import bound_counting, bound_levels, bound_packing
-from megatron_hetero.cost.bound import step_time_bound, work_bound_s
-from megatron_hetero.cost.bound_axes import Axes, by_speed
-from megatron_hetero.cost.bound_effort import PROOF
-from megatron_hetero.cost.bound_kinds import gpu_classes
-from megatron_hetero.cost.bound_levels import chain_times
-from megatron_hetero.cost.bound_packing import ReplicaTimes, least_packed_s
-from megatron_hetero.cost.bound_stages import StageWayMaker
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload

@@ -9,17 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cluster.spec import Link
-from megatron_hetero.cost.compute import core_attention_times, gemm_efficiency, group_layer_times
-from megatron_hetero.cost.holdings import StateSizes, held_bytes, holdings, parts_of_plan
-from megatron_hetero.cost.memory import state_bytes
+from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
+from megatron_hetero.cost.memory.parameters import layer_params, stage_params
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network import boundary_time, ring_all_gather_s
-from megatron_hetero.cost.parameters import layer_params, stage_params
+from megatron_hetero.cost.network.seconds import boundary_time, ring_all_gather_s
 from megatron_hetero.cost.placement import placement_of
-from megatron_hetero.cost.share import even_share, member_shares
+from megatron_hetero.cost.work.compute import (
+    core_attention_times,
+    gemm_efficiency,
+    group_layer_times,
+)
+from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.stage_ranges import StageRanks, pieces
-from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import (
     BETWEEN,
     FAST,

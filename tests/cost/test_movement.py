@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.holdings import (
+from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.holdings import (
     StateSizes,
     held_bytes,
     holdings,
@@ -14,10 +15,9 @@ from megatron_hetero.cost.holdings import (
     parts_of_plan,
     without,
 )
-from megatron_hetero.cost.memory import state_bytes
+from megatron_hetero.cost.memory.parameters import layer_params, stage_params
 from megatron_hetero.cost.movement import Mover, surviving
-from megatron_hetero.cost.parameters import layer_params, stage_params
-from megatron_hetero.cost.share import even_share
+from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import Workload
 from tests.cost.builders import BETWEEN, CLUSTER, INSIDE, make_workload, place
 

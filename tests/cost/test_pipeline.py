@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.cost.compute import PassTimes
-from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.pipeline import pipeline_time_s, quick_pipeline_time_s, steady_period_s
+from megatron_hetero.cost.work.compute import PassTimes
 
 SECONDS = st.floats(0.01, 3)
 

@@ -1,7 +1,8 @@
-"""Our launch files by the schemas of the systems that read them.
+"""Our launch files by the schemas of the systems that read them, and their scripts by ShellCheck.
 
-The schemas are not ours and not here: MEGATRON_HETERO_JOBSET_CRD names JobSet's
-CustomResourceDefinition, MEGATRON_HETERO_SKYPILOT_PYTHON a Python that has `skypilot`.
+The schemas in `tools/launch_schemas` are checked always.  Where the systems' own are at hand they
+are asked too: MEGATRON_HETERO_JOBSET_CRD names JobSet's CustomResourceDefinition,
+MEGATRON_HETERO_SKYPILOT_PYTHON a Python that has `skypilot`.
 """
 
 from __future__ import annotations
@@ -14,62 +15,49 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.flags.launchers.install import Wheel, install_script
+from megatron_hetero.flags.launchers.slurm import slurm_options
+from tests.flags.test_launchers import files
+
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from check_launch_files import folder_faults  # noqa: E402
+
 GOLDEN = Path(__file__).parent / "golden"
-_OPTIONS = {
-    "kubernetes": ("MEGATRON_HETERO_JOBSET_CRD", "--jobset-crd"),
-    "skypilot": ("MEGATRON_HETERO_SKYPILOT_PYTHON", "--skypilot-python"),
-}
-_CRD = """\
-spec:
-  names: {kind: JobSet}
-  versions:
-    - name: v1alpha2
-      schema:
-        openAPIV3Schema:
-          type: object
-          properties:
-            apiVersion: {type: string}
-            kind: {type: string}
-            metadata: {type: object}
-            spec:
-              type: object
-              required: [replicatedJobs]
-              properties:
-                network: {type: object, x-kubernetes-preserve-unknown-fields: true}
-                failurePolicy: {type: object, x-kubernetes-preserve-unknown-fields: true}
-                replicatedJobs:
-                  type: array
-                  items:
-                    type: object
-                    required: [name]
-                    x-kubernetes-preserve-unknown-fields: true
-                    properties:
-                      name: {type: string, pattern: "^[a-z0-9-]+$"}
-                      replicas: {type: integer, minimum: 0}
-"""
+_OWN_CRD = os.environ.get("MEGATRON_HETERO_JOBSET_CRD")
+_OWN_PYTHON = os.environ.get("MEGATRON_HETERO_SKYPILOT_PYTHON")
 
 
-def check(folder: Path, *words: str) -> tuple[int, str]:
-    tool = [sys.executable, str(ROOT / "tools/check_launch_files.py"), str(folder), *words]
-    done = subprocess.run(tool, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+@pytest.mark.parametrize("launcher", ["torchrun", "ssh", "slurm", "kubernetes", "skypilot"])
+def test_the_golden_files_keep_to_the_schemas(launcher: str) -> None:
+    assert folder_faults(GOLDEN / launcher) == []
+    if _OWN_CRD is not None:
+        assert folder_faults(GOLDEN / launcher, crd=Path(_OWN_CRD)) == []
+    if _OWN_PYTHON is not None:
+        assert folder_faults(GOLDEN / launcher, skypilot_python=_OWN_PYTHON) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", _OPTIONS)
-def test_the_golden_files_keep_to_the_systems_own_schema(launcher: str) -> None:
-    variable, option = _OPTIONS[launcher]
-    if variable not in os.environ:
-        pytest.skip(f"{variable} not set: {launcher} files not checked by {launcher}'s schema")
-    assert check(GOLDEN / launcher, option, os.environ[variable]) == (0, "")
+def test_files_with_every_option_keep_to_the_schemas(tmp_path: Path) -> None:
+    options = slurm_options(["A100-80GB=gpu-a", "rest"], ["32"], "team@lab", "high", "1-12:00:00")
+    install = install_script(Wheel("megatron_hetero-0.1.0-py3-none-any.whl"))
+    made = [
+        *files("skypilot", is_installed_by_script=True, opens_ports=True),
+        *[file for file in files("slurm", slurm=options) if file.name == "job.sbatch"],
+        install,
+    ]
+    for file in made:
+        (tmp_path / file.name).write_text(file.text)
+    assert folder_faults(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_slurm_accepts_the_golden_job() -> None:
-    if shutil.which("sbatch") is None:
-        pytest.skip("no sbatch: the Slurm job is not checked by Slurm")
-    assert check(GOLDEN / "slurm") == (0, "")
+def planted(launcher: str, name: str, was: str, becomes: str, folder: Path) -> Path:
+    """The golden files of a launcher with one change."""
+    job = folder / "job"
+    shutil.copytree(GOLDEN / launcher, job)
+    text = (job / name).read_text()
+    assert was in text
+    (job / name).write_text(text.replace(was, becomes, 1))
+    return job
 
 
 @pytest.mark.parametrize(
@@ -79,26 +67,52 @@ def test_slurm_accepts_the_golden_job() -> None:
         ("replicatedJobs:", "replicas: 1\n  replicatedJobs:", "spec.replicas is unknown"),
         ("replicas: 1", "replicas: one", "replicas is 'one', not of type integer"),
         ("replicas: 1", "replicas: -1", "replicas is -1; its minimum is 0"),
-        ("- name: ", "- name: A_", "does not match"),
+        ("- name: part0", "- name: A_", "does not match"),
         ("jobset.x-k8s.io/v1alpha2", "jobset.x-k8s.io/v1", "apiVersion v1; served are v1alpha2"),
+        ("enableDNSHostnames", "enableDnsHostnames", "enableDnsHostnames is unknown"),
+        ("containerPort", "port", "Job: spec.template.spec.containers.0.ports.0"),
+        ("restartPolicy: Never", "restartPolicy: 1", "restartPolicy"),
+        ("set -euo pipefail", "cd $missing\n    set -euo pipefail", "train.sh:"),
+        ("data:", "dat:", "ConfigMap: "),
     ],
 )
-def test_the_checker_refuses_planted_faults(
+def test_faults_planted_in_a_jobset_are_refused(
     was: str, becomes: str, fault: str, tmp_path: Path
 ) -> None:
-    crd = tmp_path / "crd.yaml"
-    crd.write_text(_CRD)
-    text = (GOLDEN / "kubernetes/jobset.yaml").read_text()
-    assert was in text
-    job = tmp_path / "job"
-    job.mkdir()
-    (job / "jobset.yaml").write_text(text)
-    assert check(job, "--jobset-crd", str(crd)) == (0, "")
-    (job / "jobset.yaml").write_text(text.replace(was, becomes, 1))
-    code, printed = check(job, "--jobset-crd", str(crd))
-    assert code == 1
-    assert fault in printed
+    found = folder_faults(planted("kubernetes", "jobset.yaml", was, becomes, tmp_path))
+    assert any(fault in line for line in found), found
 
 
-def test_what_is_not_checked_is_named() -> None:
-    assert check(GOLDEN / "skypilot")[1].count("not checked; give --skypilot-python") > 0
+@pytest.mark.parametrize(
+    ("launcher", "name", "was", "becomes", "fault"),
+    [
+        ("skypilot", "part-0.yaml", "num_nodes", "nodes", "nodes is unknown"),
+        ("skypilot", "part-0.yaml", "A100-80GB:4", "A100-80GB", "accelerators is 'A100-80GB'"),
+        ("skypilot", "part-0.yaml", "not-yet", "1", "envs.MASTER_ADDR is 1, not of type string"),
+        ("skypilot", "part-0.yaml", 'if [ "$M', "if [ $M", "run:"),
+        ("slurm", "job.sbatch", "--exclusive", "--exclusiv", "'#SBATCH --exclusiv' is not an"),
+        ("slurm", "job.sbatch", "--nodes=1", "--nodes=one", "'#SBATCH --nodes=one' is not an"),
+        ("ssh", "start.sh", '"${starters[@]}"', "${starters[@]}", "start.sh:"),
+    ],
+)
+def test_planted_faults_are_refused(
+    launcher: str, name: str, was: str, becomes: str, fault: str, tmp_path: Path
+) -> None:
+    found = folder_faults(planted(launcher, name, was, becomes, tmp_path))
+    assert any(fault in line for line in found), found
+
+
+def test_the_command_names_the_fault_and_exits_with_1(tmp_path: Path) -> None:
+    job = planted("slurm", "job.sbatch", "--exclusive", "--exclusiv", tmp_path)
+    tool = [sys.executable, str(ROOT / "tools/check_launch_files.py"), str(job)]
+    done = subprocess.run(tool, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "job.sbatch:6: '#SBATCH --exclusiv' is not an option" in done.stderr
+
+
+def test_scripts_of_the_repository_pass_shellcheck() -> None:
+    scripts = [*ROOT.glob("tools/*.sh"), ROOT / ".ci/run"]
+    program = shutil.which("shellcheck", path=Path(sys.executable).parent)
+    assert program is not None, "there is no shellcheck: install the extra dev"
+    done = subprocess.run([program, *map(str, scripts)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -161,6 +161,26 @@ def test_the_manifest_holds_the_plan_and_the_script() -> None:
     assert limits == [{"nvidia.com/gpu": 4}, {"nvidia.com/gpu": 3}]
 
 
+@pytest.mark.parametrize(
+    ("gpu_type", "resource"), [("MI300X", "amd.com/gpu"), ("RTX-4090", "nvidia.com/gpu")]
+)
+def test_a_pod_asks_for_the_gpus_of_their_maker(gpu_type: str, resource: str) -> None:
+    plan = mixed_plan()
+    hosts = (plan.hosts[0], replace(plan.hosts[1], gpu_type=gpu_type))
+    (manifest,) = files("kubernetes", plan=replace(plan, hosts=hosts))
+    jobset = list(YAML(typ="safe", pure=True).load_all(manifest.text))[1]
+    pod = jobset["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {resource: 3}
+    assert pod["tolerations"][0]["key"] == resource
+
+
+def test_a_plan_that_no_config_map_holds_is_refused() -> None:
+    plan = mixed_plan()
+    reasons = {f"b:{index}": "x" * 1000 for index in range(1200)}
+    with pytest.raises(UsageError, match="a ConfigMap holds 1048576"):
+        files("kubernetes", plan=replace(plan, idle_reasons=reasons))
+
+
 def test_alike_nodes_in_a_row_are_one_component() -> None:
     plan = mixed_plan()
     host = plan.hosts[0]
@@ -179,6 +199,10 @@ def test_a_script_of_ones_own_goes_through_the_launch_door() -> None:
     ("launcher", "changes", "words"),
     [
         ("kubernetes", {"image": None}, "--image is missing"),
+        ("kubernetes", {"is_installed_by_script": True}, "pods have what their image has"),
+        ("kubernetes", {"image": "a b"}, "--image 'a b'"),
+        # It installed a package that no index has.
+        ("skypilot", {"image": None}, "rented machines have no megatron-hetero: give --wheel"),
         ("ssh", {"name": "Job 1"}, "--name 'Job 1'"),
         ("ssh", {"master_port": 80}, "allowed is 1024 to 65535"),
         ("ssh", {"plan": plan_from_layout(parse_layout("tp2:1,tp1:1 @2"))}, "names no machines"),
@@ -197,7 +221,7 @@ def test_an_unknown_accelerator_is_refused() -> None:
     plan = mixed_plan()
     hosts = tuple(Host(h.node, h.host, "MI250", h.gpu_indices) for h in plan.hosts)
     with pytest.raises(UsageError, match="SkyPilot has no name for MI250"):
-        skypilot_files(LaunchJob(replace(plan, hosts=hosts)))
+        skypilot_files(LaunchJob(replace(plan, hosts=hosts), image="hetero:1"))
 
 
 @pytest.mark.parametrize("name", ["a; rm -rf /", "-oProxyCommand=x", "a b", "$(x)"])
@@ -214,7 +238,7 @@ def test_the_verb_writes_a_folder_and_never_over_one(tmp_path: Path, capsys) -> 
     words = ["launch", str(path), "--for", "ssh", "-o", str(folder), "--json"]
     assert main([*words, "--", "--save", "checkpoints"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["files"] == ["train.sh", "start.sh", "plan.json"]
+    assert shown["files"] == ["train.sh", "start.sh", "plan.json", "launch.json"]
     assert (folder / "plan.json").read_bytes() == path.read_bytes()
     assert "    --save checkpoints" in (folder / "train.sh").read_text()
     assert os.access(folder / "start.sh", os.X_OK)

@@ -6,9 +6,9 @@ import pytest
 
 from megatron_hetero.flags.stock import is_even_split, pipeline_layout
 from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan, ReplicaShape, StageShape
-from megatron_hetero.plan.validate import validate_plan
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.plan.edits import with_stage
 from tests.plan.strategies import cluster_of, node, place, workload

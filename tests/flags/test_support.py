@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import get_args
 
 from megatron_hetero.flags.support import (
     refused_by_presence,
@@ -13,6 +14,7 @@ from megatron_hetero.flags.support import (
     support_of,
     without_effect,
 )
+from megatron_hetero.flags.support_kinds import NEUTRAL, Neutral
 from megatron_hetero.flags.support_table import SUPPORT
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.spec import Workload
@@ -33,6 +35,19 @@ def with_args(workload: Workload, *flags: str) -> Workload:
 def test_every_flag_is_decided() -> None:
     for flag in flag_table().flags:
         assert support_of(flag) in SUPPORT
+
+
+def test_every_flag_is_proved_classed_or_refused() -> None:
+    """A flag that is passed on says why a plan cannot differ by it from one process."""
+    for flag in flag_table().flags:
+        support = support_of(flag)
+        assert (support.status == "passed on") == (support.neutral is not None), flag.names
+
+
+def test_every_class_has_a_reason_and_flags() -> None:
+    assert set(NEUTRAL) == set(get_args(Neutral))
+    used = {entry.neutral for entry in SUPPORT} - {None}
+    assert used == set(NEUTRAL)
 
 
 def test_every_name_is_a_flag() -> None:

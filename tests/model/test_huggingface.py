@@ -200,6 +200,11 @@ def test_the_batch_must_be_typed(tmp_path: Path) -> None:
     ("config", "error", "message"),
     [
         (LLAMA | {"model_type": "llama4"}, ModelError, 'did you mean "llama"'),
+        (
+            {"model_type": "deepseek_v3", "kv_lora_rank": 512},
+            UnsupportedError,
+            "multi-latent attention",
+        ),
         ({"vocab_size": 1}, ModelError, "supported are llama, mistral"),
         ([1], ModelError, 'model_type "None" is not supported'),
         (LLAMA | {"model_type": ["llama"]}, ModelError, "is not supported"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import ModelError
-from megatron_hetero.model.shell_lexer import Command, Piece, commands
+from megatron_hetero.model.shell_lexer import Command, WordPart, commands
 
 SCRIPT = Path("train.sh")
 
@@ -50,17 +50,17 @@ def test_words_and_commands(text: str, expected: list[list[str]]) -> None:
 def test_expansions_are_pieces() -> None:
     (command,) = _commands('a$B "${C}x" "${D[@]}" ${E:-f $G} `date` $((1+2)) $1 $@ ${H%x}')
     pieces = [w.pieces for w in command.words]
-    assert pieces[0] == (Piece("text", "a"), Piece("variable", "B"))
+    assert pieces[0] == (WordPart("text", "a"), WordPart("variable", "B"))
     assert command.words[0].splits and not command.words[1].splits
-    assert pieces[1] == (Piece("text", ""), Piece("variable", "C"), Piece("text", "x"))
-    assert pieces[2][1] == Piece("array", "D")
+    assert pieces[1] == (WordPart("text", ""), WordPart("variable", "C"), WordPart("text", "x"))
+    assert pieces[2][1] == WordPart("array", "D")
     assert pieces[3][0].default is not None
-    assert Piece("variable", "G") in pieces[3][0].default
-    assert pieces[4] == (Piece("unknown", "`date`"),)
-    assert pieces[5] == (Piece("unknown", "$((1+2))"),)
-    assert pieces[6] == (Piece("variable", "1"),)
-    assert pieces[7] == (Piece("array", "@"),)
-    assert pieces[8] == (Piece("unknown", "${H%x}"),)
+    assert WordPart("variable", "G") in pieces[3][0].default
+    assert pieces[4] == (WordPart("unknown", "`date`"),)
+    assert pieces[5] == (WordPart("unknown", "$((1+2))"),)
+    assert pieces[6] == (WordPart("variable", "1"),)
+    assert pieces[7] == (WordPart("array", "@"),)
+    assert pieces[8] == (WordPart("unknown", "${H%x}"),)
 
 
 def test_array_elements_span_lines() -> None:

@@ -101,7 +101,23 @@ def test_a_tree_that_is_not_known_is_left_alone(root: Path, capsys) -> None:
     message = " ".join(capsys.readouterr().err.split())
     assert sha256(SCRIPT + "#") in message
     assert "megatron-core 0.18.3" in message and "known: nobody" in message
+    assert "The runtime does not work with megatron-core 0.18.3, patched or not" in message
+    assert "megatron_hetero.launch" not in message, "the docs forbid it for this release"
+    assert "other lines are edited" in message
     assert (root / "pretrain_gpt.py").read_bytes() == SCRIPT.encode() + b"#"
+
+
+def test_an_edited_line_of_the_hook_is_shown(root: Path, capsys) -> None:
+    script = root / "pretrain_gpt.py"
+    (release,) = patching.releases()
+    (hunk,) = hunks_of(patching.patch_text(release), release.patch)
+    lines = SCRIPT.splitlines(keepends=True)
+    number = hunk.start + len(hunk.before) - 1
+    lines[number - 1] = "edited = 1\n"
+    script.write_text("".join(lines))
+    assert main(["patch", str(root), "--apply"]) == 5
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"pretrain_gpt.py:{number}: beside made-up: it has 'edited = 1'" in message
 
 
 def test_what_is_no_tree_says_what_it_lacks(root: Path, tmp_path: Path, capsys) -> None:
@@ -125,7 +141,7 @@ def test_the_shipped_patches_add_lines_and_take_none() -> None:
             kept = iter(hunk.after)
             assert all(line in kept for line in hunk.before)
             added = [line for line in hunk.after if line not in hunk.before]
-            assert any("from megatron_hetero.runtime.hook import hooked" in line for line in added)
+            assert any("from megatron_hetero.hook import hooked" in line for line in added)
             assert len(added) <= 8
 
 

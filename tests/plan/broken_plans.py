@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster, Limits
-from megatron_hetero.plan import (
-    check_cluster,
-    check_devices,
-    check_estimates,
-    check_schedule,
-    check_structure,
-    check_workload,
-)
+from megatron_hetero.plan.checks import cluster as check_cluster
+from megatron_hetero.plan.checks import devices as check_devices
+from megatron_hetero.plan.checks import estimates as check_estimates
+from megatron_hetero.plan.checks import schedule as check_schedule
+from megatron_hetero.plan.checks import structure as check_structure
+from megatron_hetero.plan.checks import workload as check_workload
 from megatron_hetero.plan.plan import (
     DeviceEstimate,
     LayerRange,
@@ -207,6 +205,17 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         (with_host(PLAN, 1, gpu_indices=(0, 2, 2)), "GPU index 2 of node b is listed twice"),
         (with_host(PLAN, 1, gpu_indices=(-1, 2)), "GPU index -1 of node b is negative"),
     ],
+    check_devices.hosts_speak_one_library: [
+        (
+            with_host(PLAN, 0, gpu_type="MI300X"),
+            r"libraries are mixed: RCCL of AMD on a \(MI300X\)",
+        ),
+        (with_host(PLAN, 1, library="RCCL"), r"and RCCL of AMD on b \(RTX-4090\)"),
+        (
+            with_host(PLAN, 1, gpu_type="Gaudi-2"),
+            r"node b cannot be in a job: Gaudi-2 \(library: HCCL\) is",
+        ),
+    ],
     check_devices.hosts_hold_exactly_the_devices: [
         (with_host(PLAN, 1, gpu_indices=(2,)), "device b:0 of replica 0, stage 1 is on no host"),
         (with_host(PLAN, 1, gpu_indices=(0, 3, 2)), "starts a process for GPU 3, which is in no"),
@@ -285,7 +294,7 @@ BROKEN_FOR_CLUSTER: dict[Callable[..., Any], list[tuple[Plan, Cluster, str]]] = 
         (
             PLAN,
             cluster_of(node("a", 4, RTX_4090), node("b", 3, RTX_4090)),
-            "node a has A100-40GB in the plan, RTX-4090 in the cluster",
+            "a:0 is A100-40GB in the plan, RTX-4090 in the cluster",
         ),
         (PLAN, cluster_of(node("a", 4), node("b", 2, RTX_4090)), r"has no GPU 2; it has 2 \(0-1\)"),
     ],

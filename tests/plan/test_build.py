@@ -8,10 +8,10 @@ from hypothesis import given
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.build import canonical_hosts, in_rank_order, plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.plan.validate import validate_plan
 from tests.plan.strategies import cluster_of, node, place, placed_plans, workload
 
 

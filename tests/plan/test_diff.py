@@ -97,6 +97,11 @@ def test_estimates_have_a_ratio() -> None:
     )
 
 
+def test_the_step_time_comes_first() -> None:
+    after = with_stage(with_estimates(PLAN, step_time_s=2.5), 0, 0, recompute="full")
+    assert lines(PLAN, after)[0] == "estimates: step time 2 s -> 2.5 s (1.250x)"
+
+
 def test_inputs_are_compared_by_hash() -> None:
     before = replace(PLAN, inputs={"cluster": "a" * 64})
     after = replace(PLAN, inputs={"cluster": "b" * 64}, made_by="me")

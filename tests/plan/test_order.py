@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan.check_schedule import launched_forwards
+from megatron_hetero.plan.checks.schedule import launched_forwards
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.order import format_order, parse_order
 from megatron_hetero.plan.plan import LayerRange
-from megatron_hetero.plan.validate import validate_plan
 from tests.plan.edits import PLAN, with_replica, with_stage
 
 passes = st.lists(st.tuples(st.sampled_from("FBIW"), st.integers(0, 12)))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.plan.build import canonical_hosts, plan_from_layout
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan, Replica, ReplicaShape, StageShape
 from megatron_hetero.plan.stock_ranks import (
@@ -24,7 +25,6 @@ from megatron_hetero.plan.stock_ranks import (
     rank_orders,
     split_node,
 )
-from megatron_hetero.plan.validate import validate_plan
 from tests.plan.strategies import cluster_of, node, place, workload
 
 

@@ -15,12 +15,12 @@ from megatron_hetero.cost.price import price_of
 from megatron_hetero.errors import InfeasiblePlanError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
-from megatron_hetero.planner.exact import Exact
 from megatron_hetero.planner.objective import Objective, ObjectiveName
 from megatron_hetero.planner.objective_bound import objective_bound
+from megatron_hetero.planner.oracle.exact import Exact
+from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.run import search
-from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.naive import all_placements

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from megatron_hetero.cluster.description import cluster_hash, load_cluster
+from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.plan.file import load_plan
 from tools.bench_scale import run_once, write_case
 from tools.prove_determinism import EXAMPLE, permuted, plan_bytes, yaml_text

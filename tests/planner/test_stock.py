@@ -14,11 +14,11 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.stock_ranks import rank_orders
 from megatron_hetero.planner import plan_and_explain, plan_cluster
-from megatron_hetero.planner.canonical import canonical
-from megatron_hetero.planner.idle import idle_reasons
+from megatron_hetero.planner.advise.idle import idle_reasons
+from megatron_hetero.planner.api import plan_of
+from megatron_hetero.planner.evaluate.canonical import canonical
+from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.run import search
-from megatron_hetero.planner.search import plan_of
 from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 from tests.cost.builders import FAST, INSIDE, SLOW, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads

@@ -12,6 +12,10 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from tests.cost.builders import make_cluster, make_workload
 
+COMPLETE = (
+    "--train-iters=9", "--lr=1e-4", "--mock-data", "--tokenizer-type=NullTokenizer",
+    "--eval-interval=9",
+)  # fmt: skip
 MIXED_NCCL = ("NCCL_ALGO=Ring", "NCCL_PROTO=Simple")
 
 
@@ -35,9 +39,9 @@ def planned(
 
 
 def with_flags(plan: Plan, *flags: str) -> Plan:
-    """The plan of a user who trains with these Megatron flags."""
+    """The plan of a user who trains with these Megatron flags, beside those of every job."""
     assert plan.workload is not None
-    return replace(plan, workload=replace(plan.workload, megatron_args=flags))
+    return replace(plan, workload=replace(plan.workload, megatron_args=(*COMPLETE, *flags)))
 
 
 def with_host(plan: Plan, cluster: Cluster, node: str, host: str) -> tuple[Plan, Cluster]:

@@ -33,7 +33,6 @@ SOUND: tuple[tuple[tuple[Plan, Cluster], tuple[str, ...]], ...] = (
     (planned(("a", "H100-80GB", 4), ("b", "B200", 2)), MIXED_NCCL),
     (planned(("a", "A100-80GB", 2), ("b", "A100-80GB", 2), sites=("x", "y")), ()),
     (with_width((("a", "A100-80GB", 4), ("b", "A100-80GB", 2)), "tp4:6,tp2:2 @16"), ()),
-    (planned(("m", "MI300X", 4)), ()),
 )
 
 
@@ -97,6 +96,7 @@ UNLIKE = with_width((("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:8 @12 |
 FAULTS: tuple[
     tuple[str, Callable[[], tuple[Plan, Cluster]], tuple[str, ...]], ...
 ] = (
+    ("maker-untested", lambda: planned(("m", "MI300X", 4)), ()),
     ("precision-unsupported", in_bf16, ()),
     ("precision-unsupported", with_stage_precision, ()),
     ("fp8-unsupported", lambda: flagged(MIXED, "--fp8-format=hybrid"), MIXED_NCCL),
@@ -104,6 +104,11 @@ FAULTS: tuple[
         "fp8-unsupported",
         lambda: flagged(planned(("r", "RTX-4090", 1)), "--fp8-format=e4m3",
                         "--fp8-recipe=blockwise"), (),
+    ),
+    (
+        "flags-missing",
+        lambda: flagged(MIXED, "--tokenizer-type=Llama2Tokenizer"),
+        MIXED_NCCL,
     ),
     ("fp4-unsupported", lambda: flagged(planned(("h", "H100-80GB", 2)), "--fp4-format=e2m1"), ()),
     ("flash-attention-unsupported", lambda: flagged(TURING, "--attention-backend", "flash"), ()),

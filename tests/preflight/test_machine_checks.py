@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.preflight.check import check_job
 from megatron_hetero.preflight.groups import group_tests
 from megatron_hetero.preflight.job import Job, make_job
 from megatron_hetero.preflight.machine import MachineFacts
 from megatron_hetero.preflight.machine_checks import GIB, check_machines
+from tests.cost.builders import make_workload
 from tests.preflight.jobs import MIXED_NCCL, planned, with_flags, with_width
 
 PLAN, CLUSTER = planned(("a", "A100-80GB", 1), ("b", "H100-80GB", 1), num_layers=4)
@@ -127,3 +134,96 @@ def test_the_groups_are_those_of_the_runtime() -> None:
     plan, _ = with_width((("a", "A100-80GB", 2), ("b", "A100-80GB", 1)), "tp2:6,tp1:2 @16")
     boundary = next(test for test in group_tests(plan) if test.kind == "boundary")
     assert (boundary.ranks, boundary.senders) == ((0, 1, 2), (0, 1))
+
+
+BOX = """\
+version: 1
+nodes:
+  - name: box
+    gpus: [{type: RTX-4090, count: 1}, {type: RTX-3090, count: 2}]
+    link: {bandwidth: 12 GB/s, latency: 12 us}
+    pairs: [{cards: [1, 2], bandwidth: 40 GB/s, latency: 5 us}]
+"""
+BUS = ("00000000:01:00.0", "00000000:21:00.0", "00000000:22:00.0")
+
+
+@cache
+def boxed_plan(source: str, path: Path) -> Plan:
+    workload = make_workload(num_layers=8, global_batch_size=16, hidden_size=1024)
+    return plan_and_explain(load_cluster(path), workload)[0]
+
+
+def boxed_job(tmp_path: Path, *variables: str) -> tuple[Job, tuple[MachineFacts, ...]]:
+    """A job on an RTX 4090 beside two RTX 3090 with a bridge, and what its sound machine shows."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(BOX)
+    cluster = load_cluster(path)
+    plan = boxed_plan(cluster.source, path)
+    assert set(plan.type_by_device) == {"box:0", "box:1", "box:2"}
+    job = make_job(plan, cluster, variables)
+    names = {"RTX-4090": ("NVIDIA GeForce RTX 4090", "8.9"),
+             "RTX-3090": ("NVIDIA GeForce RTX 3090", "8.6")}  # fmt: skip
+    made = []
+    for rank, (device, type_) in enumerate(plan.type_by_device.items()):
+        index = int(device[-1])
+        made.append(
+            facts()[0].model_copy(
+                update={
+                    "rank": rank,
+                    "host_names": ("box",),
+                    "gpu_name": names[type_][0],
+                    "gpu_capability": names[type_][1],
+                    "gpu_architectures": ("sm_86", "sm_89"),
+                    "free_bytes": 23 * GIB,
+                    "total_bytes": 24 * GIB,
+                    "bus_id": BUS[index],
+                    "bus_place": index,
+                    "peers": () if type_ == "RTX-4090" else (1, 2),
+                    "environment": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+                }
+            )
+        )
+    return job, tuple(made)
+
+
+def test_cards_of_a_box_are_told_apart_by_the_bus(tmp_path: Path) -> None:
+    job, sound = boxed_job(tmp_path)
+    assert ids(job, sound) == set()
+    one, two, three = sound
+    swapped = (
+        one,
+        two.model_copy(update={"bus_id": three.bus_id, "bus_place": 2}),
+        three.model_copy(update={"bus_id": two.bus_id, "bus_place": 1}),
+    )
+    assert ids(job, swapped) == {"gpu-order-differs"}
+    # In CUDA's own order the two RTX 3090 could be others that come in the same order.
+    moved = tuple(
+        fact.model_copy(update={"bus_place": fact.bus_place + 1, "environment": {}})
+        for fact in sound
+    )
+    assert ids(job, moved) == {"gpu-order-differs"}
+    screen = (one.model_copy(update={"drives_screen": True}), two, three)
+    assert ids(job, screen) == {"screen-on-gpu"}
+    alone = tuple(fact.model_copy(update={"peers": ()}) for fact in sound)
+    assert ids(job, alone) == {"peer-to-peer-refused"}
+
+
+def test_peer_to_peer_of_a_box_is_held_back_but_for_its_bridge(tmp_path: Path) -> None:
+    job, _ = boxed_job(tmp_path)
+    assert job.variable("NCCL_P2P_LEVEL") == {"box": "NVL"}
+    assert job.variable("NCCL_P2P_DISABLE") == {"box": None}
+    found = {finding.id for finding in check_job(job)}
+    assert not found & {"p2p-on-consumer-card", "nvlink-switched-off"}
+    off, _ = boxed_job(tmp_path, "NCCL_P2P_DISABLE=1")
+    assert "nvlink-switched-off" in {finding.id for finding in check_job(off)}
+    everywhere, _ = boxed_job(tmp_path, "NCCL_P2P_LEVEL=SYS")
+    (finding,) = [f for f in check_job(everywhere) if f.id == "p2p-on-consumer-card"]
+    assert "NCCL_P2P_LEVEL=NVL on box" in finding.remedy
+
+
+def test_old_cards_beside_new_ones_cost_precision_and_kernels() -> None:
+    job = make_job(*planned(("a", "RTX-2080-Ti", 2), ("b", "RTX-4090", 2), precision="fp16"))
+    (finding,) = [f for f in check_job(job) if f.id == "compute-capabilities-differ"]
+    assert finding.where == "RTX-2080-Ti (7.5) beside RTX-4090 (8.9)"
+    alike = make_job(*planned(("a", "RTX-3090", 2), ("b", "RTX-4090", 2)))
+    assert "compute-capabilities-differ" not in {f.id for f in check_job(alike)}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.bounds.chains.kinds import gpu_classes
+from megatron_hetero.bounds.step_time import step_time_bound, step_time_bound_s
 from megatron_hetero.cluster.spec import Cluster, Limits, Node
-from megatron_hetero.cost.bound import step_time_bound, step_time_bound_s
-from megatron_hetero.cost.bound_kinds import gpu_classes
-from megatron_hetero.cost.bound_rules import Room
+from megatron_hetero.cost.fill_rules import Room
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.planner.naive import best_step_time_s

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.cluster.description import load_cluster
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from tools.compare_strategies import PAPER, SETTINGS, STRATEGIES, compare, lines
 

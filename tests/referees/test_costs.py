@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.bounds.step_time import step_time_bound_s
 from megatron_hetero.cluster.spec import Device
-from megatron_hetero.cost.bound import step_time_bound_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import FileFormatError, UnsupportedError
 from tools.bench_planners import CASES, RESULT_FIELDS

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.planner.columns import Columns
-from megatron_hetero.planner.equal_replicas import EqualReplicas
-from megatron_hetero.planner.even_mixes import near_sites
-from megatron_hetero.planner.fill import Filler, filled_placement
-from megatron_hetero.planner.kinds import kinds_of
-from megatron_hetero.planner.local import LocalSearch
-from megatron_hetero.planner.pricing import StageTable
+from megatron_hetero.planner.columns.even_mixes import near_sites
+from megatron_hetero.planner.columns.kinds import kinds_of
+from megatron_hetero.planner.columns.pricing import StageTable
+from megatron_hetero.planner.columns.site_mixes import Site
+from megatron_hetero.planner.columns.slab_mix import PoolSlabs
+from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.columns.unit_mix import UnitMixer
+from megatron_hetero.planner.completion.fill import Filler, filled_placement
+from megatron_hetero.planner.moves.local import LocalSearch
+from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, Unit, make_problem
-from megatron_hetero.planner.run import search
-from megatron_hetero.planner.shape_layout import ShapeLayouts
-from megatron_hetero.planner.site_mixes import Site
-from megatron_hetero.planner.slab_mix import PoolSlabs
-from megatron_hetero.planner.symmetric import Symmetric
-from megatron_hetero.planner.unit_mix import UnitMixer
+from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
+from megatron_hetero.planner.shapes.shape_layout import ShapeLayouts
+from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tools.referees.cases import load_case
 
 HERE, NEAR, FAR = "us-central1-a", "us-central1-b", "us-west1-b"

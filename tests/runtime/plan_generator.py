@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
+from megatron_hetero.lab.verify.shrink import Shrunk
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.check_schedule import default_launched_forwards
+from megatron_hetero.plan.checks.schedule import default_launched_forwards
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan, Replica
-from megatron_hetero.plan.validate import validate_plan
-from megatron_hetero.runtime.verify.shrink import Shrunk
 from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.layout_generator import GLOBAL_BATCH_SIZE, random_layout, random_parts
 from tests.runtime.plan_features import FACTORS, SPACE

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.model.spec import Precision
-from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.local_launch import run_jobs
-from megatron_hetero.runtime.verify.compare import (
+from megatron_hetero.lab.verify.compare import (
     Distances,
     Tolerances,
     compare,
     half_precision_tolerances,
     tolerances,
 )
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.record import RankRecord
-from megatron_hetero.runtime.verify.run import data_ranks, records, tensor_groups
-from megatron_hetero.runtime.verify.shrink import Shrunk
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.record import RankRecord
+from megatron_hetero.lab.verify.run import data_ranks, is_drawn_alike, records, tensor_groups
+from megatron_hetero.lab.verify.shrink import Shrunk
+from megatron_hetero.model.spec import Precision
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.plan_generator import NUM_STEPS, SAVED_AT, Case
 
 TIMEOUT_S = 300.0
@@ -92,6 +92,7 @@ def prove(case: Case, folder: Path, precision: Precision = "fp32") -> Proof:
                     steps,
                     floor,
                     tensor_groups(plan),
+                    is_drawn_alike=is_drawn_alike(plan, case.model),
                 )
                 for job, plan, steps in runs
             )

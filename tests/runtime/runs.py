@@ -11,12 +11,13 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from megatron_hetero.lab.verify.record import RankRecord, Recorder, read_record
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
 from tests.runtime.workloads import plan
 
 
@@ -45,7 +46,7 @@ def train(folder: Path, asked: str | Plan | None, argv: Sequence[str]) -> list[R
             entry.main([*common, plan_flag], recorder)
         recorder.save(folder / f"record-{rank}")
 
-    run_jobs([Job(folder.name, num_ranks, run, folder)], 120)
+    run_jobs([LocalJob(folder.name, num_ranks, run, folder)], 120)
     return [read_record(folder / f"record-{rank}") for rank in range(num_ranks)]
 
 

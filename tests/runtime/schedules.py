@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import LayerRange, Plan
-from megatron_hetero.schedule.interleaved import interleaved
-from megatron_hetero.schedule.list_schedule import Pipeline
 from megatron_hetero.schedule.of_plan import with_schedule
-from megatron_hetero.schedule.simulator_parts import ChunkTimes
-from megatron_hetero.schedule.zero_bubble import zero_bubble
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
+from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
+from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 
 def with_chunks(plan: Plan, replica: int, layers: list[tuple[int, int]]) -> Plan:
@@ -49,5 +49,5 @@ def with_zero_bubble(plan: Plan, replica: int, limits: list[int]) -> Plan:
     on_stage = chain(shape)
     hops = (BoundaryTime(0.0, 0.5),) * (len(on_stage) - 1)
     times = tuple((ChunkTimes(1.0, 1.0, 1.0),) * on_stage.count(s) for s in range(len(limits)))
-    pipeline = Pipeline(on_stage, shape.num_micro_batches, times, hops, hops)
+    pipeline = TimedPipeline(on_stage, shape.num_micro_batches, times, hops, hops)
     return with_schedule(plan, replica, zero_bubble(pipeline, limits).schedule, "zero-bubble")

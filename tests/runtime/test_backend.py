@@ -10,6 +10,12 @@ from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.runtime import backend
 
 
+@pytest.fixture(autouse=True)
+def _off_at_first() -> None:
+    """Another test of the process may have parsed a job, which switches the bridge on for good."""
+    backend.deactivate_cpu_backend()
+
+
 def snapshot() -> list[object]:
     return [getattr(owner, name) for owner, name, _ in backend._replacements()]
 

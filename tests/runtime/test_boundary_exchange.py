@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.boundary import Boundary, PipelineCommunicator
-from megatron_hetero.runtime.groups import build_groups
+from megatron_hetero.runtime.parallel.boundary import Boundary, PipelineCommunicator
+from megatron_hetero.runtime.parallel.groups import build_groups
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.random_states import PREFIX
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime.state.random_states import PREFIX
 from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
@@ -89,7 +90,7 @@ def test_state_of_megatrons_own_distributed_optimizer_is_refused(tmp_path: Path)
         argv = (*from_seed, *saving, f"--data-cache-path={tmp_path}", *backend.CPU_FLAGS)
         entry.train_stock(argv, entry.World.from_environment())
 
-    run_jobs([Job("stock", 1, train_stock, tmp_path / "stock")], 120)
+    run_jobs([LocalJob("stock", 1, train_stock, tmp_path / "stock")], 120)
     resumed = [a for a in from_seed if not a.startswith(("--load", "--finetune", "--no-load-opt"))]
     argv = [*resumed, DIVIDED, f"--load={saved}"]
     with pytest.raises(RankFailedError, match=r"status 4(.|\n)*--no-load-optim"):
@@ -159,4 +160,4 @@ def _run(folder: Path, layout: str, argv: Sequence[str]) -> None:
         save_without_a_server()
         entry.main(command)
 
-    run_jobs([Job(folder.name, plan(layout).layout.num_devices, train, folder)], 120)
+    run_jobs([LocalJob(folder.name, plan(layout).layout.num_devices, train, folder)], 120)

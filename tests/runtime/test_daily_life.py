@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.local_launch import Job, RankFailedError, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
-from megatron_hetero.runtime.verify.text import write_text_dataset
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.text import write_text_dataset
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
 from tests.runtime.workloads import plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -39,7 +40,7 @@ def run(folder: Path, num_ranks: int, argv: Sequence[str], stock: bool = False) 
         else:
             entry.main(common)
 
-    run_jobs([Job(folder.name, num_ranks, train, folder)], 120)
+    run_jobs([LocalJob(folder.name, num_ranks, train, folder)], 120)
     return (folder / f"rank-{num_ranks - 1}.log").read_text().splitlines()
 
 

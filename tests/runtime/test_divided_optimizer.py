@@ -11,13 +11,14 @@ import pytest
 import torch
 from megatron.core.utils import get_model_config
 
-from megatron_hetero.runtime import entry, gpt
-from megatron_hetero.runtime.gradients import gradient_sync
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.run import outcome_to_data, verify
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.runtime.gradients.sync import gradient_sync
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.run import outcome_to_data, verify
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime.model import gpt
 from tests.runtime.runs import checkpoint_tensors
 from tests.runtime.test_daily_life import number
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
@@ -74,7 +75,7 @@ def test_weights_travel_while_the_forward_pass_runs(tmp_path: Path) -> None:
             entry.main(argv)
             (folder / f"under-way-{rank}").write_text(json.dumps(under_way))
 
-        run_jobs([Job(name, shrunk.plan.layout.num_devices, train, folder)], 120)
+        run_jobs([LocalJob(name, shrunk.plan.layout.num_devices, train, folder)], 120)
         losses = number((folder / "rank-6.log").read_text().splitlines(), r"lm loss: (\S+) ")
         waiting = [json.loads((folder / f"under-way-{rank}").read_text()) for rank in range(7)]
         results.append((losses, checkpoint_tensors(folder / "saved" / "iter_0000003"), waiting))

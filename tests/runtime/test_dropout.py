@@ -16,10 +16,10 @@ import numpy
 import pytest
 import torch
 
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.workloads import plan, workload
 
 HIDDEN, ATTENTION = 0.2, 0.1
@@ -100,7 +100,7 @@ def _masks(
             named = {f"{number:03}": mask for number, mask in enumerate(masks)}
             numpy.savez(folder / f"masks-{rank}-{p}.npz", **named)
 
-    run_jobs([Job("dropout", num_ranks, train, folder / "run")], 120)
+    run_jobs([LocalJob("dropout", num_ranks, train, folder / "run")], 120)
 
     def read(p: float) -> list[Masks]:
         found = []

@@ -11,8 +11,9 @@ import torch
 
 from megatron_hetero.errors import HeteroError, UnsupportedError
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime import backend, world
-from megatron_hetero.runtime.arguments import rank_arguments
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import world
+from megatron_hetero.runtime.job.arguments import rank_arguments
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import plan
 

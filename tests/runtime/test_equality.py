@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.runtime.verify.jobs import Options
-from megatron_hetero.runtime.verify.run import outcome_to_data, verify
+from megatron_hetero.lab.verify.jobs import Options
+from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
 from tests.runtime.workloads import plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -62,7 +62,7 @@ def test_a_run_saves_and_ends_well(flags: Sequence[str], last: int, tmp_path: Pa
         training_log.add_observer(observe)
         entry.main(argv)
 
-    run_jobs([Job("run", 4, train, tmp_path / "run")], 120)
+    run_jobs([LocalJob("run", 4, train, tmp_path / "run")], 120)
     assert (folder / "latest_checkpointed_iteration.txt").read_text() == str(last)
     log = (tmp_path / "run" / "rank-3.log").read_text()
     assert f"iteration {last:8d}/" in log and f"iteration {last + 1:8d}/" not in log

@@ -9,8 +9,9 @@ import pytest
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support import named_flags, support_of
 from megatron_hetero.flags.table import flag_table
-from megatron_hetero.runtime import experts, fp8, support
-from megatron_hetero.runtime.refused_flags import NOT_IN_THIS_ENTRY, REFUSED
+from megatron_hetero.runtime.job import support
+from megatron_hetero.runtime.job.refused_flags import NOT_IN_THIS_ENTRY, REFUSED
+from megatron_hetero.runtime.model import experts, fp8
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 
 RULES = (*REFUSED, *NOT_IN_THIS_ENTRY, *experts.REFUSED, *fp8.REFUSED)
@@ -18,6 +19,7 @@ FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {
     "--async-save",
+    "--dump-param-to-param-group-map",
     "--eval-interval",
     "--fp16",
     "--full-validation",
@@ -28,11 +30,14 @@ IN_PART = {
     "--num-experts",
     "--optimizer",
     "--sequence-parallel",
+    "--recompute-modules",
     "--rerun-mode",
+    "--result-rejected-tracker-filename",
     "--step-batch-size-schedule",
     "--test-data-path",
     "--transformer-impl",
     "--train-iters",
+    "--use-distributed-optimizer",
     "--valid-data-path",
 }
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.record import RankRecord
+from megatron_hetero.lab.verify.shrink import shrink
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.batches import batch_schedule, with_batch, with_micro_batch_sizes
-from megatron_hetero.runtime.data import Order, ReplicaSampler
-from megatron_hetero.runtime.local_launch import run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.record import RankRecord
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime.job.batches import batch_schedule, with_batch, with_micro_batch_sizes
+from megatron_hetero.runtime.job.local_launch import run_jobs
+from megatron_hetero.runtime.model.data import Order, ReplicaSampler
 from tests.runtime.runs import train
 from tests.runtime.schedules import with_zero_bubble
 from tests.runtime.workloads import plan, workload

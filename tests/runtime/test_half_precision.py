@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.gradient_memory import main_grad
-from megatron_hetero.runtime.local_launch import Job, run_jobs
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.record import Recorder, read_record
+from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
+from megatron_hetero.lab.verify.shrink import Shrunk, shrink
+from megatron_hetero.runtime.gradients.memory import main_grad
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.record import Recorder, read_record
-from megatron_hetero.runtime.verify.run import outcome_to_data, records, verify
-from megatron_hetero.runtime.verify.shrink import Shrunk, shrink
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -41,6 +41,22 @@ def test_a_plan_rounds_no_worse_than_one_process(
     assert comparison.floor is not None
     assert 1e-7 < comparison.bounds.loss < 1e-2
     assert 1e-4 < comparison.floor.gradients.value < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "flag"),
+    [("bf16", "--grad-reduce-in-bf16"), ("fp16", "--accumulate-allreduce-grads-in-fp32")],
+)
+def test_gradients_are_added_up_in_the_other_precision(
+    precision: Any, flag: str, tmp_path: Path
+) -> None:
+    asked = workload(per_token_loss=True, precision=precision)
+    job = replace(asked, megatron_args=(f"--{precision}", flag))
+    options = Options(precision=precision, optimizers=("adam",))
+    outcome = verify(plan(LAYOUT), job, options, tmp_path)
+    assert outcome.ok, outcome_to_data(outcome)
+    assert flag in outcome.flags.kept
 
 
 @pytest.mark.slow
@@ -90,7 +106,7 @@ def test_an_overflow_on_one_rank_makes_all_skip(flags: tuple[str, ...], tmp_path
         entry.main(argv, recorder)
         recorder.save(folder / f"record-{rank}")
 
-    run_jobs([Job("planted", asked.layout.num_devices, train, folder)], 120)
+    run_jobs([LocalJob("planted", asked.layout.num_devices, train, folder)], 120)
     for rank in range(asked.layout.num_devices):
         record = read_record(folder / f"record-{rank}")
         assert record.skipped == (2,)

@@ -10,10 +10,10 @@ import pytest
 
 from megatron_hetero import launch
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.workloads import plan, workload
 
 # The shape of Megatron-LM's pretrain_gpt.py: three functions imported by name, called in turn, and
@@ -23,7 +23,7 @@ from megatron.core.enums import ModelType
 from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import core_transformer_config_from_args, parse_and_validate_args
-from megatron_hetero.runtime import gpt
+from megatron_hetero.runtime.model import gpt
 
 def forward_step(data_iterator, model):
     core_transformer_config_from_args(get_args())
@@ -71,8 +71,8 @@ def test_a_script_trains_as_the_entry_does(layout: str, num_ranks: int, tmp_path
     def by_the_entry(rank: int) -> None:
         entry.main(argv)
 
-    run_jobs([Job("door", num_ranks, by_the_door, tmp_path / "door")], 120)
-    run_jobs([Job("entry", num_ranks, by_the_entry, tmp_path / "entry")], 120)
+    run_jobs([LocalJob("door", num_ranks, by_the_door, tmp_path / "door")], 120)
+    run_jobs([LocalJob("entry", num_ranks, by_the_entry, tmp_path / "entry")], 120)
     last = f"rank-{num_ranks - 1}.log"
     assert "its own flag: 3" in (tmp_path / "door" / last).read_text()
     assert len(losses(tmp_path / "door" / last)) == 2
@@ -115,7 +115,7 @@ def test_a_script_that_the_plan_cannot_follow_is_refused(
         except HeteroError as refusal:
             (tmp_path / f"told-{rank}").write_text(str(refusal))
 
-    run_jobs([Job("refused", 3, train, tmp_path)], 120)
+    run_jobs([LocalJob("refused", 3, train, tmp_path)], 120)
     assert words in (tmp_path / "told-0").read_text()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 
@@ -64,7 +64,7 @@ def _run(asked: Plan, folder: Path) -> None:
         entry.main([*argv, f"--hetero-plan={path}"])
         (folder / f"order-{rank}").write_text("".join(order))
 
-    run_jobs([Job("order", asked.layout.num_devices, train, folder / "run")], 120)
+    run_jobs([LocalJob("order", asked.layout.num_devices, train, folder / "run")], 120)
 
 
 def _record_order() -> list[str]:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.shrink import shrink
-from megatron_hetero.runtime.verify.text import VOCAB_SIZE
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import make_cluster, place_plan
 from tests.runtime.memory_probe import MemoryProbe
@@ -100,7 +100,7 @@ def test_ranks_hold_what_the_plan_estimates(name: str, tmp_path: Path) -> None:
         probe.save(tmp_path / f"bytes-{rank}.json")
 
     num_ranks = asked.layout.num_devices
-    run_jobs([Job("measured", num_ranks, train, tmp_path / "measured")], 120)
+    run_jobs([LocalJob("measured", num_ranks, train, tmp_path / "measured")], 120)
     estimated = estimated_parts(asked, shrunk.model, changes)
     # In fp32 scalars are left.  In bf16 a CPU keeps the statistics of norms in bf16 too, a GPU in
     # fp32, which at this size is a percent.

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy
 
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, positions
-from megatron_hetero.runtime import entry
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.workloads import plan, workload
 
 
@@ -63,7 +63,7 @@ def train(asked: Plan, flags: Sequence[str], folder: Path) -> list[RankRecord]:
         recorder.save(folder / f"record-{rank}")
 
     num_ranks = len(asked.hosts)
-    run_jobs([Job("plan", num_ranks, rank_function, folder)], 120)
+    run_jobs([LocalJob("plan", num_ranks, rank_function, folder)], 120)
     return [read_record(folder / f"record-{rank}") for rank in range(num_ranks)]
 
 

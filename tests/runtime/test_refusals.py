@@ -19,8 +19,9 @@ from megatron_hetero.errors import (
 )
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime import backend, entry, machine, support
-from megatron_hetero.runtime.batches import with_micro_batch_sizes
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry, machine, support
+from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
 from tests.runtime.workloads import plan, workload
 
@@ -79,10 +80,29 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
     ("flags", "name"),
     [
         (["--sft"], "--sft"),
+        (["--init-method-xavier-uniform"], "--init-method-xavier-uniform: leave it out"),
         (["--rerun-mode=report_stats"], "--rerun-mode report_stats: use validate_results"),
         (["--rampup-batch-size", "2", "2", "64"], "use --step-batch-size-schedule"),
         (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),
         (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
+        (
+            ["--use-distributed-optimizer", "--dump-param-to-param-group-map=map"],
+            "--dump-param-to-param-group-map with --use-distributed-optimizer: leave it out",
+        ),
+        (["--config-logger-dir=configs"], "--config-logger-dir: leave it out"),
+        (["--dist-ckpt-strictness=raise_all"], "--dist-ckpt-strictness: leave it out"),
+        (
+            ["--recompute-activations", "--recompute-modules=mlp"],
+            "--recompute-modules mlp with --transformer-impl local: use core_attn",
+        ),
+        (
+            ["--num-experts=4", "--sequence-parallel", "--moe-input-jitter-eps=0.1"],
+            "--moe-input-jitter-eps: leave it out; each rank would draw noise",
+        ),
+        (
+            ["--num-experts=4", "--sequence-parallel", "--moe-router-force-load-balancing"],
+            "--moe-router-force-biased: leave them out; they route at random",
+        ),
     ],
 )
 def test_flags_that_a_plan_cannot_honour_yet(flags: list[str], name: str) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.cost.network import BoundaryTime
+from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.record import read_record
+from megatron_hetero.lab.verify.run import outcome_to_data, verify
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.validate import validate_plan
-from megatron_hetero.runtime import support
-from megatron_hetero.runtime.local_launch import run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.record import read_record
-from megatron_hetero.runtime.verify.run import outcome_to_data, verify
-from megatron_hetero.runtime.verify.shrink import shrink
-from megatron_hetero.schedule.list_schedule import Pipeline
+from megatron_hetero.runtime.job import support
+from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.schedule.of_plan import with_schedule
-from megatron_hetero.schedule.simulator_parts import ChunkTimes
-from megatron_hetero.schedule.synthesise import synthesise
+from megatron_hetero.schedule.orders.list_schedule import TimedPipeline
+from megatron_hetero.schedule.orders.synthesise import synthesise
+from megatron_hetero.schedule.simulator.parts import ChunkTimes
 from tests.runtime.schedules import with_chunks, with_interleaving, with_zero_bubble
 from tests.runtime.test_daily_life import number, run
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
@@ -113,7 +113,7 @@ def test_a_computed_schedule_of_chunks_trains_as_one_process(tmp_path: Path) -> 
         (ChunkTimes(1.2, 1.2, 1.2), ChunkTimes(0.6, 0.6, 0.6)),
     )
     hops = (BoundaryTime(0.5, 1.0),) * 3
-    found = synthesise(Pipeline((0, 1, 0, 1), 4, times, hops, hops), [6, 6])
+    found = synthesise(TimedPipeline((0, 1, 0, 1), 4, times, hops, hops), [6, 6])
     asked = with_schedule(chunked, 0, found.schedule, "synthesised")
     assert all("I" in (stage.order or "") for stage in asked.replicas[0].stages)
     _verify(asked, tmp_path, {"num_layers": 6, "sequence_parallel": True})

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.schedule.interleaved import interleaved
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.of_plan import order_of
-from megatron_hetero.schedule.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 5])
@@ -59,7 +59,7 @@ def _record(
             for stage in range(num_stages):
                 (folder / f"{m}-{stage}").write_text(calls(m, stage))
 
-    run_jobs([Job("record", 1, record, folder / "run")], 120)
+    run_jobs([LocalJob("record", 1, record, folder / "run")], 120)
 
 
 def _plain(num_stages: int, stage: int, num_micro_batches: int) -> list[str]:

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.shrink import shrink
 from megatron_hetero.plan.file import save_plan
-from megatron_hetero.runtime import backend, entry
-from megatron_hetero.runtime.arguments import split_arguments
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs
-from megatron_hetero.runtime.verify.record import RankRecord, Recorder, read_record
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.arguments import split_arguments
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.stock import is_stock
 from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
@@ -179,7 +180,7 @@ def _train(
         run(recorder)
         recorder.save(folder / name / f"record-{rank}")
 
-    run_jobs([Job(name, num_ranks, rank_function, folder / name)], 120)
+    run_jobs([LocalJob(name, num_ranks, rank_function, folder / name)], 120)
     return [read_record(folder / name / f"record-{rank}") for rank in range(num_ranks)]
 
 

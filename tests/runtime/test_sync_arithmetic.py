@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
-from megatron_hetero.runtime.gradient_memory import main_grad
-from megatron_hetero.runtime.gradients import GradientSync, set_gradient_sync
+from megatron_hetero.runtime.gradients.memory import main_grad
+from megatron_hetero.runtime.gradients.optimizer import build_optimizer
+from megatron_hetero.runtime.gradients.sync import GradientSync, set_gradient_sync
 from megatron_hetero.runtime.megatron import parallel_state
-from megatron_hetero.runtime.optimizer import build_optimizer
 from tests.runtime.toy_model import ToyRank, in_world, whole_gradients
 from tests.runtime.workloads import plan
 

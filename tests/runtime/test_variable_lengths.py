@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.runtime import backend, gpt
-from megatron_hetero.runtime.job import StockJob, World, job_of
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.verify.compare import compare, tolerances
-from megatron_hetero.runtime.verify.jobs import Options, VerifyJobs, save_without_a_server
-from megatron_hetero.runtime.verify.record import Recorder
-from megatron_hetero.runtime.verify.run import data_ranks, records, tensor_groups
-from megatron_hetero.runtime.verify.shrink import shrink
+from megatron_hetero.lab.verify.compare import compare, tolerances
+from megatron_hetero.lab.verify.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.lab.verify.record import Recorder
+from megatron_hetero.lab.verify.run import data_ranks, records, tensor_groups
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.steps import StockJob, World, job_of
+from megatron_hetero.runtime.model import gpt
 from tests.runtime.schedules import with_interleaving
 from tests.runtime.workloads import plan, workload
 
@@ -127,8 +128,8 @@ def test_unlike_lengths_train_as_in_one_process(name: str, tmp_path: Path) -> No
         recorder.save(alone.directory / f"record-{rank}")
         assert len(set(_lengths)) > 2, _lengths
 
-    planned = Job("plan", on_the_plan.num_ranks, plan_rank, on_the_plan.directory)
-    run_jobs([planned, Job("one", 1, one_process, alone.directory)], 120)
+    planned = LocalJob("plan", on_the_plan.num_ranks, plan_rank, on_the_plan.directory)
+    run_jobs([planned, LocalJob("one", 1, one_process, alone.directory)], 120)
     (reference,) = records(alone)
     ranks = records(planned)
     distances = compare(

@@ -22,11 +22,11 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.shards import shard_edges
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.groups import RankGroups, build_groups
-from megatron_hetero.runtime.local_launch import Job, run_jobs
-from megatron_hetero.runtime.shards import TIED_EMBEDDING, global_parameters, shard_of
-from megatron_hetero.runtime.tensor_place import TensorPlace, set_tensor_place
-from megatron_hetero.runtime.world import World
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.world import World
+from megatron_hetero.runtime.parallel.groups import RankGroups, build_groups
+from megatron_hetero.runtime.parallel.shards import TIED_EMBEDDING, global_parameters, shard_of
+from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 from tests.runtime.workloads import plan as plan_of
 
 HIDDEN, GROUPS, COLUMNS, VOCABULARY = 6, 12, 24, 24
@@ -221,4 +221,4 @@ def in_world(layout: str, check: Callable[[int], None], folder: Path) -> None:
         check(rank)
         dist.barrier()
 
-    run_jobs([Job("toy", plan_of(layout).layout.num_devices, run, folder)], 120)
+    run_jobs([LocalJob("toy", plan_of(layout).layout.num_devices, run, folder)], 120)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.schedule.check import check_schedule
-from megatron_hetero.schedule.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 from megatron_hetero.schedule.programme import Operation, Schedule
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Incast, Link
-from megatron_hetero.cost.estimate import workload_of
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.shared_paths import queued
-from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+from megatron_hetero.schedule.simulator.shared_paths import queued
+from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from tests.cost.builders import INSIDE
-from tests.schedule.test_step import placed, three_nodes
+from tests.schedule.simulator.test_step import placed, three_nodes
 
 NUM_LAYERS = 6
 LINKS = [Link(b, s) for b in (2e8, 1e9, 4e9) for s in (1e-5, 2e-3, 4e-2)]

@@ -12,7 +12,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.of_plan import check_schedules, replica_schedule, with_schedule
-from megatron_hetero.schedule.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
 
 PLAN = plan_from_layout(parse_layout("tp1:2,tp1:2 @3 | tp1:4 @1"))
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from megatron_hetero.cluster.spec import Cluster, GpuType, Limits, Link, Node
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import ClusterError, FileFormatError, UnsupportedError
 from megatron_hetero.files import read_yaml, validate_document
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.bound_rules import FillRules
+from megatron_hetero.cost.fill_rules import FillRules
 from tools.referees.hexiscale import DEVICE_TYPES, ELEMENT_BYTES, SYNC_FACTOR
 from tools.referees.hexiscale_costs import HexiscaleCosts
 

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
 from megatron_hetero.plan.plan import Host, Plan
 
 _JOB_NAME = re.compile(r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*")
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,23 @@ class Component:
 
     @property
     def gpu_type(self) -> str:
-        """The catalogue's name."""
-        return self.hosts[0].gpu_type
+        """The catalogue's name; of machines with several types, these with their numbers."""
+        return self.hosts[0].kind
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What a site asks of a Slurm job.
+
+    `partition` and `cpus_per_task`: (kind of GPU, value), the kind "" for all other nodes, since
+    unlike machines have unlike partitions and numbers of cores.
+    """
+
+    partition: tuple[tuple[str, str], ...] = ()
+    cpus_per_task: tuple[tuple[str, str], ...] = ()
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,8 @@ class LaunchJob:
     `script`: a pre-training script of the user's own instead of `megatron_hetero.pretrain_gpt`.
     `more_flags`: Megatron flags of the user's, beside those that the plan remembers.
     `image`: container image, for launchers that need one.
+    `is_installed_by_script`: `install.sh` lies beside `train.sh`.
+    `opens_ports`: rented machines take connections of any address (SkyPilot).
     """
 
     plan: Plan
@@ -57,6 +76,9 @@ class LaunchJob:
     more_flags: tuple[str, ...] = ()
     master_port: int = DEFAULT_MASTER_PORT
     image: str | None = None
+    is_installed_by_script: bool = False
+    opens_ports: bool = False
+    slurm: SlurmOptions = SlurmOptions()
 
     def check(self) -> None:
         """Refuse what no launcher can start.
@@ -77,6 +99,11 @@ class LaunchJob:
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."
             )
+        if self.image is not None and not _IMAGE.fullmatch(self.image):
+            raise UsageError(
+                f"--image {self.image!r}: not the name of a container image, such as "
+                "registry.example/megatron-hetero:0.1.0"
+            )
         check_master_port(self.master_port)
 
     @property
@@ -91,8 +118,8 @@ class LaunchJob:
         return tuple(found)
 
     def _kind(self, host: Host) -> tuple[str, int]:
-        idle = sum(name.rpartition(":")[0] == host.node for name in self.plan.idle_devices)
-        return host.gpu_type, len(host.gpu_indices) + idle
+        idle = sum(device_place(name)[0] == host.node for name in self.plan.idle_devices)
+        return host.kind, len(host.gpu_indices) + idle
 
 
 def indented(lines: Sequence[str], by: int) -> str:

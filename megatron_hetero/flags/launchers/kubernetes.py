@@ -1,6 +1,6 @@
 """Kubernetes: a JobSet with one replicated job for each kind of node; the plan in a ConfigMap.
 
-Pods find the first node by the name that JobSet gives it,
+Pods find the first node by the name that JobSet's headless service gives it,
 `<jobset>-<replicated job>-<job index>-<pod index>.<jobset>` (jobset.x-k8s.io/v1alpha2).
 """
 
@@ -14,8 +14,11 @@ from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.node_script import NAME, PLAN_NAME, node_script
 from megatron_hetero.plan.file import plan_to_data
 
+_MOST_BYTES = 1 << 20
+"""Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/)."""
+
 _HEAD = """\
-# kubectl apply -f jobset.yaml        needs JobSet, and the GPU operator's nvidia.com/gpu
+# kubectl apply -f jobset.yaml        needs JobSet, and the operator of the GPUs' maker
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -30,8 +33,10 @@ metadata:
   name: {name}
 spec:
   network:
+    # JobSet makes the headless service; the first pod is found before all are ready.
     enableDNSHostnames: true
     subdomain: {name}
+    publishNotReadyAddresses: true
   # A plan has no spare place: with one pod lost all start again, from the last checkpoint.
   failurePolicy:
     maxRestarts: 3
@@ -49,6 +54,9 @@ _JOB = """\
           template:
             spec:
               restartPolicy: Never
+              tolerations:
+                # Nodes with GPUs are often kept for pods that ask for them.
+                - {{key: {resource}, operator: Exists, effect: NoSchedule}}
               affinity:
                 # The very machines, whose links the plan was made for; they are alike, and which of
                 # them takes which rank is left to Kubernetes.
@@ -66,10 +74,13 @@ _JOB = """\
                     - bash
                     - -c
                     - exec bash /hetero/{script} $(({first} + JOB_COMPLETION_INDEX)) {master}
+                  ports:
+                    # The rendezvous is on the first pod; NCCL and gloo take ports of their own.
+                    - {{name: rendezvous, containerPort: {port}}}
                   resources:
                     limits:
                       # All of the node's, so that their numbers are the plan's.
-                      nvidia.com/gpu: {gpus}
+                      {resource}: {gpus}
                   volumeMounts:
                     - {{name: hetero, mountPath: /hetero}}
                     - {{name: shm, mountPath: /dev/shm}}
@@ -85,16 +96,24 @@ def kubernetes_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """One manifest; the plan and `train.sh` are in it.
 
     Raises:
-        UsageError: no image.
+        UsageError: no image, a wheel, or a plan that no ConfigMap holds.
     """
     if job.image is None:
-        raise UsageError("--image is missing: the container image that has megatron-hetero in it")
+        raise UsageError(
+            "--image is missing: the container image that has megatron-hetero in it "
+            "(`make image` builds one)"
+        )
+    if job.is_installed_by_script:
+        raise UsageError(
+            "--wheel: pods have what their image has; build it in (`make image`), and leave --wheel"
+        )
     return (LaunchFile("jobset.yaml", "".join(_parts(job, job.image))),)
 
 
 def _parts(job: LaunchJob, image: str) -> Iterator[str]:
     yield _HEAD.format(name=job.name)
     plan_text = json.dumps(plan_to_data(job.plan), indent=1, sort_keys=True)
+    _check_size(plan_text)
     texts = {NAME: node_script(job, hosts_are_rented=True).text, PLAN_NAME: plan_text}
     for name, text in texts.items():
         yield f"  {name}: |\n"
@@ -102,6 +121,22 @@ def _parts(job: LaunchJob, image: str) -> Iterator[str]:
     yield _JOBSET.format(name=job.name)
     for component in job.components:
         yield _job(job, component, image)
+
+
+def _check_size(plan_text: str) -> None:
+    num_bytes = len(plan_text.encode()) + (64 << 10)
+    if num_bytes > _MOST_BYTES:
+        raise UsageError(
+            f"the plan and its script are {num_bytes} bytes, and a ConfigMap holds {_MOST_BYTES}; "
+            "launch by Slurm or ssh"
+        )
+
+
+def _resource(gpu_type: str) -> str:
+    """The name under which the maker's device plug-in offers its GPUs."""
+    if gpu_type.startswith("MI"):
+        return "amd.com/gpu"
+    return "habana.ai/gaudi" if gpu_type.startswith("Gaudi") else "nvidia.com/gpu"
 
 
 def _job(job: LaunchJob, component: Component, image: str) -> str:
@@ -115,4 +150,6 @@ def _job(job: LaunchJob, component: Component, image: str) -> str:
         first=component.first_node_rank,
         master=f"{job.name}-part0-0-0.{job.name}",
         gpus=component.gpus_per_node,
+        resource=_resource(component.gpu_type),
+        port=job.master_port,
     )

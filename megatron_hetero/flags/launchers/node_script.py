@@ -16,6 +16,7 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host
 
 NAME = "train.sh"
+VENV_NAME = "venv"
 PLAN_NAME = "plan.json"
 BY_NAME = "by-name"
 
@@ -33,6 +34,18 @@ node_rank=${{1:?usage: bash train.sh NODE_RANK [MASTER_ADDR]}}
 master_addr=${{2:-{master}}}
 master_port=${{MASTER_PORT:-{port}}}
 """
+_FIND_TORCHRUN = """\
+# What install.sh installed beside this file comes first; else the environment as it is.
+if [ -x "$here/{venv}/bin/torchrun" ]; then
+    PATH=$here/{venv}/bin:$PATH
+fi
+if ! command -v torchrun >/dev/null; then
+    echo "train.sh: there is no torchrun on $(hostname): {advice}" >&2
+    exit 5
+fi
+"""
+_ADVICE_INSTALL = "run bash $here/install.sh here, or once on a disk that all machines share"
+_ADVICE_PATH = "install megatron-hetero with its runtime, or put its environment on the PATH"
 
 
 def node_script(job: LaunchJob, *, hosts_are_rented: bool = False) -> LaunchFile:
@@ -54,12 +67,14 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
         port=job.master_port,
         by_name=BY_NAME,
     )
+    advice = _ADVICE_INSTALL if job.is_installed_by_script else _ADVICE_PATH
+    yield _FIND_TORCHRUN.format(venv=VENV_NAME, advice=advice)
     yield from _exports(job_settings(job.plan))
     yield ""
     yield from _rank_by_name(hosts)
     yield 'case "$node_rank" in'
     for node_rank, host in enumerate(hosts):
-        yield f"{node_rank})  # {host.node}: {host.gpu_type}"
+        yield f"{node_rank})  # {host.node}: {host.kind}"
         yield f"    num_processes={len(host.gpu_indices)}"
         if hosts_are_rented:
             yield f"    export {NODE_VARIABLE}={shlex.quote(host.node)}"

@@ -1,7 +1,9 @@
 """SkyPilot: one task for each kind of node, since the nodes of a SkyPilot cluster are alike.
 
-The clusters have to reach each other (one VPC, or one provider's network); the script starts the
-first, asks for its address and starts the rest with it.
+The script rents all, then starts the plan with the private address of the first.  SkyPilot's own
+network of one provider and region lets its clusters reach each other there.  `ports` would open
+them to the whole internet instead, and on AWS move each cluster into a security group of its own,
+which cuts them off from each other but for these ports (`sky/clouds/aws.py`): only where asked for.
 """
 
 from __future__ import annotations
@@ -39,31 +41,63 @@ _ACCELERATORS = {
 }
 """The catalogue's name -> SkyPilot's (`sky show-gpus --all`)."""
 
+_EPHEMERAL_PORTS = "32768-60999"
+"""Linux' own, of which NCCL and gloo take theirs."""
+
 _TASK = """\
 # {count} machine(s) with {gpus} x {gpu_type}: node ranks {first} to {last} of the plan
 name: {name}-{index}
 num_nodes: {count}
 workdir: .
 resources:
-  accelerators: {accelerator}:{gpus}{image}
+  accelerators: {accelerator}:{gpus}{image}{ports}
 envs:
-  # The address of the first node; start.sh fills it in for all tasks but the first.
-  MASTER_ADDR: ""
-setup: |
-  pip install "megatron-hetero[runtime]"
-run: |
-  master=${{MASTER_ADDR:-$(echo "$SKYPILOT_NODE_IPS" | head -n 1)}}
-  exec bash train.sh $(({first} + SKYPILOT_NODE_RANK)) "$master"
+  # start.sh gives the first machine's address once all are rented; until then nothing runs.
+  MASTER_ADDR: not-yet
+{setup}run: |
+  if [ "$MASTER_ADDR" = not-yet ]; then
+    exit 0
+  fi
+  exec bash train.sh $(({first} + SKYPILOT_NODE_RANK)) "$MASTER_ADDR"
 """
+_SETUP = """\
+setup: |
+  bash install.sh
+"""
+_PORTS = """
+  # To every address of the internet: see SECURITY.md.
+  ports: ["{port}", "{ephemeral}"]"""
 _START = """\
 #!/usr/bin/env bash
-# Rents the machines and starts the plan on them:   bash start.sh
-# `sky down '{name}-*'` gives them back.
+# Rents the machines, installs on them, and starts the plan once all are there:   bash start.sh
+# `sky down {names}` gives them back.
+#
+# The first machine is found by its private address, which the others reach inside one provider's
+# network; for another network between them, set MASTER_ADDR to its address there.
 set -euo pipefail
 cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
-sky launch --yes --detach-run -c {name}-0 part-0.yaml
-master=$(sky status --ip {name}-0)
-{rest}sky logs {name}-0
+mkdir -p logs
+starters=()
+for part in {parts}; do
+    sky launch --yes -c "{name}-$part" "part-$part.yaml" >"logs/rent-$part.log" 2>&1 &
+    starters+=("$!")
+done
+for part in {parts}; do
+    if ! wait "${{starters[$part]}}"; then
+        echo "start.sh: part $part was not rented: see $PWD/logs/rent-$part.log" >&2
+        echo "start.sh: those that were stay rented: sky down {names}" >&2
+        exit 1
+    fi
+done
+master=${{MASTER_ADDR:-$(ssh -o BatchMode=yes {name}-0 hostname -I | cut -d" " -f1)}}
+if [ -z "$master" ]; then
+    echo "start.sh: the first machine has no address; set MASTER_ADDR" >&2
+    exit 1
+fi
+for part in {parts}; do
+    sky exec --detach-run --env MASTER_ADDR="$master" "{name}-$part" "part-$part.yaml"
+done
+sky logs {name}-0
 """
 
 
@@ -71,20 +105,28 @@ def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """`train.sh`, a task for each kind of node, and the script that launches them.
 
     Raises:
-        UsageError: a type of GPU that SkyPilot has no name for.
+        UsageError: a type of GPU that SkyPilot has no name for; or nothing that would be installed.
     """
+    if job.image is None and not job.is_installed_by_script:
+        raise UsageError(
+            "rented machines have no megatron-hetero: give --wheel (`make dist` builds it), or "
+            "--image with it in (`make image`)"
+        )
     components = job.components
     tasks = [LaunchFile(f"part-{c.index}.yaml", _task(job, c)) for c in components]
-    rest = "".join(
-        f'sky launch --yes --detach-run -c {job.name}-{c.index} --env MASTER_ADDR="$master" '
-        f"part-{c.index}.yaml\n"
-        for c in components[1:]
-    )
-    start = LaunchFile("start.sh", _START.format(name=job.name, rest=rest), executable=True)
+    parts = [str(c.index) for c in components]
+    names = " ".join(f"{job.name}-{part}" for part in parts)
+    text = _START.format(name=job.name, parts=" ".join(parts), names=names)
+    start = LaunchFile("start.sh", text, executable=True)
     return (node_script(job, hosts_are_rented=True), *tasks, start)
 
 
 def _task(job: LaunchJob, component: Component) -> str:
+    if component.hosts[0].gpu_types:
+        raise UsageError(
+            f"machine {component.hosts[0].node} has unlike GPUs ({component.gpu_type}), and a "
+            "SkyPilot task asks for one kind. Launch by ssh, Slurm or Kubernetes."
+        )
     accelerator = _ACCELERATORS.get(component.gpu_type)
     if accelerator is None:
         raise UsageError(
@@ -102,4 +144,8 @@ def _task(job: LaunchJob, component: Component) -> str:
         accelerator=accelerator,
         gpus=component.gpus_per_node,
         image=f"\n  image_id: docker:{job.image}" if job.image else "",
+        ports=_PORTS.format(port=job.master_port, ephemeral=_EPHEMERAL_PORTS)
+        if job.opens_ports
+        else "",
+        setup=_SETUP if job.is_installed_by_script else "",
     )

@@ -1,32 +1,107 @@
 """Slurm: a heterogeneous job with one component for each kind of node, and one step over all.
 
 Slurm numbers the nodes in an order of its own, so each finds its rank by its name
-(https://slurm.schedmd.com/heterogeneous_jobs.html).
+(https://slurm.schedmd.com/heterogeneous_jobs.html).  Options of the site (partition, account, time)
+stand in every component: none takes them from another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
-from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.launchers.job import Component, LaunchFile, LaunchJob, SlurmOptions
 from megatron_hetero.flags.launchers.node_script import BY_NAME, node_script
 
+JOB_ID_NAME = "job.id"
+LOG_NAME = "job.log"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
+_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED")
+
+# One task to a node starts one process for each GPU: bound to the core of one task they would share
+# it (--cpu-bind=none).
 _BODY = """
-# Add above what your site wants (--partition, --account, --time), to each component.
 set -euo pipefail
 cd -- "$SLURM_SUBMIT_DIR"
-exec srun{group} --ntasks-per-node=1 --kill-on-bad-exit=1 --label bash train.sh {by_name}
+exec srun{group} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 --label \\
+    bash train.sh {by_name}
+"""
+_START = """\
+#!/usr/bin/env bash
+# Submits the job and keeps its number:   bash start.sh     from this folder, on a shared disk
+set -euo pipefail
+cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
+job=$(sbatch --parsable job.sbatch)
+printf '%s\\n' "$job" >{job_id}
+echo "start.sh: submitted as job $job; its log is $PWD/{log}"
 """
 
 
+def slurm_options(
+    partition: Sequence[str],
+    cpus_per_task: Sequence[str],
+    account: str | None,
+    qos: str | None,
+    time: str | None,
+) -> SlurmOptions:
+    """What was typed, checked.
+
+    Args:
+        partition, cpus_per_task: `VALUE` for all nodes, or `GPU-TYPE=VALUE` for those of one kind.
+    Raises:
+        UsageError: a value that Slurm could not read, or two for the same nodes.
+    """
+    for name, value in (("--account", account), ("--qos", qos)):
+        if value is not None and not _NAME.fullmatch(value):
+            raise UsageError(f"{name} {value!r}: a name of letters, digits and _.,@+- is wanted")
+    if time is not None and not _TIME.fullmatch(time):
+        raise UsageError(
+            f"--time {time!r}: minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]] "
+            "are wanted"
+        )
+    return SlurmOptions(
+        _by_kind("--partition", partition, _NAME, "a name"),
+        _by_kind("--cpus-per-task", cpus_per_task, re.compile("[1-9][0-9]*"), "a number above 0"),
+        account,
+        qos,
+        time,
+    )
+
+
+def _by_kind(
+    option: str, given: Sequence[str], pattern: re.Pattern[str], what: str
+) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for text in given:
+        kind, _, value = text.rpartition("=")
+        if not pattern.fullmatch(value):
+            raise UsageError(f"{option} {text!r}: {what} is wanted, or GPU-TYPE={what}")
+        if kind in found:
+            raise UsageError(f"{option} {text!r}: there is {found[kind]!r} for these nodes already")
+        found[kind] = value
+    return tuple(found.items())
+
+
 def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """`train.sh` and `job.sbatch`, to be submitted from their folder."""
-    return (node_script(job), LaunchFile("job.sbatch", "".join(_parts(job))))
+    """`train.sh`, `job.sbatch`, and the script that submits it.
+
+    Raises:
+        UsageError: an option for a kind of GPU that the plan does not use.
+    """
+    types = {component.gpu_type for component in job.components}
+    for kind, value in (*job.slurm.partition, *job.slurm.cpus_per_task):
+        if kind and kind not in types:
+            raise UsageError(
+                f"{kind}={value}: the plan's nodes have {', '.join(sorted(types))}, not {kind}"
+            )
+    start = LaunchFile("start.sh", _START.format(job_id=JOB_ID_NAME, log=LOG_NAME), executable=True)
+    return (node_script(job), LaunchFile("job.sbatch", "".join(_parts(job))), start)
 
 
 def _parts(job: LaunchJob) -> Iterator[str]:
     components = job.components
-    yield "#!/usr/bin/env bash\n# sbatch job.sbatch      from this folder, on a shared disk\n"
+    yield "#!/usr/bin/env bash\n# Submitted by start.sh, from this folder, on a shared disk\n"
     for component in components:
         if component.index:
             yield "#SBATCH hetjob\n"
@@ -44,3 +119,19 @@ def _resources(job: LaunchJob, component: Component) -> Iterator[str]:
     yield f"#SBATCH --gpus-per-node={component.gpus_per_node}\n"
     # The very machines, whose links the plan was made for.
     yield f"#SBATCH --nodelist={','.join(host.host for host in component.hosts)}\n"
+    yield f"#SBATCH --output={LOG_NAME}\n"
+    options = job.slurm
+    for name, value in (
+        ("partition", _of_kind(options.partition, component)),
+        ("account", options.account),
+        ("qos", options.qos),
+        ("time", options.time),
+        ("cpus-per-task", _of_kind(options.cpus_per_task, component)),
+    ):
+        if value is not None:
+            yield f"#SBATCH --{name}={value}\n"
+
+
+def _of_kind(given: tuple[tuple[str, str], ...], component: Component) -> str | None:
+    values = dict(given)
+    return values.get(component.gpu_type, values.get(""))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.node_script import node_script
 
+PID_NAME = "start.pid"
+
 _START = """\
 #!/usr/bin/env bash
 # Starts the plan on its machines over ssh, from any machine that reaches them:
@@ -13,7 +15,8 @@ _START = """\
 #
 # This folder has to lie at the same path on all of them (a shared file system, or
 # `rsync -a "$PWD/" HOST:"$PWD/"` to each).  A log for each node comes to logs/ here.
-# FOLDER and ENVIRONMENT (a script to source first, such as .venv/bin/activate) may be set.
+# FOLDER and ENVIRONMENT (a script to source first, such as .venv/bin/activate) may be set.  The
+# machines have to reach each other's ports: {port} of the first one, and those of NCCL and gloo.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 folder=${{FOLDER:-$here}}
@@ -22,6 +25,8 @@ master=${{MASTER_ADDR:-{master}}}
 hosts=({hosts})
 
 mkdir -p -- "$here/logs"
+echo "$$" >"$here/{pid}"
+trap 'rm -f -- "$here/{pid}"' EXIT
 command="cd -- $(printf %q "$folder")"
 if [ -n "$environment" ]; then
     command+=" && source $(printf %q "$environment")"
@@ -55,6 +60,8 @@ def ssh_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     hosts = job.plan.hosts
     start = _START.format(
         master=hosts[0].host,
+        port=job.master_port,
+        pid=PID_NAME,
         hosts=" ".join(host.host for host in hosts),
     )
     return (node_script(job), LaunchFile("start.sh", start, executable=True))

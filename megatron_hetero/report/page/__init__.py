@@ -1,1 +1,13 @@
-"""One self-contained HTML page about a plan: figures as inline SVG, no network, light and dark."""
+"""One self-contained HTML page about a plan: figures as inline SVG, no network, light and dark.
+
+document     the page
+content      everything that it shows, gathered first
+heading      title and tiles
+figure       shapes that all figures are made of
+cluster_map  machines, and the stage on each GPU
+pipelines    replicas as rows of stages
+timeline     what every stage does when
+lanes        timelines from files of runs
+bars         memory, time by cause, comparisons
+picture      figures as files
+"""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
+from megatron_hetero.cluster.names import device_place
+from megatron_hetero.plan.checks.violation import stages
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.violation import stages
-from megatron_hetero.planner.explain import Explanation
+from megatron_hetero.planner.advise.explain import Explanation
 from megatron_hetero.report.page.content import Content
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,
@@ -19,32 +20,60 @@ from megatron_hetero.report.page.figure import (
     text_width,
 )
 from megatron_hetero.report.what_if import Variation
-from megatron_hetero.schedule.step import StepSimulation
+from megatron_hetero.schedule.simulator.step import StepSimulation
+from megatron_hetero.schedule.simulator.timelines import StageTimeline
 from megatron_hetero.units import format_bytes, format_duration
 
 GIB = 1 << 30
 _MAX_LINKS = 8
 _LABELS, _VALUES = 300.0, 150.0
 _ROOM = PAGE_WIDTH - _LABELS - _VALUES
+_MAX_ROWS = 16
+"""Of more rows, those that look alike are one."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
+
+
+def _folded[Row](rows: Sequence[Row], shown_as: Callable[[Row], Hashable]) -> list[tuple[Row, int]]:
+    """Rows, and how many more each stands for: of many those that look alike are one."""
+    if len(rows) <= _MAX_ROWS:
+        return [(row, 0) for row in rows]
+    alike: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(shown_as(row), []).append(row)
+    return [(members[0], len(members) - 1) for members in alike.values()]
+
+
+def _label(place: str, num_more: int, of: str, width: float) -> str:
+    more = f" and {num_more} alike" if num_more else ""
+    return fitted(f"{place}{more}: {of}", width, 12)
 
 
 def memory_bars(content: Content) -> Figure:
     """A bar for each stage: the predicted peak of its fullest GPU by cause, beside what it has."""
     devices = content.estimates.devices
     largest = max(device.capacity_bytes for device in devices.values())
-    rows = list(stages(content.plan))
-    height, step = (18.0, 26.0) if len(rows) <= 24 else (11.0, 15.0)
+    rows = [
+        (r, s, max(stage.devices, key=lambda d: devices[d].peak_bytes / devices[d].capacity_bytes))
+        for r, s, stage in stages(content.plan)
+    ]
+
+    def shown_as(row: tuple[int, int, str]) -> tuple[str, str]:
+        device = devices[row[2]]
+        gpu = content.cluster.node_of(row[2]).gpu_type.name
+        return gpu, (
+            f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB "
+            f"({device.peak_bytes / device.capacity_bytes:.0%})"
+        )
+
+    folded = _folded(rows, shown_as)
+    height, step = (18.0, 26.0) if len(folded) <= 24 else (11.0, 15.0)
     shown = legend(tuple((part, part) for part in PARTS), 0, 14)
     parts = [shown]
     y = 32.0
-    for r, s, stage in rows:
-        fullest = max(
-            stage.devices, key=lambda d: devices[d].peak_bytes / devices[d].capacity_bytes
-        )
+    for (r, s, fullest), num_more in folded:
         device = devices[fullest]
-        gpu = content.cluster.node_by_name[fullest.rpartition(":")[0]].gpu_type.name
-        label = fitted(f"R{r} stage {s}: {gpu}", _LABELS, 12)
+        gpu, words = shown_as((r, s, fullest))
+        label = _label(f"R{r} stage {s}", num_more, gpu, _LABELS)
         parts.append(text(0, y + height - 4, label, "small"))
         scale = _ROOM / largest
         x = _LABELS
@@ -56,10 +85,6 @@ def memory_bars(content: Content) -> Figure:
             x += width
         end = _LABELS + device.capacity_bytes * scale
         parts.append(line(end, y - 2, end, y + height + 2, "limit"))
-        words = (
-            f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB "
-            f"({device.peak_bytes / device.capacity_bytes:.0%})"
-        )
         parts.append(text(PAGE_WIDTH, y + height - 4, words, "small", anchor="end"))
         y += step
     return Figure("memory", "Predicted memory of each stage's fullest GPU", y + 4, "".join(parts))
@@ -101,17 +126,23 @@ def time_bar(explanation: Explanation) -> Figure:
 
 def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
     """Which part of the step the GPUs of each stage compute."""
-    rows = simulation.timelines
-    height, step = (16.0, 23.0) if len(rows) <= 24 else (10.0, 14.0)
+
+    def shown_as(stage: StageTimeline) -> tuple[int, int, str]:
+        part = f"{stage.busy_s / simulation.step_time_s:.0%}"
+        return stage.stage, len(stage.devices), part
+
+    folded = _folded(simulation.timelines, shown_as)
+    height, step = (16.0, 23.0) if len(folded) <= 24 else (10.0, 14.0)
     parts: list[str] = []
-    y = 2.0
-    for stage in rows:
+    y = 6.0
+    for stage, num_more in folded:
         part = stage.busy_s / simulation.step_time_s
-        nodes = ", ".join(dict.fromkeys(d.rpartition(":")[0] for d in stage.devices))
-        words = f"R{stage.replica} stage {stage.stage}: {len(stage.devices)} GPUs of {nodes}"
+        nodes = ", ".join(dict.fromkeys(device_place(d)[0] for d in stage.devices))
+        gpus = f"{len(stage.devices)} GPUs of {nodes}"
         if len(stage.devices) == 1:
-            words = f"R{stage.replica} stage {stage.stage}: {stage.devices[0]}"
-        parts.append(text(0, y + height - 3, fitted(words, _LABELS - 8, 12), "small"))
+            gpus = stage.devices[0]
+        words = _label(f"R{stage.replica} stage {stage.stage}", num_more, gpus, _LABELS - 8)
+        parts.append(text(0, y + height - 3, words, "small"))
         parts.append(rect(_LABELS, y, _ROOM, height, "lane"))
         parts.append(rect(_LABELS, y, _ROOM * part, height, f"p{stage.replica % 8}"))
         parts.append(text(_LABELS + _ROOM + 10, y + height - 3, f"{part:.0%} computing", "small"))

@@ -8,15 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.plan.checks.violation import layer_range, stages
 from megatron_hetero.plan.chunks import layer_ranges
 from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.plan.violation import layer_range, stages
 from megatron_hetero.report.page.figure import PAGE_WIDTH, Figure, fitted, rect, text, text_width
 from megatron_hetero.units import format_bandwidth, format_duration
 
 NUM_COLORS = 8
-_CELL, _CELL_HEIGHT, _CELLS_IN_ROW = 82.0, 46.0, 4
+_CELL, _CELL_HEIGHT, _CELLS_IN_ROW = 92.0, 46.0, 4
+_WIDE, _WIDE_BOLD = 0.58, 0.64
+"""Width of a character of the widest usual font, in font sizes: no text may leave its tile."""
 _PAD, _HEAD, _GAP = 11.0, 46.0, 14.0
+_ISLAND_HEAD = 19.0
+
+Machine = tuple[Node, ...]
+"""The islands of a machine; one, where all its GPUs are alike."""
 
 
 def stage_class(replica: int, stage: int) -> str:
@@ -25,13 +31,14 @@ def stage_class(replica: int, stage: int) -> str:
 
 
 def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
-    """Every node as a card, sites around them."""
+    """Every machine as a card, sites around them."""
     place_of = {device: (r, s, stage) for r, s, stage in stages(plan) for device in stage.devices}
     parts: list[str] = []
     y = 0.0
     sites = tuple(dict.fromkeys(node.site for node in cluster.nodes))
     for site in sites:
         nodes = [node for node in cluster.nodes if node.site == site]
+        machines = [cluster.machines[name] for name in dict.fromkeys(n.machine for n in nodes)]
         heading = f"site {site}" if len(sites) > 1 else "cluster"
         parts.append(text(_PAD, y + 18, heading, "strong"))
         words = _network(cluster, nodes)
@@ -39,60 +46,98 @@ def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
             parts.append(text(_PAD + text_width(heading, 13) + 16, y + 18, words, "small"))
         top = y
         y += 30
-        for row in _rows(nodes):
+        for row in _rows(machines):
             x = _PAD
-            for node in row:
-                parts.append(_card(node, x, y, place_of))
-                x += _card_width(node) + _GAP
-            y += max(_card_height(node) for node in row) + _GAP
+            for machine in row:
+                parts.append(_card(cluster, machine, x, y, place_of))
+                x += _card_width(machine) + _GAP
+            y += max(_card_height(machine) for machine in row) + _GAP
         parts.append(rect(0.5, top + 0.5, PAGE_WIDTH - 1, y - top - 5, "site", rx=8))
         y += 10
     for line_words in _between_sites(cluster, sites):
         parts.append(text(_PAD, y + 8, line_words, "small"))
         y += 20
     num_used = len(place_of)
-    alt = f"{len(cluster.nodes)} nodes with {len(cluster.devices)} GPUs, {num_used} of them used"
+    alt = f"{len(cluster.machines)} nodes with {len(cluster.devices)} GPUs, {num_used} of them used"
     return Figure("map", alt, y, "".join(parts))
 
 
-def _rows(nodes: Sequence[Node]) -> list[list[Node]]:
+def _rows(machines: Sequence[Machine]) -> list[list[Machine]]:
     """Cards side by side as far as the width goes."""
-    rows: list[list[Node]] = [[]]
+    rows: list[list[Machine]] = [[]]
     used = _PAD
-    for node in nodes:
-        if rows[-1] and used + _card_width(node) > PAGE_WIDTH - _PAD:
+    for machine in machines:
+        if rows[-1] and used + _card_width(machine) > PAGE_WIDTH - _PAD:
             rows.append([])
             used = _PAD
-        rows[-1].append(node)
-        used += _card_width(node) + _GAP
+        rows[-1].append(machine)
+        used += _card_width(machine) + _GAP
     return rows
 
 
-def _card_width(node: Node) -> float:
-    return 2 * _PAD + max(min(node.num_gpus, _CELLS_IN_ROW), 3) * _CELL
+def _num_gpus(machine: Machine) -> int:
+    return sum(island.num_gpus for island in machine)
 
 
-def _card_height(node: Node) -> float:
-    num_rows = -(-node.num_gpus // _CELLS_IN_ROW)
-    return _HEAD + num_rows * _CELL_HEIGHT + _PAD
+def _num_rows(machine: Machine) -> int:
+    return sum(-(-island.num_gpus // _CELLS_IN_ROW) for island in machine)
 
 
-def _card(node: Node, x: float, y: float, place_of: dict[str, tuple[int, int, Stage]]) -> str:
-    width = _card_width(node)
+def _card_width(machine: Machine) -> float:
+    widest = max(min(island.num_gpus, _CELLS_IN_ROW) for island in machine)
+    return 2 * _PAD + max(widest, 3) * _CELL
+
+
+def _card_height(machine: Machine) -> float:
+    islands = len(machine) * _ISLAND_HEAD if len(machine) > 1 else 0.0
+    return _HEAD + islands + _num_rows(machine) * _CELL_HEIGHT + _PAD
+
+
+def _card(
+    cluster: Cluster,
+    machine: Machine,
+    x: float,
+    y: float,
+    place_of: dict[str, tuple[int, int, Stage]],
+) -> str:
+    """A machine: its GPUs, of several islands each under a line that says what they are."""
+    width, is_divided = _card_width(machine), len(machine) > 1
+    number = _num_gpus(machine)
+    kind = f"{number} GPUs" if is_divided else f"{number} x {machine[0].gpu_type.name}"
+    name_width = width - 3 * _PAD - text_width(kind, 12)
     parts = [
-        rect(x, y, width, _card_height(node), "card", rx=8),
-        text(x + _PAD, y + 20, fitted(node.name, width / 2, 13), "strong"),
-        text(x + width - _PAD, y + 20, f"{node.num_gpus} x {node.gpu_type.name}", "small",
-             anchor="end"),
-    ]  # fmt: skip
-    if node.num_gpus > 1:
-        words = f"{format_bandwidth(node.link.bytes_per_s)} between its GPUs"
+        rect(x, y, width, _card_height(machine), "card", rx=8),
+        text(x + _PAD, y + 20, fitted(machine[0].machine, name_width, 13), "strong"),
+        text(x + width - _PAD, y + 20, kind, "small", anchor="end"),
+    ]
+    words = _inside(cluster, machine)
+    if words:
         parts.append(text(x + _PAD, y + 36, words, "tiny"))
-    for i in range(node.num_gpus):
-        cell_x = x + _PAD + (i % _CELLS_IN_ROW) * _CELL
-        cell_y = y + _HEAD + (i // _CELLS_IN_ROW) * _CELL_HEIGHT
-        parts.append(_cell(f"{node.name}:{i}", cell_x, cell_y, place_of))
+    top = y + _HEAD
+    for island in machine:
+        if is_divided:
+            speed = format_bandwidth(island.link.bytes_per_s)
+            between = f", {speed} between them" if island.num_gpus > 1 else ""
+            words = f"{island.num_gpus} x {island.gpu_type.name}{between}"
+            parts.append(text(x + _PAD, top + 12, words, "tiny"))
+            top += _ISLAND_HEAD
+        for i, device in enumerate(island.devices):
+            cell_x = x + _PAD + (i % _CELLS_IN_ROW) * _CELL
+            cell_y = top + (i // _CELLS_IN_ROW) * _CELL_HEIGHT
+            parts.append(_cell(device.name, cell_x, cell_y, place_of))
+        top += -(-island.num_gpus // _CELLS_IN_ROW) * _CELL_HEIGHT
     return "".join(parts)
+
+
+def _inside(cluster: Cluster, machine: Machine) -> str:
+    """What joins the GPUs of a machine; of several islands, what joins one to another."""
+    if len(machine) == 1:
+        speed = format_bandwidth(machine[0].link.bytes_per_s)
+        return f"{speed} between its GPUs" if machine[0].num_gpus > 1 else ""
+    names = [island.name for island in machine]
+    speeds = {cluster.node_links[a, b].bytes_per_s for a in names for b in names if a != b}
+    slowest, fastest = format_bandwidth(min(speeds)), format_bandwidth(max(speeds))
+    return f"{slowest if slowest == fastest else f'{slowest} to {fastest}'} between these groups"
 
 
 def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, Stage]]) -> str:
@@ -110,9 +155,8 @@ def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, S
         f"{device}: replica {r}, stage {s}, layers {layer_ranges(stage)}, "
         f"tensor-parallel width {stage.shape.tensor_parallel}"
     )
-    name = f"R{r} stage {s}"
-    if len(name) > 10:
-        name = f"R{r} s{s}"
+    name = _first_that_fits([f"R{r} stage {s}", f"R{r} s{s}"], width - 11, 11.5 * _WIDE_BOLD)
+    layers = _first_that_fits([layers, layers.rpartition(" ")[2]], width - 11, 11 * _WIDE)
     return (
         rect(x, y, width, height, stage_class(r, s), title=title, rx=4)
         + rect(x, y, 4, height, f"p{r % NUM_COLORS}", rx=2)
@@ -121,13 +165,19 @@ def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, S
     )
 
 
+def _first_that_fits(words: Sequence[str], width: float, character_width: float) -> str:
+    """The first of `words` that a tile holds, else the last, cut."""
+    room = int(width / character_width)
+    return next((word for word in words if len(word) <= room), words[-1][:room])
+
+
 def _network(cluster: Cluster, nodes: Sequence[Node]) -> str:
     """The links between the nodes of a site, in words."""
     links = {
         (link.bytes_per_s, link.latency_s)
         for a in nodes
         for b in nodes
-        if a.name != b.name
+        if a.machine != b.machine
         for link in [cluster.node_links[a.name, b.name]]
     }
     if not links:
@@ -146,8 +196,9 @@ def _between_sites(cluster: Cluster, sites: Sequence[str]) -> list[str]:
     for i, a in enumerate(sites):
         for b in sites[i + 1 :]:
             link = cluster.node_links[node_of[a], node_of[b]]
+            shared = ", shared by all" if cluster.site_lines.get((a, b)) else ""
             found.append(
-                f"{a} to {b}: {format_bandwidth(link.bytes_per_s)}, "
+                f"{a} to {b}: {format_bandwidth(link.bytes_per_s)}{shared}, "
                 f"{format_duration(link.latency_s)} latency"
             )
     return found

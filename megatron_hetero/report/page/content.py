@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.profile import Profile
+from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import megatron_args, render_bash
 from megatron_hetero.flags.launch import NodeLaunch, node_launches
 from megatron_hetero.plan.plan import Estimates, Plan
-from megatron_hetero.planner.explain import Explanation, explain_plan
-from megatron_hetero.planner.run import strategies_of
+from megatron_hetero.planner.advise.explain import Explanation, explain_plan
+from megatron_hetero.planner.portfolio import strategies_of
 from megatron_hetero.report.what_if import Variation, variations
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.simulator_parts import OpSpan
-from megatron_hetero.schedule.step import StepSimulation, simulate_plan
+from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
 from megatron_hetero.schedule.stock import reasons_not_stock
 
 

@@ -7,7 +7,8 @@ from html import escape
 
 from megatron_hetero import __version__
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.planner.alternatives import Alternative
+from megatron_hetero.planner.advise.alternatives import Alternative
+from megatron_hetero.planner.advise.explain import HiddenHop
 from megatron_hetero.report.page.bars import (
     busy_bars,
     comparison_bars,
@@ -22,7 +23,7 @@ from megatron_hetero.report.page.figure import Figure, asset, style
 from megatron_hetero.report.page.heading import heading, model_name
 from megatron_hetero.report.page.pipelines import pipelines
 from megatron_hetero.report.page.timeline import close_up, timeline
-from megatron_hetero.report.terminal import devices_by_node
+from megatron_hetero.report.text.words import devices_by_node, ranges
 from megatron_hetero.units import format_duration
 
 WORDS = (
@@ -84,7 +85,11 @@ def _section(title: str, hint: str) -> str:
 
 
 def _draw(figure: Figure) -> str:
-    return f'<div class="scroll">{figure.inline()}</div>'
+    # Smaller than that its words could not be read; on a narrow screen it is moved sideways.
+    return (
+        '<p class="wide">the figure is wider than the screen: move it sideways &rarr;</p>'
+        f'<div class="scroll" tabindex="0">{figure.inline()}</div>'
+    )
 
 
 def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
@@ -99,12 +104,19 @@ def _where(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
         "how long one micro-batch takes over that link.",
     )
     yield _draw(drawn["pipelines"])
+    alike: dict[tuple[int, int, int, str], list[HiddenHop]] = {}
     for hop in content.explanation.hidden_hops:
+        shorter = f"{1 - hop.pipeline_s / hop.own_pipeline_s:.0%}"
+        key = max(hop.launch_counts), max(hop.own_launch_counts), hop.boundary, shorter
+        alike.setdefault(key, []).append(hop)
+    for (counts, own, boundary, shorter), hops in alike.items():
+        who = f"Replica {hops[0].replica} runs"
+        if len(hops) > 1:
+            who = f"Replicas {ranges([hop.replica for hop in hops])} run"
         yield (
-            f"<p>Replica {hop.replica} runs up to {max(hop.launch_counts)} forward passes ahead of "
-            f"its first backward pass (1F1B: {max(hop.own_launch_counts)}). That hides the slowest "
-            f"hop, between stages {hop.boundary} and {hop.boundary + 1}, behind work, and makes "
-            f"its pipeline {1 - hop.pipeline_s / hop.own_pipeline_s:.0%} shorter.</p>"
+            f"<p>{who} up to {counts} forward passes ahead of the first backward pass (1F1B: "
+            f"{own}). That hides the slowest hop, from stage {boundary} to the next, behind "
+            f"work, and makes the pipeline {shorter} shorter.</p>"
         )
 
 
@@ -187,8 +199,11 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     if content.estimates.bound_relaxes:
         relaxed = escape(content.estimates.bound_relaxes)
         yield f'<p class="hint">The bound leaves out: {relaxed}.</p>'
+    idle: dict[str, list[str]] = {}
     for device, reason in content.plan.idle_reasons.items():
-        yield f'<p class="hint">{escape(device)} is unused: {escape(reason)}.</p>'
+        idle.setdefault(reason, []).append(device)
+    for reason, devices in idle.items():
+        yield f'<p class="hint">Unused: {escape(devices_by_node(devices))}: {escape(reason)}.</p>'
 
 
 def _alternative_row(name: str, other: Alternative) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
 
+from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.model.blocks import num_parameters
 from megatron_hetero.report.page.content import Content
-from megatron_hetero.report.terminal import count
+from megatron_hetero.report.text.terminal import traffic_lines
+from megatron_hetero.report.text.words import count
 from megatron_hetero.units import format_duration
 
 
@@ -18,9 +21,7 @@ def heading(content: Content) -> Iterator[str]:
     model, training = workload.model, workload.training
     plan = content.plan
     billions = num_parameters(workload, plan.layout.tensor_parallel_widths) / 1e9
-    kinds: dict[str, int] = {}
-    for host in plan.hosts:
-        kinds[host.gpu_type] = kinds.get(host.gpu_type, 0) + len(host.gpu_indices)
+    kinds = Counter(plan.type_by_device.values())
     gpus = " + ".join(f"{number} x {kind}" for kind, number in kinds.items())
     yield "<header><div>"
     yield f"<h1>Training plan for {escape(model_name(content))}</h1>"
@@ -40,6 +41,19 @@ def heading(content: Content) -> Iterator[str]:
     for value, words in _tiles(content):
         yield f'<div class="tile"><b>{escape(value)}</b><span>{escape(words)}</span></div>'
     yield "</div>"
+    yield from _traffic(content)
+
+
+def _traffic(content: Content) -> Iterator[str]:
+    """The price of an hour by what causes it, where traffic between sites costs something."""
+    estimates = content.estimates
+    if estimates.price_per_hour is None or not estimates.traffic_price_per_hour:
+        return
+    yield '<p class="hint">Of the price of an hour:</p>\n<ul>'
+    yield f"<li>{estimates.price_per_hour:,.2f}: machines</li>"
+    for words in traffic_lines(estimates.traffic):
+        yield f"<li>{escape(words)}</li>"
+    yield "</ul>"
 
 
 def _summary(content: Content) -> str:
@@ -69,11 +83,19 @@ def _tiles(content: Content) -> Iterator[tuple[str, str]]:
     speedup = content.speedup_over_stock
     if speedup is not None:
         yield f"{speedup:.2f}x", "the speed of stock Megatron's best plan"
+    if estimates.price_per_hour is not None:
+        traffic = estimates.traffic_price_per_hour or 0.0
+        total = estimates.price_per_hour + traffic
+        of_it = f", {traffic / total:.0%} of it for traffic between sites" if traffic else ""
+        yield f"{total:,.2f}", f"an hour{of_it}"
     if estimates.gap is not None:
         yield f"{estimates.gap:.0%}", "above the lower bound, at most"
     yield f"{1 - simulation.bubble:.0%}", "of all GPU time is computing"
+    used = utilization_of(content.plan, content.cluster, content.explanation.step_time_s)
+    if used is not None and used.mfu is not None:
+        yield f"{used.mfu:.1%}", f"MFU, {used.flops_per_s_per_gpu / 1e12:,.3g} TFLOP/s per GPU"
     fullest = max(d.peak_bytes / d.capacity_bytes for d in estimates.devices.values())
-    yield f"{fullest:.0%}", "of the fullest GPU's memory is used"
+    yield f"{fullest:.0%}", "of the fullest GPU's memory is used, its reserve counted"
 
 
 def model_name(content: Content) -> str:

@@ -13,8 +13,8 @@ from megatron_hetero.files import read_json, validate_document
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.page.content import Lane, LaneGroup
 from megatron_hetero.schedule.programme import BACKWARDS, OperationKind
-from megatron_hetero.schedule.simulator_parts import OpSpan
-from megatron_hetero.schedule.timelines import StageTimeline
+from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.simulator.timelines import StageTimeline
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -23,7 +23,7 @@ class _Loose(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class _Operation(_Loose):
+class _RehearsedOperation(_Loose):
     kind: OperationKind
     micro_batch: int
     chunk: int = 0
@@ -31,21 +31,21 @@ class _Operation(_Loose):
     end_s: Seconds
 
 
-class _Stage(_Loose):
+class _RehearsedStage(_Loose):
     replica: Annotated[int, Field(ge=0)]
     stage: Annotated[int, Field(ge=0)]
-    operations: list[_Operation] = Field(max_length=1_000_000)
+    operations: list[_RehearsedOperation] = Field(max_length=1_000_000)
 
 
-class _Rehearsal(_Loose):
+class _RehearsalFile(_Loose):
     rehearsed_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
-    stages: list[_Stage] = Field(min_length=1, max_length=10_000)
+    stages: list[_RehearsedStage] = Field(min_length=1, max_length=10_000)
 
 
-class _Measured(_Loose):
+class _MeasuredFile(_Loose):
     measured_step_time_s: Annotated[float, Field(gt=0, le=1e6)]
     step: Annotated[int, Field(ge=0)]
-    stages: list[_Stage] = Field(min_length=1, max_length=10_000)
+    stages: list[_RehearsedStage] = Field(min_length=1, max_length=10_000)
 
 
 def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
@@ -54,7 +54,7 @@ def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
     Raises:
         FileFormatError: it is no such file, or of a plan with other stages.
     """
-    found = validate_document(read_json(path), _Rehearsal, FileFormatError)
+    found = validate_document(read_json(path), _RehearsalFile, FileFormatError)
     return _lanes(path, plan, "rehearsed", found.rehearsed_step_time_s, found.stages)
 
 
@@ -65,7 +65,7 @@ def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
         FileFormatError: it is no such file, of a plan with other stages, or of a step in which a
             stage computed nothing.
     """
-    found = validate_document(read_json(path), _Measured, FileFormatError)
+    found = validate_document(read_json(path), _MeasuredFile, FileFormatError)
     for stage in found.stages:
         for kinds in (("forward",), BACKWARDS):
             if not any(o.end_s > o.start_s for o in stage.operations if o.kind in kinds):
@@ -90,7 +90,7 @@ def trace_lanes(groups: Sequence[LaneGroup]) -> dict[str, list[StageTimeline]]:
 
 
 def _lanes(
-    path: Path, plan: Plan, title: str, step_time_s: float, stages: list[_Stage]
+    path: Path, plan: Plan, title: str, step_time_s: float, stages: list[_RehearsedStage]
 ) -> LaneGroup:
     wanted = [(r, s) for r, replica in enumerate(plan.replicas) for s in range(len(replica.stages))]
     found = [(stage.replica, stage.stage) for stage in stages]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.plan import Estimates, Plan, Replica
 from megatron_hetero.report.page.cluster_map import NUM_COLORS, stage_class
 from megatron_hetero.report.page.figure import PAGE_WIDTH, Figure, fitted, line, rect, text
-from megatron_hetero.report.terminal import count, devices_by_node
+from megatron_hetero.report.text.words import count, devices_by_node
 from megatron_hetero.units import format_bandwidth, format_duration
 
 _HOP, _HEIGHT, _TITLE, _MIN_BOX = 76.0, 74.0, 26.0, 118.0
@@ -70,7 +70,7 @@ def _box(
 ) -> str:
     stage = replica.stages[s]
     shape = stage.shape
-    gpu = cluster.node_by_name[stage.devices[0].rpartition(":")[0]].gpu_type.name
+    gpu = cluster.node_of(stage.devices[0]).gpu_type.name
     ends = [
         words
         for words, holds in (("embedding", s == 0), ("head", s == len(replica.stages) - 1))
@@ -102,7 +102,7 @@ def _box(
 def _hop(
     r: int, s: int, replica: Replica, x: float, y: float, cluster: Cluster, estimates: Estimates
 ) -> str:
-    a, b = (_device(replica.stages[i].devices[0]) for i in (s, s + 1))
+    a, b = (cluster.device_by_name[replica.stages[i].devices[0]] for i in (s, s + 1))
     link = cluster.link(a, b)
     middle, height = x + _HOP / 2, y + _HEIGHT / 2
     head = f"{x + _HOP - 4},{height} {x + _HOP - 11},{height - 4} {x + _HOP - 11},{height + 4}"
@@ -113,8 +113,3 @@ def _hop(
         + text(middle, height + 17, format_duration(estimates.boundary_times_s[r][s]), "tiny",
                anchor="middle")
     )  # fmt: skip
-
-
-def _device(name: str) -> Device:
-    node, _, index = name.rpartition(":")
-    return Device(node, int(index))

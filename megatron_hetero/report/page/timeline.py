@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from megatron_hetero.cluster.names import device_place
 from megatron_hetero.report.page.content import Lane, LaneGroup
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,
@@ -21,7 +22,7 @@ from megatron_hetero.report.page.figure import (
     text,
     ticks,
 )
-from megatron_hetero.schedule.simulator_parts import OpSpan
+from megatron_hetero.schedule.simulator.parts import OpSpan
 from megatron_hetero.units import format_duration
 
 _LABELS = 190.0
@@ -111,7 +112,7 @@ class _View:
 def _lane(lane: Lane, y: float, view: _View, single: bool) -> str:
     height = view.lane_height
     size = 12 if height > 14 else 9
-    nodes = ", ".join(dict.fromkeys(d.rpartition(":")[0] for d in lane.devices))
+    nodes = ", ".join(dict.fromkeys(device_place(d)[0] for d in lane.devices))
     words = f"R{lane.replica} stage {lane.stage}  {nodes}"
     parts = [
         text(0, y + height / 2 + size / 3, fitted(words, _LABELS - 8, size),

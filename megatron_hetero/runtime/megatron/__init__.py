@@ -1,0 +1,14 @@
+"""Megatron symbols that are replaced at run time, one file each, guarded by hashes.
+
+replace              the one way of replacing
+parallel_state       the globals of `parallel_state`
+forward_backward     each replica's own number of micro-batches
+optimizer            an optimizer over the pieces that a rank owns
+linear_backward      a backward pass in two parts
+training_log         raw losses and norms for observers
+checkpoint_metadata  one key for each layer
+checkpoint_queue     a queue without a server
+vocabulary_range     vocabulary rows by shares
+jit_warm_up          a warm-up at a size that no rank has
+compile_helpers      the wheel has no Makefile
+"""

@@ -25,4 +25,5 @@ def _compile_helpers() -> None:
 
 
 def apply() -> None:
+    """Replace the symbol in this process."""
     REPLACEMENT.apply(_compile_helpers)

@@ -33,4 +33,5 @@ def _set_jit_fusion_options(*args: Any, **kwargs: Any) -> None:
 
 
 def apply() -> None:
+    """Replace the symbol in this process."""
     REPLACEMENT.apply(_set_jit_fusion_options)

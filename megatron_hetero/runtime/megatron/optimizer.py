@@ -3,7 +3,8 @@
 With `--use-distributed-optimizer` each holder of a weight keeps the optimizer's state of a part of
 it.  Megatron's own distributed optimizer divides buffers that are laid out alike on all ranks of
 one data-parallel group, which unlike replicas have not.  So Megatron's ordinary optimizer is built
-over the pieces that this rank owns (`runtime.optimizer`); the loop has no argument for that.
+over the pieces that this rank owns (`runtime.gradients.optimizer`); the loop has no argument for
+that.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.errors import MegatronVersionError
-from megatron_hetero.runtime.groups import RankGroups
+from megatron_hetero.runtime.parallel.groups import RankGroups
 
 _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
 _TENSOR = (
@@ -30,7 +30,7 @@ _WORLD = (
     "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP",
     "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
 )
-# Megatron's own data parallelism is switched off: `runtime.gradients` reduces across replicas.
+# Megatron's own data parallelism is switched off: `runtime.gradients.sync` reduces across replicas.
 _ALONE = (
     "_DATA_PARALLEL_GROUP",
     "_DATA_PARALLEL_GROUP_WITH_CP",

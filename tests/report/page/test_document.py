@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.cluster.lines import Line
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
+from megatron_hetero.plan.plan import TrafficEstimate
 from megatron_hetero.report.page import picture
-from megatron_hetero.report.page.bars import memory_bars
+from megatron_hetero.report.page.bars import _folded, memory_bars
+from megatron_hetero.report.page.cluster_map import _between_sites, _first_that_fits
 from megatron_hetero.report.page.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.figure import Figure, style, ticks
 from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
 from megatron_hetero.report.page.timeline import close_up, timeline
-from megatron_hetero.schedule.simulator_parts import OpSpan
-from megatron_hetero.schedule.step import simulate_plan
+from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.preflight.jobs import planned
 
 PLAN, CLUSTER = planned(("fast", "A100-80GB", 2), ("slow", "RTX-4090", 2))
@@ -255,3 +258,45 @@ def test_png_without_a_browser_says_what_else_there_is(
     monkeypatch.setattr(picture, "BROWSERS", ("no-such-browser",))
     with pytest.raises(EnvironmentMismatchError, match="--svg"):
         picture.draw_png(figures(content)[0], tmp_path / "map.png")
+
+
+def test_no_text_leaves_a_tile_of_the_map() -> None:
+    """By the widest usual font; layers of three digits and tens of replicas too."""
+    for words in (
+        ["R0 stage 0", "R0 s0"],
+        ["R12 stage 10", "R12 s10"],
+        ["layers 100-119", "100-119"],
+    ):
+        shown = _first_that_fits(words, 77.0, 7.3)
+        assert shown in words
+        assert len(shown) * 7.3 <= 77.0
+
+
+def test_bars_that_look_alike_are_one_of_many() -> None:
+    rows = [(r, s) for r in range(10) for s in range(4)]
+    assert _folded(rows, lambda row: row[1]) == [((0, s), 9) for s in range(4)]
+    assert _folded(rows[:16], lambda row: row[1]) == [(row, 0) for row in rows[:16]]
+
+
+def test_the_price_is_broken_down_by_what_causes_traffic(content: Content) -> None:
+    assert "Of the price of an hour" not in page(content)
+    traffic = tuple(
+        TrafficEstimate(cause, ("east", "west"), 2e9, price)
+        for cause, price in (("stage boundaries", 5.0), ("gradient exchange", 1.5))
+    )
+    priced = replace(
+        content.estimates, price_per_hour=4.0, traffic_price_per_hour=6.5, traffic=traffic
+    )
+    text = page(replace(content, estimates=priced))
+    assert "<li>4.00: machines</li>" in text
+    assert "5.00: stage boundaries, between east and west" in text
+    assert "1.50: gradient exchange" in text
+
+
+def test_the_map_says_which_lines_between_sites_are_shared() -> None:
+    nodes = [replace(node, site=f"s{i}") for i, node in enumerate(CLUSTER.nodes)]
+    apart = replace(CLUSTER, nodes=tuple(nodes), site_lines={})
+    assert "shared" not in " ".join(_between_sites(apart, ["s0", "s1"]))
+    line = Line("line s0 to s1", 1e9)
+    joined = replace(apart, site_lines={("s0", "s1"): (line,), ("s1", "s0"): (line,)})
+    assert "shared by all" in " ".join(_between_sites(joined, ["s0", "s1"]))

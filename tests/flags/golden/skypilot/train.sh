@@ -11,6 +11,15 @@ node_rank=${1:?usage: bash train.sh NODE_RANK [MASTER_ADDR]}
 master_addr=${2:-a.example}
 master_port=${MASTER_PORT:-29500}
 
+# What install.sh installed beside this file comes first; else the environment as it is.
+if [ -x "$here/venv/bin/torchrun" ]; then
+    PATH=$here/venv/bin:$PATH
+fi
+if ! command -v torchrun >/dev/null; then
+    echo "train.sh: there is no torchrun on $(hostname): install megatron-hetero with its runtime, or put its environment on the PATH" >&2
+    exit 5
+fi
+
 # number the GPUs as nvidia-smi does, which the plan's indices follow
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 # Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels start in the order of their launches

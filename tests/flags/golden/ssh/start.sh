@@ -5,7 +5,8 @@
 #
 # This folder has to lie at the same path on all of them (a shared file system, or
 # `rsync -a "$PWD/" HOST:"$PWD/"` to each).  A log for each node comes to logs/ here.
-# FOLDER and ENVIRONMENT (a script to source first, such as .venv/bin/activate) may be set.
+# FOLDER and ENVIRONMENT (a script to source first, such as .venv/bin/activate) may be set.  The
+# machines have to reach each other's ports: 29500 of the first one, and those of NCCL and gloo.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 folder=${FOLDER:-$here}
@@ -14,6 +15,8 @@ master=${MASTER_ADDR:-a.example}
 hosts=(a.example b.example)
 
 mkdir -p -- "$here/logs"
+echo "$$" >"$here/start.pid"
+trap 'rm -f -- "$here/start.pid"' EXIT
 command="cd -- $(printf %q "$folder")"
 if [ -n "$environment" ]; then
     command+=" && source $(printf %q "$environment")"

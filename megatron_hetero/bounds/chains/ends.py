@@ -1,0 +1,149 @@
+"""Where the stages that hold the word embedding may be, for the lower bound: on one node, on
+several of one site, or anywhere.
+
+It is held by the first stage of every replica, and by the last one too if it is tied.  Its exchange
+begins when the last first stage is done, so it follows all pipelines; where its holders are apart
+it crosses a link between nodes or sites, and where they are not, only the other stages have all
+GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megatron_hetero.bounds.chains.kinds import GpuClass
+from megatron_hetero.bounds.chains.stages import PLACES, ChainStageWays
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.lines import most_bytes_per_s
+from megatron_hetero.cost.sync.least import Cut
+
+
+@dataclass(frozen=True)
+class EndsCase:
+    """Plans whose stages with the word embedding are of `classes`, and whose step lasts `extra_s`
+    longer than pipelines and update, and `least_s` at least.
+
+    `has_last`: these are the first and the last stages, not only the first.  `is_inside`: all
+    stages are of these classes.
+    """
+
+    classes: frozenset[int]
+    extra_s: float = 0.0
+    least_s: float = 0.0
+    has_last: bool = True
+    is_inside: bool = False
+
+    def limited(self, ways: ChainStageWays) -> ChainStageWays:
+        """The ways of such plans."""
+        allowed = np.isin(ways.gpu_class, sorted(self.classes))
+        places = np.array(
+            [self.is_inside or first or (last and self.has_last) for first, last in PLACES]
+        )
+        none = ~allowed[:, None] & places[None, :]
+        return replace(
+            ways,
+            time_s=np.where(none[:, :, None, None], np.inf, ways.time_s),
+            rate_s=np.where(none[:, :, None, None], np.inf, ways.rate_s),
+        )
+
+
+def ends_cases(
+    costs: CostModel,
+    classes: Sequence[GpuClass],
+    num_replicas: tuple[int, int],
+    least_inside_s: Callable[[str, bool], float] = lambda site, has_last: 0.0,
+) -> list[EndsCase]:
+    """Cases of which every plan of so many replicas is one; none where they would say nothing.
+
+    Args:
+        least_inside_s: the least step of plans whose ends are on a site (`bounds.sites`).
+    """
+    tied = costs.workload.model.tied_embeddings
+    if not tied and num_replicas[0] == 1:
+        return []
+    found: dict[tuple[frozenset[int], bool], EndsCase] = {}
+    for nodes, case in _all_cases(costs, classes, num_replicas):
+        own = frozenset(i for i, c in enumerate(classes) if nodes & {n.name for n in c.nodes})
+        sites = {costs.cluster.node_by_name[name].site for name in nodes}
+        if len(sites) == 1:
+            inside_s = least_inside_s(min(sites), tied)
+            case = replace(case, least_s=max(case.least_s, inside_s))
+        case = replace(case, classes=own, has_last=tied)
+        key = own, case.is_inside
+        # Nodes that no class tells apart have one case, the weakest.
+        held = found.get(key, case)
+        found[key] = replace(
+            case,
+            extra_s=min(case.extra_s, held.extra_s),
+            least_s=min(case.least_s, held.least_s),
+        )
+    everything = EndsCase(frozenset(range(len(classes))), has_last=tied)
+    says_nothing = any(replace(case, is_inside=False) == everything for case in found.values())
+    return [] if says_nothing else list(found.values())
+
+
+def _all_cases(
+    costs: CostModel, classes: Sequence[GpuClass], num_replicas: tuple[int, int]
+) -> Iterator[tuple[frozenset[str], EndsCase]]:
+    """Nodes of the ends, and what follows for such plans."""
+    fewest, most = num_replicas
+    num_holders = max(2, fewest)
+    nodes = {node.name: node for c in classes for node in c.nodes}
+    sites: dict[str, list[Node]] = {}
+    for node in nodes.values():
+        sites.setdefault(node.site, []).append(node)
+    none: frozenset[int] = frozenset()
+    for name in nodes:
+        if most > 1:
+            yield frozenset((name,)), EndsCase(none)
+        else:  # the one pipeline stays on the node, or leaves it and comes back
+            yield frozenset((name,)), EndsCase(none, is_inside=True)
+            if len(nodes) > 1:
+                yield frozenset((name,)), EndsCase(none, least_s=_there_and_back_s(costs, name))
+    parts_of: list[tuple[list[str], list[list[str]]]] = [
+        ([node.name for node in own], [[node.name] for node in own]) for own in sites.values()
+    ]
+    parts_of.append((list(nodes), [[node.name for node in own] for own in sites.values()]))
+    for names, parts in parts_of:
+        cut = _cut(costs, parts)
+        if cut is not None:
+            extra_s = costs.least_ends_sync(num_holders, cut)
+            yield frozenset(names), EndsCase(none, extra_s)
+
+
+def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut | None:
+    """The links between nodes of unlike parts; None where there are none."""
+    cluster = costs.cluster
+    links = cluster.node_links
+    leaving = [
+        [
+            (a, b)
+            for a in part
+            for other in parts
+            for b in other
+            if other is not part and (a, b) in links
+        ]
+        for part in parts
+    ]
+    every = [links[pair] for of_part in leaving for pair in of_part]
+    if not every:
+        return None
+    return Cut(
+        max(link.bytes_per_s for link in every),
+        max(most_bytes_per_s(cluster, of_part) for of_part in leaving),
+        min(link.latency_s for link in every),
+    )
+
+
+def _there_and_back_s(costs: CostModel, name: str) -> float:
+    """Seconds for which paths out of a node are taken by the one pipeline that leaves it and comes
+    back: the activations of one boundary and the gradients of another, of every micro-batch."""
+    training = costs.workload.training
+    cluster = costs.cluster
+    speed = most_bytes_per_s(cluster, [pair for pair in cluster.node_links if pair[0] == name])
+    num_bytes = costs.activation_bytes / training.micro_batch_size * training.global_batch_size
+    return 2 * num_bytes / speed

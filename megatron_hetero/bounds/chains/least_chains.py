@@ -1,0 +1,169 @@
+"""The least time of any chain of stages by what it takes of the cluster, for pipelines that may
+launch ahead as far as they like: the second part of their lower bound.
+
+A stage of t seconds a micro-batch, behind stages and boundaries of together S seconds, ends its
+work for m micro-batches S + m t after the step's begin at the earliest, whatever the launch counts:
+its first forward pass waits for the first micro-batch to come through the stages before, and that
+one's backward pass returns through them.  So does what passes a boundary.  From the last stage on,
+the longest of these is
+
+    E_i = max(m t_i, t_i + max(m send, trip + E_{i+1}))
+
+and a shorter E behind is never worse: a table over the layers held from the end and what the chain
+has taken of the cluster needs no more than the least E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats, Ints
+
+_MAX_NUMBERS = 50_000
+"""Of one operation: ranges beyond it are taken one part after the other."""
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """Stages of one place, [layers, kind, stages from it to the last - 1, range, ...]: what they
+    take by themselves in a step, and for one micro-batch."""
+
+    own_s: Floats
+    time_s: Floats
+    most_layers: int
+
+
+class ChainTimes:
+    """Least times of chains of `num_layers` layers.
+
+    A kind of stage takes `steps[kind]` along the axes of a table of `shape`: its GPUs of each
+    class, or what they are priced at.
+    """
+
+    def __init__(
+        self, ways: ChainStageWays, num_layers: int, shape: tuple[int, ...], steps: Ints
+    ) -> None:
+        self.ways = ways
+        self.num_layers = num_layers
+        self.shape = shape
+        self.work = 0
+        """Numbers looked at so far."""
+        self._before: list[tuple[slice, ...]] = []
+        self._after: list[tuple[slice, ...]] = []
+        self._at: list[tuple[int, ...] | None] = []
+        for row in steps:
+            pairs = list(zip(shape, map(int, row), strict=True))
+            self._before.append(tuple(slice(0, max(0, n - step)) for n, step in pairs))
+            self._after.append(tuple(slice(step, None) for _, step in pairs))
+            fits = all(step < n for n, step in pairs)
+            self._at.append(tuple(step for _, step in pairs) if fits else None)
+        rates = ways.rate_s
+        same = [
+            np.array_equal(rates[:, :, i], rates[:, :, -1])
+            and np.array_equal(ways.time_s[:, :, i], ways.time_s[:, :, -1])
+            for i in range(ways.max_in_flight)
+        ]
+        self.depth = max(2, 1 + same.index(True))
+        """Stages from one to the last are told apart up to this many."""
+
+    def least_s(self, ranges: Sequence[tuple[int, int]], cut_s: float) -> Floats:
+        """The least step of a chain that takes no more than so much and does the most sequences of
+        each range, with the memory that the least of them take, [range, *shape].
+
+        Infinite where not even the least are done in `cut_s`.  A chain's step grows by less than
+        its sequences: what does k of n takes k / n of the step at least.
+        """
+        size = self.ways.width.size * self.depth * int(np.prod(self.shape))
+        some = max(1, _MAX_NUMBERS // max(1, size))
+        least: Floats = np.concatenate(
+            [
+                self._least_s(np.array(ranges[i : i + some]).T, cut_s)
+                for i in range(0, len(ranges), some)
+            ]
+        )
+        for axis in range(1, least.ndim):
+            np.minimum.accumulate(least, axis=axis, out=least)
+        return least
+
+    def _least_s(self, ranges: Ints, cut_s: float) -> Floats:
+        """`least_s` of chains that take just so much; `ranges` is [end, range]."""
+        total, num = self.num_layers, len(self.ways.width)
+        lone, last, first, inner = (self._stages(place, ranges, cut_s) for place in (3, 1, 2, 0))
+        shape = (num, self.depth, ranges.shape[1], *self.shape)
+        # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
+        behind = np.full((total, num, self.depth - 1, *shape[2:]), np.inf)
+        for held in range(1, total):
+            found = np.full(shape, np.inf)
+            self._begin(found[:, 0], last, held)
+            if held > 1:
+                self._take(found[:, 1:], self._best(inner, behind, held))
+            behind[held] = self._crossed(found, ranges[1])
+        least = np.full((num, *shape[2:]), np.inf)
+        self._begin(least, lone, total)
+        if total > 1:
+            found = np.full((num, self.depth - 1, *shape[2:]), np.inf)
+            self._take(found, self._best(first, behind, total))
+            least = np.minimum(least, found.min(axis=1))
+        smallest: Floats = least.min(axis=0)
+        return smallest
+
+    def _begin(self, goal: Floats, stages: _Stages, layers: int) -> None:
+        """Chains of one last stage, [kind, range, *shape]."""
+        for kind, at in enumerate(self._at):
+            if at is not None:
+                goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
+
+    def _best(self, stages: _Stages, behind: Floats, held: int) -> Floats:
+        """A stage before the best rest, so that they hold so many layers, [kind, stages from it to
+        the last - 2, range, *shape]."""
+        best = np.full(behind.shape[1:], np.inf)
+        room = np.empty_like(best)
+        for layers in range(1, min(held - 1, stages.most_layers) + 1):
+            np.add(behind[held - layers], stages.time_s[layers, :, 1:], out=room)
+            np.maximum(room, stages.own_s[layers, :, 1:], out=room)
+            np.minimum(best, room, out=best)
+            self.work += best.size
+        return best
+
+    def _stages(self, place: int, ranges: Ints, cut_s: float) -> _Stages:
+        ways, (least, most) = self.ways, ranges
+        num_micro_batches = np.maximum(least // ways.most_size, 1)
+        in_flight = np.minimum(np.arange(1, self.depth + 1)[:, None], num_micro_batches[None, :])
+        rows = np.minimum(in_flight, ways.max_in_flight) - 1
+        rate_s = ways.rate_s[:, place][:, rows]
+        update_s = ways.update_s[:, place][:, None, None]
+        sync_s = ways.sync_s[:, place][:, None, None]
+        late = least[:, None] * rate_s + update_s + sync_s > cut_s
+        own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s).transpose(3, 0, 1, 2)
+        time_s = ways.time_s[:, place][:, rows].transpose(3, 0, 1, 2)
+        shape = (*own_s.shape, *(1,) * len(self.shape))
+        fitting = np.isfinite(own_s).any(axis=(1, 2, 3))
+        most_layers = int(np.flatnonzero(fitting).max(initial=0))
+        return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
+
+    def _take(self, goal: Floats, ways_s: Floats) -> None:
+        """Each kind takes its GPUs beside what the stages behind it have taken."""
+        for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
+            own = goal[kind][:, :, *after]
+            np.minimum(own, ways_s[kind][:, :, *before], out=own)
+
+    def _crossed(self, found: Floats, counts: Ints) -> Floats:
+        """From chains by their first kind to chains by the kind in front of them, boundary and all,
+        [kind in front, stages from that one to the last - 2, range, *shape]."""
+        ways, crossed = self.ways, np.full(found.shape, np.inf)
+        ones = (1,) * (1 + len(self.shape))
+        self.work += found.size * len(ways.width)
+        busy_s = counts[:, None, None] * ways.send_rate_s  # [range, kind, kind behind]
+        for behind in range(len(ways.width)):
+            if not np.isfinite(found[behind]).any():
+                continue
+            trip_s = ways.trip_s[:, behind].reshape(-1, 1, *ones)
+            floor_s = busy_s[:, :, behind].T.reshape(-1, 1, len(counts), *ones[1:])
+            crossed = np.minimum(crossed, np.maximum(trip_s + found[behind], floor_s))
+        # More stages than are told apart count as the most that are.
+        merged = crossed[:, :-1].copy()
+        merged[:, -1] = np.minimum(merged[:, -1], crossed[:, -1])
+        return merged

@@ -1,0 +1,75 @@
+"""Tables of chains along a long axis of prices, as large clusters have: cheap chains are told apart
+by single units of the price, dearer ones by ever larger units, so that a table grows with the
+logarithm of the cluster.
+
+A stage that costs p units costs floor(p / u) units of u, so that the stages of a chain that costs P
+never cost more than floor(P / u) together.  The least time of all chains of that many larger units
+is then no more than that of any chain of P: the table stays a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from megatron_hetero.bounds.chains.axes import Axes
+from megatron_hetero.bounds.chains.dominance import needed_ways
+from megatron_hetero.bounds.chains.least_chains import ChainTimes
+from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats, Ints
+
+_NUM_UNITS = 320
+"""Entries of a table of one unit."""
+_SLACK = 1.25
+"""So many times more if no other unit follows."""
+_COARSER = 4
+"""The next unit is so many times larger."""
+
+
+def chain_times(
+    ways: ChainStageWays,
+    num_layers: int,
+    axes: Axes,
+    ranges: Sequence[tuple[int, int]],
+    cut_s: float,
+) -> tuple[Floats, int]:
+    """Least times of chains that take no more than so much, [range, *axes.shape], and the numbers
+    looked at; see `ChainTimes.least_s`."""
+    taken = np.array(axes.steps)[ways.gpu_class] * ways.width[:, None]
+    if len(axes.shape) > 1:
+        return _tabulated(ways, num_layers, axes.shape, taken, ranges, cut_s)
+    (length,), found, begin, work = axes.shape, [], 0, 0
+    for unit, end in _levels(length, num_layers * int(taken.max(initial=0))):
+        entries = np.arange(begin, end) // unit
+        shape = (int(entries[-1]) + 1,)
+        least_s, numbers = _tabulated(ways, num_layers, shape, taken // unit, ranges, cut_s)
+        found.append(least_s[:, entries])
+        work += numbers
+        begin = end
+    found.append(np.repeat(found[-1][:, -1:], length - begin, axis=1))
+    return np.concatenate(found, axis=1), work
+
+
+def _levels(length: int, dearest: int) -> Iterator[tuple[int, int]]:
+    """Each unit, and up to which price (itself not) it is used; no chain costs more than
+    `dearest`, since each of its stages has a layer."""
+    unit, most = 1, min(length, dearest + 1)
+    while most > unit * _NUM_UNITS * _SLACK:
+        yield unit, unit * _NUM_UNITS
+        unit *= _COARSER
+    yield unit, most
+
+
+def _tabulated(
+    ways: ChainStageWays,
+    num_layers: int,
+    shape: tuple[int, ...],
+    taken: Ints,
+    ranges: Sequence[tuple[int, int]],
+    cut_s: float,
+) -> tuple[Floats, int]:
+    few, few_taken = needed_ways(ways, taken, ranges[0][0], cut_s)
+    if not len(few.width):
+        return np.full((len(ranges), *shape), np.inf), 0
+    chains = ChainTimes(few, num_layers, shape, few_taken)
+    return chains.least_s(ranges, cut_s), chains.work

@@ -1,0 +1,247 @@
+"""Every way to make a stage of GPUs that are alike, and the least that it takes: the first part of
+the lower bound for pipelines that may launch ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_hetero.bounds.chains.kinds import GpuClass
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.choices import may_choose, recomputes
+from megatron_hetero.cost.memory.device import (
+    StateHolders,
+    updated_bytes,
+    with_some_layers_recomputed,
+)
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.work.compute import update_time_s
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PLACES = ((False, False), (False, True), (True, False), (True, True))
+"""Whether a stage is the first, the last; a place's index is 2 * first + last."""
+FEW_IN_FLIGHT = 6
+MANY_IN_FLIGHT = 24
+"""More micro-batches in flight count as so many: quickly, and as near as it goes."""
+
+
+@dataclass(frozen=True)
+class ChainStageWays:
+    """All ways; a kind is a group of `width` GPUs of class `gpu_class`, arrays begin with it."""
+
+    gpu_class: Ints
+    width: Ints
+    time_s: Floats
+    """Least seconds of a micro-batch in such a stage, [kind, place, micro-batches in flight - 1,
+    layers]; infinite where memory does not allow it, whatever is recomputed."""
+    rate_s: Floats
+    """The same for one sequence of it."""
+    update_s: Floats
+    """Least update, once a step, [kind, place, layers]."""
+    sync_s: Floats
+    """Least exchange between the last backward pass and the end of a step, [kind, place, layers]"""
+    trip_s: Floats
+    """There and back over a boundary, [kind, kind behind]; infinite where there is none."""
+    send_rate_s: Floats
+    """How long a link is busy for each sequence, [kind, kind behind]."""
+    least_size: int
+    most_size: int
+    """Sequences of a micro-batch."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """More micro-batches in flight count as so many."""
+        return int(self.time_s.shape[2])
+
+
+class StageWayMaker:
+    """Ways of one job and its GPU classes, for any micro-batch sizes and numbers of replicas."""
+
+    def __init__(self, classes: Sequence[GpuClass], max_in_flight: int = FEW_IN_FLIGHT) -> None:
+        self.classes = classes
+        self.max_in_flight = max_in_flight
+        self.kinds = [(i, c, w) for i, c in enumerate(classes) for w in c.widths]
+        self._of_size: dict[tuple[int, StateHolders], ChainStageWays] = {}
+        self._syncs: dict[int, Floats] = {}
+
+    def ways(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> ChainStageWays:
+        """The least of what micro-batches of these sizes take, in plans of so many replicas, at
+        least and at most; stages may have any recompute that they may choose."""
+        fewest, most = num_replicas
+        found = [self._ways(_least_states(costs, most)) for costs in sizes]
+        if fewest not in self._syncs:
+            self._syncs[fewest] = np.array(
+                [
+                    [_syncs_s(sizes[0], c, width, fewest, *ends) for ends in PLACES]
+                    for _, c, width in self.kinds
+                ]
+            )
+
+        def least(arrays: Iterable[Floats]) -> Floats:
+            smallest: Floats = np.minimum.reduce(list(arrays))
+            return smallest
+
+        return ChainStageWays(
+            found[0].gpu_class,
+            found[0].width,
+            least(ways.time_s for ways in found),
+            least(ways.rate_s for ways in found),
+            least(ways.update_s for ways in found),
+            self._syncs[fewest],
+            least(ways.trip_s for ways in found),
+            least(ways.send_rate_s for ways in found),
+            min(ways.least_size for ways in found),
+            max(ways.most_size for ways in found),
+        )
+
+    def _ways(self, costs: CostModel) -> ChainStageWays:
+        """Of one micro-batch size; what is exchanged is left out."""
+        size = costs.workload.training.micro_batch_size
+        key = (size, costs.holders)
+        if key not in self._of_size:
+            times, updates = [], []
+            for _, c, width in self.kinds:
+                times.append(
+                    [_times_s(costs, c.node, width, *ends, self.max_in_flight) for ends in PLACES]
+                )
+                updates.append([_updates_s(costs, c.node, width, *ends) for ends in PLACES])
+            crossings = _Crossings(costs, self.classes)
+            pairs = np.array(
+                [
+                    [crossings.least((a, width), (b, other)) for b, _, other in self.kinds]
+                    for a, _, width in self.kinds
+                ]
+            )
+            self._of_size[key] = ChainStageWays(
+                np.array([i for i, _, _ in self.kinds], np.int64),
+                np.array([width for _, _, width in self.kinds], np.int64),
+                np.array(times),
+                np.array(times) / size,
+                np.array(updates),
+                np.zeros(0),
+                pairs[:, :, 0],
+                np.where(np.isfinite(pairs[:, :, 1]), pairs[:, :, 1], 0.0) / size,
+                size,
+                size,
+            )
+        return self._of_size[key]
+
+
+def _least_states(costs: CostModel, most: int) -> CostModel:
+    """Prices with the least optimizer states that a stage keeps beside that many replicas."""
+    if not costs.workload.training.use_distributed_optimizer:
+        return costs
+    if may_choose(costs, "optimizer_share"):
+        return costs.variant(holders=StateHolders(inf, inf))
+    return costs.sharded_among(most)
+
+
+def _times_s(
+    costs: CostModel, node: Node, width: int, first: bool, last: bool, max_in_flight: int
+) -> list[list[float]]:
+    """[micro-batches in flight - 1][layers], the least over all kinds of recompute that fit."""
+    num_layers, rows = costs.workload.model.num_layers, costs.workload.model.vocab_size
+    variants: dict[Recompute, CostModel] = {
+        r: costs.variant(recompute=r) for r in recomputes(costs)
+    }
+    pieces = {r: v.pieces(node, width, rows) for r, v in variants.items()}
+    found = []
+    for in_flight in range(1, max_in_flight + 1):
+        memories = {
+            r: v.memory(node, width, first, last, in_flight, rows) for r, v in variants.items()
+        }
+        least = [inf] * (num_layers + 1)
+        for r, memory in memories.items():
+            for layers in range(1, min(num_layers, memory.max_layers) + 1):
+                time_s = pieces[r].stage(layers, first, last).total_s
+                least[layers] = min(least[layers], time_s)
+        if len(variants) > 1:
+            kept, recomputed = memories["none"], memories["full"]
+            of_none = with_some_layers_recomputed(kept, recomputed, 0)
+            saved = of_none.peak_bytes(0) - with_some_layers_recomputed(
+                kept, recomputed, 1
+            ).peak_bytes(0)
+            for layers in range(max(1, kept.max_layers + 1), num_layers + 1):
+                missing = of_none.peak_bytes(layers) - kept.capacity_bytes
+                if saved <= 0 or missing > layers * saved:
+                    break
+                some = max(1, -(-missing // saved))
+                time_s = pieces["full"].stage(some, first, last).total_s
+                time_s += pieces["none"].layer.times(layers - some).total_s
+                least[layers] = min(least[layers], time_s)
+        found.append(least)
+    return found
+
+
+def _updates_s(costs: CostModel, node: Node, width: int, first: bool, last: bool) -> list[float]:
+    """[layers]."""
+    num_layers, rows = costs.workload.model.num_layers, costs.workload.model.vocab_size
+    memory = costs.memory(node, width, first, last, 1, rows)
+    some, more = (
+        update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
+    )
+    return [some + layers * (more - some) for layers in range(num_layers + 1)]
+
+
+def _syncs_s(
+    costs: CostModel, gpu_class: GpuClass, width: int, fewest: int, first: bool, last: bool
+) -> list[float]:
+    """[layers]."""
+    sync = min(
+        (costs.least_sync(node, width, fewest) for node in gpu_class.nodes),
+        key=lambda sync: sync.layer_s,
+    )
+    # A stage that is both ends holds tied words once.
+    has_head = last and not (first and costs.workload.model.tied_embeddings)
+    ends_s = sync.embedding_s * first + sync.head_s * has_head
+    num_layers = costs.workload.model.num_layers
+    return [ends_s + layers * sync.layer_s for layers in range(num_layers + 1)]
+
+
+class _Crossings:
+    """The least boundary between groups of two classes."""
+
+    def __init__(self, costs: CostModel, classes: Sequence[GpuClass]) -> None:
+        self._costs = costs
+        self._classes = classes
+        self._pairs: dict[tuple[int, int], list[tuple[str, str]]] = {}
+
+    def least(self, sender: tuple[int, int], receiver: tuple[int, int]) -> tuple[float, float]:
+        """(there and back, how long the link is busy in its busier direction), each the least that
+        there is; a group is (class, width)."""
+        found: list[tuple[BoundaryTime, BoundaryTime]] = []
+        nodes = self._costs.cluster.node_by_name
+        for a, b in self._node_pairs(sender[0], receiver[0]):
+            one, other = nodes[a].devices[: sender[1]], nodes[b].devices[: receiver[1]]
+            found.append((self._costs.hop(one, other), self._costs.hop(other, one)))
+        total = sender[1] + receiver[1]
+        node = self._classes[sender[0]].node
+        if sender[0] == receiver[0] and total <= node.num_gpus:
+            devices = node.devices[:total]
+            one, other = devices[: sender[1]], devices[sender[1] :]
+            found.append((self._costs.hop(one, other), self._costs.hop(other, one)))
+        return (
+            min((there.total_s + back.total_s for there, back in found), default=inf),
+            min((max(h.serialisation_s for h in pair) for pair in found), default=inf),
+        )
+
+    def _node_pairs(self, one: int, other: int) -> list[tuple[str, str]]:
+        """Pairs of different nodes, one for each kind of link between them."""
+        if (one, other) not in self._pairs:
+            links = self._costs.cluster.node_links
+            kinds: dict[object, tuple[str, str]] = {}
+            for a in self._classes[one].nodes:
+                for b in self._classes[other].nodes:
+                    pair = (a.name, b.name)
+                    if pair in links:
+                        kinds.setdefault((links[pair], links[b.name, a.name]), pair)
+            self._pairs[one, other] = list(kinds.values())
+        return self._pairs[one, other]

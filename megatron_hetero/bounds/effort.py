@@ -1,0 +1,27 @@
+"""How far the lower bound is proved, for the time that it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True)
+class ProofEffort:
+    """How far a bound is proved."""
+
+    max_work: int
+    """Numbers looked at; after that nothing more is proved.  Under other systems' prices
+    (`bound_replicas`) the limit is one and the same."""
+    max_gpus: float
+    """Clusters of more GPUs get the next smaller effort; of the least, the bound by work alone."""
+    is_deep: bool = False
+    """Whether many micro-batches in flight are told apart in clusters of many GPUs too."""
+
+
+QUICK = ProofEffort(1_000_000_000, 128)
+"""Of many questions: about a second each."""
+THOROUGH = ProofEffort(2_000_000_000, 64)
+"""Of a plan's own bound: several seconds."""
+PROOF = ProofEffort(20_000_000_000, inf, is_deep=True)
+"""Where a proof is asked for (`plan --prove`): about a minute."""

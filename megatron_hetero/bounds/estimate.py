@@ -1,0 +1,173 @@
+"""What a priced placement is predicted to take, as plan.json holds it (`Estimates`)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from math import inf
+
+from megatron_hetero.bounds.free_groups import FREE_GROUPS_RELAX, free_groups_bound_s
+from megatron_hetero.bounds.space import why_outside
+from megatron_hetero.bounds.step_time import (
+    WORK_BOUND_RELAXES,
+    Bound,
+    Prove,
+    thorough_bound,
+    work_bound_s,
+)
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.price import Price, price_of
+from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.errors import BoundFaultWarning, UsageError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, TrafficEstimate
+
+
+def workload_of(plan: Plan) -> Workload:
+    """The model of a plan, and how it is trained.
+
+    Raises:
+        UsageError: the plan carries none.
+    """
+    if plan.workload is None:
+        raise UsageError(
+            "the plan carries no model, so its time cannot be predicted; "
+            "make it with `megatron-hetero plan`, or give the model"
+        )
+    return plan.workload
+
+
+def estimates_of(
+    costs: CostModel,
+    placement: Placement,
+    cost: PlacementCost,
+    *,
+    in_parts: bool = False,
+    is_stock: bool = False,
+    prove: Prove = thorough_bound,
+) -> Estimates:
+    """The figures of an already priced placement in the form that plan.json holds.
+
+    Args:
+        in_parts: stages are in chunks, or backward passes are split; the bound is that of the work
+            alone, which holds for them too.
+        is_stock: `cost` is as stock Megatron runs the placement, whose exchange of gradients is
+            another than the one that the bound is of.
+        prove: what finds the bound.
+
+    Without a bound where the placement is none that the search may find (`bounds.space`): a plan
+    edited by hand, or with groups over several nodes, which are searched but not bounded.  The
+    bound of a plan with a group of a width that does not divide the model is of all such groups;
+    that of another plan is not.
+    """
+    workload = costs.workload
+    price = price_of(costs, placement, cost)
+    tokens = workload.training.global_batch_size * workload.model.seq_length
+    bound = _bound_of(costs, placement, cost, prove, in_parts=in_parts, is_stock=is_stock)
+    devices = {}
+    for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
+        for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
+            for tensor_rank, device in enumerate(stage.devices):
+                memory = stage_cost.device_memory(tensor_rank)
+                devices[device.name] = DeviceEstimate(
+                    memory.capacity_bytes,
+                    memory.peak_bytes(stage.num_layers),
+                    memory.parts_bytes(stage.num_layers),
+                )
+    return Estimates(
+        step_time_s=cost.step_time_s,
+        tokens_per_s=tokens / cost.step_time_s,
+        bound_s=None if bound is None else min(bound.step_time_s, cost.step_time_s),
+        gap=None if bound is None else max(0.0, cost.step_time_s / bound.step_time_s - 1),
+        replica_times_s=tuple(r.pipeline_s for r in cost.replicas),
+        stage_times_s=tuple(tuple(s.times.total_s for s in r.stages) for r in cost.replicas),
+        boundary_times_s=tuple(tuple(h.total_s for h in r.forward_hops) for r in cost.replicas),
+        gradient_sync_s=cost.gradient_sync_s,
+        devices=devices,
+        bound_relaxes="" if bound is None else bound.relaxes,
+        measured=cost.measured,
+        price_per_hour=None if price is None else price.per_hour,
+        price_per_million_tokens=(
+            None if price is None else price.of_tokens(1e6, cost.step_time_s, tokens)
+        ),
+        traffic_price_per_hour=(
+            None if price is None else price.egress_per_step * 3600 / cost.step_time_s
+        ),
+        traffic=() if price is None else tuple(_traffic(price, cost.step_time_s)),
+    )
+
+
+_MAX_CAUSES = 24
+"""Of traffic, that a plan names one by one."""
+
+
+def _traffic(price: Price, step_time_s: float) -> Iterator[TrafficEstimate]:
+    """The dearest causes, and all others as one for each pair of sites."""
+    steps_per_hour = 3600 / step_time_s
+    others: dict[tuple[str, str], tuple[float, float]] = {}
+    for number, part in enumerate(price.traffic):
+        if number >= _MAX_CAUSES:
+            carried, spent = others.get(part.sites, (0.0, 0.0))
+            others[part.sites] = carried + part.num_bytes, spent + part.price
+            continue
+        cause = "gradients"
+        if part.boundary is not None:
+            replica, stage = part.boundary
+            cause = f"replica {replica}, stages {stage} to {stage + 1}"
+        yield TrafficEstimate(cause, part.sites, part.num_bytes, part.price * steps_per_hour)
+    for sites, (carried, spent) in others.items():
+        yield TrafficEstimate("others", sites, carried, spent * steps_per_hour)
+
+
+def _bound_of(
+    costs: CostModel,
+    placement: Placement,
+    cost: PlacementCost,
+    prove: Prove,
+    *,
+    in_parts: bool,
+    is_stock: bool,
+) -> Bound | None:
+    """The bound on the step of a placement; None where it is of others, or wrong."""
+    if why_outside(costs, placement, cost) is not None:
+        return _bound_of_free_groups(costs, placement, cost)
+    most_s = cost.step_time_s * (1 + 1e-9)
+    bound = Bound(inf, "")
+    if not in_parts:
+        # More than this need not be proved: a bound beyond the step is a fault already.
+        bound = prove(costs, 1.01 * cost.step_time_s, uneven=placement.has_shares)
+    if bound.step_time_s > most_s and (in_parts or is_stock):
+        work_s = work_bound_s(costs, in_parts=True, uneven=placement.has_shares)
+        bound = Bound(work_s, WORK_BOUND_RELAXES)
+    if bound.step_time_s <= most_s:
+        return bound
+    _warn_of_fault(bound, cost)
+    return None
+
+
+def _bound_of_free_groups(
+    costs: CostModel, placement: Placement, cost: PlacementCost
+) -> Bound | None:
+    """The bound of a plan whose groups are of unlike GPUs, or over several nodes."""
+    if why_outside(costs, placement, cost, free_groups=True) is not None:
+        return None
+    step_s = free_groups_bound_s(costs)
+    if step_s is None:
+        return None
+    bound = Bound(step_s, FREE_GROUPS_RELAX)
+    if step_s <= cost.step_time_s * (1 + 1e-9):
+        return bound
+    _warn_of_fault(bound, cost)
+    return None
+
+
+def _warn_of_fault(bound: Bound, cost: PlacementCost) -> None:
+    """Ask for a report of a bound above a plan's step."""
+    warnings.warn(
+        f"the lower bound of {bound.step_time_s:.6g} s is above the step of this plan, "
+        f"{cost.step_time_s:.6g} s: a fault in megatron-hetero. The plan is right and is given "
+        "without a bound. Please report it, with the files and flags of this command",
+        BoundFaultWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,108 @@
+"""A lower bound for plans with tensor-parallel groups of any GPUs in any shares.
+
+The bound of `bounds.step_time` is of groups of one node in equal shares.  Groups of unlike GPUs
+have one by work alone, as prices prove it (duality of linear programming):
+
+Device i takes A_i seconds for the attention of one layer and one sequence, forward and backward,
+if it does it alone, M_i for the MLP and H_i for the output layer; of these only what shrinks with
+its share counts, so a part x of the attention takes at least x A_i.  Give the three parts prices a,
+m and h.  In a step of T seconds device i does work of at most T max(a/A_i, m/M_i, h/H_i) of price,
+and all devices together have to do n sequences of (L layers (a + m) + h).  So
+
+    T >= n (L (a + m) + h) / sum_i max(a/A_i, m/M_i, h/H_i)
+
+for every choice of prices; prices in proportion to the times of one of the GPU types are tried.
+Where all GPUs are alike in proportion, each maximum is the same for its three terms and nothing is
+lost.
+
+Example: one GPU with A = M = 1 s and another with A = M = 3 s, 4 layers, no head, one sequence.
+With a = m = 1: T >= 4 (1 + 1) / (1 + 1/3) = 6 s; indeed three quarters of every layer on the first
+and one quarter on the second take 2 * 0.75 = 1.5 s a layer, 6 s in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.widths import usable_gpus
+from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
+from megatron_hetero.cost.work.compute import can_train, gemm_efficiency, uses_flash_attention
+from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.spec import Workload
+
+FREE_GROUPS_RELAX = (
+    "memory, whole layers and heads, communication of tensor-parallel groups, norms, pipeline "
+    "fill, stage boundaries, gradient exchange, update"
+)
+
+_BACKWARD = 2.0
+"""Products of the backward pass over those of the forward pass; more in fused attention."""
+
+
+def free_groups_bound_s(costs: CostModel) -> float | None:
+    """Seconds that no placement beats, whatever its groups and shares.
+
+    None with a profile, whose measured times need not grow with a GPU's share.
+    """
+    if costs.profile is not None:
+        return None
+    cluster, workload = costs.cluster, costs.workload
+    counts: dict[str, int] = {}
+    types: dict[str, GpuType] = {}
+    for node in cluster.nodes:
+        if can_train(workload.training, node.gpu_type):
+            name = node.gpu_type.name
+            types[name] = node.gpu_type
+            counts[name] = counts.get(name, 0) + len(usable_gpus(cluster, node))
+    if not any(counts.values()):
+        return None
+    times = {name: _parts_s(workload, gpu) for name, gpu in types.items()}
+    num_layers = workload.model.num_layers
+    needed = (num_layers, num_layers, 1)
+    found = [_bound_s(prices, needed, times, counts) for prices in times.values()]
+    return workload.training.global_batch_size * max(found)
+
+
+def _bound_s(
+    prices: Sequence[float],
+    needed: Sequence[int],
+    times: dict[str, tuple[float, ...]],
+    counts: dict[str, int],
+) -> float:
+    """Seconds of one sequence that these prices prove."""
+    work = sum(price * number for price, number in zip(prices, needed, strict=True))
+    rate = sum(
+        counts[name] * max(p / s for p, s in zip(prices, parts, strict=True))
+        for name, parts in times.items()
+    )
+    return work / rate
+
+
+def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
+    """Seconds that attention, MLP and output layer of one sequence take on one GPU, both passes,
+    without what every member of a group does alike."""
+    model, training = workload.model, workload.training
+    share = even_share(model, 1)
+    flash = uses_flash_attention(training, gpu)
+    attention = attention_work(model, training, share, flash)
+    mlp = mlp_work(model, training, share, flash)
+    per_s = product_flops_per_s(gpu, training.precision)
+    per_s *= gemm_efficiency(gpu, training.precision).max_efficiency
+    sequences = training.micro_batch_size
+    products = 1 + _BACKWARD
+    # Unfused scores also move memory: a bound may leave it out.
+    attention_flops = products * (sum(attention.gemm_flops) + sum(attention.attention_flops))
+    # The router of experts is on every member.
+    own = mlp.gemm_flops[1:] if model.num_experts else mlp.gemm_flops
+    tokens = sequences * model.seq_length
+    head_flops = 2.0 * tokens * model.vocab_size * model.hidden_size
+    logits_bytes = float(tokens * model.vocab_size * training.element_bytes)
+    memory_s = logits_bytes / shipped_calibration().memory_bytes_per_s(gpu)
+    return (
+        attention_flops / per_s / sequences,
+        products * sum(own) / per_s / sequences,
+        (products * head_flops / per_s + memory_s) / sequences,
+    )

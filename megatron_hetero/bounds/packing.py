@@ -1,0 +1,123 @@
+"""The shortest step in which whole replicas do all the work: replicas packed into the GPUs that
+there are, or into what these are priced at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from megatron_hetero.bounds.chains.stages import Floats, Ints
+
+_NEAR = 1.001
+_MAX_PACKED = 1_000
+"""Up to so many units of price replicas are packed whole."""
+
+
+@dataclass(frozen=True)
+class ReplicaTimes:
+    """Replicas that do `ranges[i]` sequences (least and most), always a multiple of `each`; one
+    that does the most takes `least_s[i]` at least on so many GPUs of each class, and one that does
+    fewer takes no less for each of them."""
+
+    ranges: Ints
+    each: int
+    least_s: Floats
+
+    def most(self, step_s: float) -> Floats:
+        """The most sequences that may be done in a step, by GPUs of each class."""
+        least, most = (ends.reshape(-1, *(1,) * (self.least_s.ndim - 1)) for ends in self.ranges.T)
+        done = np.floor(most // self.each * (step_s / self.least_s) * (1 + 1e-9)) * self.each
+        value: Floats = np.where(done >= least, np.minimum(done, most), 0.0).max(axis=0)
+        return value
+
+
+def least_packed_s(
+    sizes: Sequence[ReplicaTimes],
+    num_sequences: int,
+    num_replicas: tuple[int, int],
+    low_s: float,
+    high_s: float,
+) -> float:
+    """A step from `low_s` to `high_s` that no packing beats.
+
+    Args:
+        num_replicas: so many at least, and at most (allowed here: up to the next power of two
+            beyond the least).
+    """
+    if not _is_possible(sizes, num_sequences, num_replicas, high_s):
+        return high_s
+    while high_s > low_s * _NEAR:
+        middle_s = (low_s + high_s) / 2
+        if _is_possible(sizes, num_sequences, num_replicas, middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return low_s
+
+
+def _is_possible(
+    sizes: Sequence[ReplicaTimes],
+    num_sequences: int,
+    num_replicas: tuple[int, int],
+    step_s: float,
+) -> bool:
+    fewest, most = num_replicas
+    value = np.maximum.reduce([size.most(step_s) for size in sizes])
+    if value.ndim == 1 and len(value) > _MAX_PACKED:
+        return _most_of_many(value, most) >= num_sequences * (1 - 1e-9)
+    # A replica does something: where there is none for so few GPUs, there is no packing.
+    value = np.where(value > 0, value, -np.inf)
+    packed, power, left = None, value, fewest
+    while left:
+        if left % 2:
+            packed = power if packed is None else _together(packed, power)
+        left //= 2
+        if left:
+            power = _together(power, power)
+    if packed is None:
+        raise ValueError(f"no replicas at least: {num_replicas}")
+    more, number = np.maximum(value, 0.0), 1
+    while fewest < most and packed.flat[-1] < num_sequences:
+        packed = _together(packed, more)
+        fewest += number
+        more, number = _together(more, more), 2 * number
+    return bool(packed.flat[-1] >= num_sequences)
+
+
+def _together(some: Floats, others: Floats) -> Floats:
+    """Best sum of two values whose GPUs add up; both grow along every axis."""
+    best = np.full(some.shape, -np.inf)
+    for at in product(*(range(n) for n in others.shape)):
+        worth = others[at]
+        # One GPU fewer would do as well: another place has it.
+        if worth == -np.inf or any(
+            i and others[(*at[:axis], i - 1, *at[axis + 1 :])] == worth for axis, i in enumerate(at)
+        ):
+            continue
+        source = tuple(slice(0, n - i) for i, n in zip(at, some.shape, strict=True))
+        target = tuple(slice(i, None) for i in at)
+        best[target] = np.maximum(best[target], some[source] + worth)
+    return best
+
+
+def _most_of_many(value: Floats, num_replicas: int) -> float:
+    """What so many replicas or fewer do at most whose prices add up to the last one.
+
+    With h the least concave function that no value is above, n replicas do
+    sum h(p_r) <= n h(P / n) at most (Jensen's inequality), and more if n is larger.
+    """
+    hull = [(0.0, float(value[0]))]
+    for price in (np.flatnonzero(np.diff(value) > 0) + 1).tolist():
+        point = price, float(value[price])
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    prices, values = zip(*hull, strict=True)
+    return num_replicas * float(np.interp((len(value) - 1) / num_replicas, prices, values))
+
+
+def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])

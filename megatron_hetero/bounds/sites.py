@@ -1,0 +1,166 @@
+"""What the lines between a site and the others let through, for the lower bound.
+
+Pipelines that cross between the two sides load the lines with activations, layers that are held on
+both sides with gradients; a side without either works alone.  docs/bound.md has the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from megatron_hetero.bounds.chains.kinds import GpuClass
+from megatron_hetero.cost.choices import recomputes
+from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.parameters import layer_params
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.lines import most_bytes_per_s
+from megatron_hetero.cost.widths import usable_gpus
+from megatron_hetero.cost.work.share import even_share
+
+MAX_SITES = 8
+"""Of more sites nothing is proved: their pairs of nodes are many."""
+_PRECISION = 1e-4
+
+Inside = Literal["", "first", "both"]
+"""Which ends of every replica are on the site: none for sure, its first stage, or both."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Layers of one sequence that GPUs do in a second at most, and what a head is worth of them."""
+
+    layers_per_s: float
+    head_layers: float
+
+
+def rates_of(sizes: Sequence[CostModel], classes: Iterable[GpuClass]) -> Rates:
+    """Of all GPUs of some classes, in micro-batches of any of the sizes: each at its best width,
+    size and recompute; a head counts as on the GPUs on which it is worth least."""
+    vocab_size = sizes[0].workload.model.vocab_size  # unpadded: the least that any plan computes
+    layers_per_s, head_layers = 0.0, inf
+    for c in classes:
+        layer_s = head_s = inf
+        for costs in sizes:
+            size = costs.workload.training.micro_batch_size
+            for width in c.widths:
+                for recompute in recomputes(costs):
+                    pieces = costs.variant(recompute=recompute).pieces(c.node, width, vocab_size)
+                    layer_s = min(layer_s, width * pieces.layer.total_s / size)
+                    head_s = min(head_s, width * pieces.head.total_s / size)
+        layers_per_s += c.num_gpus / layer_s
+        head_layers = min(head_layers, head_s / layer_s)
+    return Rates(layers_per_s, head_layers)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A site, and all others: their rates, and what the paths between them carry a second in the
+    narrower direction."""
+
+    own_per_s: float
+    others_per_s: float
+    bytes_per_s: float
+
+
+class SiteBounds:
+    """Of one job; `sizes` are the price lists of the micro-batch sizes that plans may have."""
+
+    def __init__(self, sizes: Sequence[CostModel], classes: Sequence[GpuClass]) -> None:
+        self._sizes, self._classes = sizes, classes
+        costs = sizes[0]
+        model, training = costs.workload.model, costs.workload.training
+        self._rates = rates_of(sizes, classes)
+        self._num_layers, self._num_sequences = model.num_layers, training.global_batch_size
+        self._bytes = costs.activation_bytes / training.micro_batch_size
+        states = state_bytes(training)
+        each: float = states.gradient
+        if training.use_distributed_optimizer:
+            each = (states.gradient + states.weight) / 2
+        self._layer_bytes = each * layer_params(model, even_share(model, 1))
+        self.sites = tuple(dict.fromkeys(n.site for c in classes for n in c.nodes))
+        self._sides: dict[str, Sides] = {}
+
+    def least_s(self) -> float:
+        """Seconds that no plan beats; 0 where there are no lines, or too many sites."""
+        if not self._says_something:
+            return 0.0
+        return max(self._least_s(self._of(site), "") for site in self.sites)
+
+    def least_inside_s(self, site: str, has_last: bool) -> float:
+        """The same of plans in which the first stage of every replica is on a site, and the last
+        one too."""
+        if not self._says_something:
+            return 0.0
+        return self._least_s(self._of(site), "both" if has_last else "first")
+
+    @property
+    def _says_something(self) -> bool:
+        return self._sizes[0].cluster.has_lines and 1 < len(self.sites) <= MAX_SITES
+
+    def _least_s(self, sides: Sides, inside: Inside) -> float:
+        work = self._num_sequences * (self._num_layers + self._rates.head_layers)
+        all_s = work / (sides.own_per_s + sides.others_per_s)
+        crossing = (2 if inside == "both" else 1) * self._bytes
+        cases = [
+            work / sides.own_per_s,
+            max(all_s, self._num_sequences * crossing / sides.bytes_per_s),
+            self._mixed_s(sides.own_per_s, sides.others_per_s, sides, crossing, inside, all_s),
+        ]
+        if not inside:
+            cases += [
+                work / sides.others_per_s,
+                self._mixed_s(sides.others_per_s, sides.own_per_s, sides, crossing, inside, all_s),
+                max(all_s, self._num_layers * self._layer_bytes / sides.bytes_per_s),
+            ]
+        return min(cases)
+
+    def _mixed_s(
+        self,
+        alone_per_s: float,
+        other_per_s: float,
+        sides: Sides,
+        crossing_bytes: float,
+        inside: Inside,
+        least_s: float,
+    ) -> float:
+        """Some replicas are on one side alone, the others cross: what those hold on the other side
+        is exchanged, and they alone work there."""
+        work = self._num_sequences * (self._num_layers + self._rates.head_layers)
+        head = 0.0 if inside == "both" else self._rates.head_layers
+
+        def does_enough(step_s: float) -> bool:
+            room = step_s * sides.bytes_per_s
+            left = (room - held * self._layer_bytes for held in range(1, self._num_layers + 1))
+            beyond = max(
+                (held + head) * min(self._num_sequences, max(0.0, num_bytes / crossing_bytes))
+                for held, num_bytes in enumerate(left, 1)
+            )
+            return alone_per_s * step_s + min(other_per_s * step_s, beyond) >= work
+
+        low, high = least_s, work / alone_per_s
+        while high - low > _PRECISION * low:
+            middle = (low + high) / 2
+            low, high = (low, middle) if does_enough(middle) else (middle, high)
+        return low
+
+    def _of(self, site: str) -> Sides:
+        if site not in self._sides:
+            cluster = self._sizes[0].cluster
+            parts: tuple[list[GpuClass], list[GpuClass]] = ([], [])
+            for c in self._classes:
+                for is_other in (False, True):
+                    nodes = [n for n in c.nodes if (n.site != site) is is_other]
+                    num_gpus = sum(len(usable_gpus(cluster, n)) for n in nodes)
+                    if num_gpus:
+                        parts[is_other].append(GpuClass(nodes, c.widths, num_gpus))
+            own, others = ([n.name for c in part for n in c.nodes] for part in parts)
+            speeds = [
+                most_bytes_per_s(cluster, [(a, b) for a in one for b in other])
+                for one, other in ((own, others), (others, own))
+            ]
+            rates = [rates_of(self._sizes, part).layers_per_s for part in parts]
+            self._sides[site] = Sides(rates[0], rates[1], min(speeds))
+        return self._sides[site]

@@ -1,0 +1,37 @@
+"""`megatron-hetero init --job`: a starter script of a training job."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron_hetero.cli.discover import write_new
+from megatron_hetero.cli.output import Output
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.job_script import MISSING, job_script
+from megatron_hetero.model.load import load_arguments, load_workload
+
+
+def write_job(arguments: argparse.Namespace, output: Output) -> int:
+    """Write the script and check that `plan` reads it."""
+    if arguments.node:
+        raise UsageError("--node describes a cluster, --job a training script: one at a time")
+    if arguments.model is None and not arguments.megatron_args:
+        raise UsageError(
+            "--job needs the model: --model FILE (a Hugging Face config.json, a Megatron script, a "
+            "file of its flags), or Megatron's flags behind `--`"
+        )
+    path = arguments.output or Path("train.sh")
+    source, found = load_arguments(arguments.model, arguments.megatron_args)
+    text = job_script(found, source, path.name)
+    write_new(path, text)
+    try:
+        load_workload(path)
+    except Exception:
+        path.unlink()
+        raise
+    path.chmod(0o755)
+    state = "fill in what is MISSING there" if MISSING in text else "nothing is missing"
+    output.show(f"Written to {path}; {state}.")
+    output.show(f"Next: megatron-hetero plan --cluster cluster.yaml --model {path} -o plan.json")
+    return 0

@@ -1,0 +1,48 @@
+"""Ctrl-C: answered at once by a line, and by the system itself when it is pressed again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from megatron_hetero.errors import EXIT_INTERRUPTED
+
+
+@contextmanager
+def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
+    """While a verb runs, the first Ctrl-C says so and raises `KeyboardInterrupt`; what a verb then
+    still does to end well is cut short by the second.
+
+    Args:
+        say: prints a line to people.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is told of signals
+        return
+
+    def answer(signal_number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        say("interrupted: ending what runs (Ctrl-C again stops at once)")
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process.  After Ctrl-C without the interpreter's own clean-up, which takes seconds
+    once torch is loaded."""
+    if code != EXIT_INTERRUPTED:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,97 @@
+"""`plan --memory`: which GPUs would hold a model at all."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich import box
+from rich.table import Table
+
+from megatron_hetero.cli.output import Output
+from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.errors import UsageError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.planner.advise.holding import GPUS_OF_A_NODE, Holding, holdings
+from megatron_hetero.report.text.words import GIB
+
+_PLANNING = ("near", "prove", "output", "profile", "simplest", "stock")
+
+
+def run_memory(arguments: argparse.Namespace, output: Output) -> int:
+    """Print the table.
+
+    Raises:
+        UsageError: a flag that needs a plan stands beside it.
+    """
+    given = [name for name in _PLANNING if getattr(arguments, name)]
+    if given:
+        raise UsageError(f"--memory makes no plan, so --{given[0]} does not go with it")
+    limits, gpus = Limits(), [gpu_type(name) for name in gpu_type_names()]
+    if arguments.cluster is not None:
+        cluster = load_cluster(arguments.cluster)
+        limits = cluster.limits
+        gpus = list({node.gpu_type.name: node.gpu_type for node in cluster.nodes}.values())
+    workload = load_workload(arguments.model, arguments.megatron_args)
+    found = holdings(workload, gpus, limits)
+    known = {holding.gpu.name for holding in found}
+    unable = [gpu.name for gpu in gpus if gpu.name not in known]
+    if arguments.json:
+        output.json({"gpus": [_data(holding) for holding in found], "cannot_train": unable})
+        return 0
+    training, reserve_gib = workload.training, limits.memory_reserve_bytes / GIB
+    output.show(
+        f"The fewest GPUs of each type that hold {workload.source}, in one pipeline of equal "
+        f"groups of up to {GPUS_OF_A_NODE} and {reserve_gib:.3g} GiB of each GPU in reserve",
+        _table(found),
+        f"as given: with --micro-batch-size {training.micro_batch_size} and "
+        f"{training.recompute} recompute of the job, which plans may change. "
+        "More replicas take as many each, or less with --use-distributed-optimizer.",
+    )
+    if unable:
+        output.show(f"Cannot train in {training.precision}: {', '.join(unable)}")
+    return 0
+
+
+def _data(holding: Holding) -> dict[str, object]:
+    return {
+        "gpu": holding.gpu.name,
+        "memory_bytes": holding.gpu.memory_bytes,
+        "num_gpus": holding.num_gpus,
+        "layout": None if holding.layout is None else str(holding.layout),
+        "micro_batch_size": holding.micro_batch_size,
+        "recompute": holding.recompute,
+        "fullest": holding.fullest,
+        "num_gpus_as_given": holding.num_gpus_as_given,
+    }
+
+
+def _table(found: tuple[Holding, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("GPU", no_wrap=True)
+    for column in ("memory", "fewest", "as given"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("groups", no_wrap=True)
+    table.add_column("recompute, micro-batch", no_wrap=True)
+    table.add_column("fullest", justify="right", no_wrap=True)
+    for holding in found:
+        given = holding.num_gpus_as_given
+        table.add_row(
+            holding.gpu.name,
+            f"{holding.gpu.memory_bytes / GIB:.1f} GiB",
+            "none" if holding.num_gpus is None else str(holding.num_gpus),
+            "none" if given is None else str(given),
+            _groups(holding),
+            f"{holding.recompute}, {holding.micro_batch_size}",
+            "-" if holding.fullest is None else f"{holding.fullest:.0%}",
+        )
+    return table
+
+
+def _groups(holding: Holding) -> str:
+    """`4 stages of TP 8`."""
+    if holding.layout is None:
+        return "none fits"
+    stages = holding.layout.replicas[0].stages
+    return f"{len(stages)} x TP {stages[0].tensor_parallel}"

@@ -1,0 +1,11 @@
+"""cluster.yaml: its schema, and the way from the file to a `Cluster`.
+
+description  the file to a `Cluster`, and its hash
+schema       every key of the file
+islands      a machine's unlike cards as nodes of like ones
+links        classes of links and measured pairs to one link for each pair of nodes
+lines        lines and uplinks that paths share
+limits       what plans must keep to
+quantities   text with units to numbers
+references   refusals with line, key and near names
+"""

@@ -1,0 +1,346 @@
+"""cluster.yaml: from the file to a `Cluster` in which every pair of nodes has a link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.file.islands import Island, islands_of
+from megatron_hetero.cluster.file.limits import TENSOR_PARALLEL_CLASSES, resolve_limits
+from megatron_hetero.cluster.file.lines import capped, resolve_site_lines
+from megatron_hetero.cluster.file.links import entry_of_sites, resolve_node_links
+from megatron_hetero.cluster.file.references import References
+from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection, NodeSection
+from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, library_of_name
+from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
+from megatron_hetero.errors import ClusterError
+from megatron_hetero.files import content_hash, near_names, read_yaml, validate_document
+
+
+def load_cluster(path: Path | str) -> Cluster:
+    """Read cluster.yaml.
+
+    Raises:
+        FileFormatError: the file is not well-formed.
+        ClusterError: it breaks the schema, names what is not there, or leaves two nodes without a
+            link; the message has file, line and key.
+    """
+    document = read_yaml(path)
+    file = validate_document(document, ClusterSection, ClusterError)
+    references = References(
+        document,
+        nodes=tuple(n.name for n in file.nodes),
+        sites=tuple(dict.fromkeys(n.site for n in file.nodes)),
+    )
+    _check_unique_names(file.nodes, references)
+    gpu_types = _gpu_types(file, references)
+    _check_inside_links(file, gpu_types, references)
+    islands, island_links = _islands(file, gpu_types, references)
+    entries = entry_of_sites(file.links, references)
+    links = resolve_node_links(file.links, islands, island_links, references)
+    site_lines = resolve_site_lines(file.links, file.sites, entries, links, references)
+    gpu_prices = {gpu_types[name].name: g.price_per_hour for name, g in file.gpu_types.items()}
+    return Cluster(
+        nodes=tuple(_node(island, gpu_prices) for island in islands),
+        node_links=capped(links, islands, site_lines),
+        limits=resolve_limits(file.limits, islands, references),
+        source=str(path),
+        prices_per_gb=_prices_per_gb(file, entries),
+        site_lines=site_lines,
+    )
+
+
+def cluster_json_schema() -> dict[str, Any]:
+    """JSON Schema of cluster.yaml, for editors."""
+    schema = ClusterSection.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cluster"} | {
+        key: value for key, value in schema.items() if key != "title"
+    }
+
+
+def cluster_hash(cluster: Cluster) -> str:
+    """sha256 of what the cluster is, however its file is written.
+
+    The order of keys, of nodes and of names in a limit does not count, nor does a unit ("25 Gb/s"
+    is "3.125 GB/s"), nor whether a number came from the catalogue or from the file.
+    """
+    limits, links = cluster.limits, cluster.link_summary
+    return content_hash(
+        {
+            "nodes": {n.name: _node_content(n) for n in cluster.nodes},
+            "site_links": _links_content(links.usual),
+            "links": _links_content(links.others),
+            "limits": {
+                "max_tensor_parallel": limits.max_tensor_parallel,
+                "max_pipeline_parallel": limits.max_pipeline_parallel,
+                "num_replicas": limits.num_replicas,
+                "idle": sorted(limits.idle_devices),
+                "first_stage": sorted(limits.first_stage_nodes),
+                "last_stage": sorted(limits.last_stage_nodes),
+                "no_tensor_parallel_across": sorted(limits.no_tensor_parallel_across),
+                "no_data_parallel_across_sites": limits.no_data_parallel_across_sites,
+                "memory_reserve_bytes": limits.memory_reserve_bytes,
+                **_given(
+                    max_price_per_hour=limits.max_price_per_hour,
+                    as_given=sorted(limits.as_given) or None,
+                    library=limits.library,
+                ),
+            },
+            **_given(
+                prices_per_gb={f"{a} {b}": p for (a, b), p in cluster.prices_per_gb.items()},
+                lines=_lines_content(cluster),
+            ),
+        }
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that say something: a file without prices keeps the hash that it has always had."""
+    return {name: value for name, value in values.items() if value not in (None, {})}
+
+
+def _node_content(node: Node) -> dict[str, Any]:
+    gpu = node.gpu_type
+    return {
+        "gpu": gpu.name,
+        "memory_bytes": gpu.memory_bytes,
+        "memory_bytes_per_s": float(gpu.memory_bytes_per_s),
+        "peak_flops": dict(gpu.peak_flops),
+        "compute_capability": gpu.compute_capability,
+        "num_gpus": node.num_gpus,
+        "site": node.site,
+        "host": node.host,
+        "link": _link_content(node.link),
+        **_given(
+            library=None if gpu.library == DEFAULT_LIBRARY else gpu.library,
+            price_per_hour=node.price_per_hour,
+            gpu_price_per_hour=node.gpu_price_per_hour,
+            gpu_indices=list(node.gpu_indices) or None,
+            root_complex_bytes_per_s=_finite(node.root_complex_bytes_per_s),
+            uplink_bytes_per_s=_finite(node.uplink_bytes_per_s),
+        ),
+    }
+
+
+def _finite(bytes_per_s: float) -> float | None:
+    return None if bytes_per_s == inf else bytes_per_s
+
+
+def _links_content(links: Mapping[tuple[str, str], Link]) -> dict[str, list[Any]]:
+    return {f"{a} {b}": _link_content(link) for (a, b), link in links.items()}
+
+
+def _lines_content(cluster: Cluster) -> dict[str, list[Any]]:
+    return {
+        f"{a} {b}": [[line.name, float(line.bytes_per_s)] for line in lines]
+        for (a, b), lines in cluster.site_lines.items()
+    }
+
+
+def _link_content(link: Link) -> list[Any]:
+    jitter = [float(link.jitter_s)] if link.jitter_s else []
+    terms = _given(
+        reduce_bytes_per_s=None if link.reduce_bytes_per_s == inf else link.reduce_bytes_per_s,
+        incast=link.incast and [link.incast.num_senders, link.incast.slowdown],
+    )
+    return [float(link.bytes_per_s), float(link.latency_s), *jitter, *([terms] if terms else [])]
+
+
+def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) -> None:
+    first_names: dict[str, int] = {}
+    first_hosts: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        keypath = ("nodes", i, "name")
+        if node.name in TENSOR_PARALLEL_CLASSES:
+            references.fail(
+                keypath,
+                f'a node cannot be called "{node.name}", which is a class of '
+                "limits.no_tensor_parallel_across; rename it",
+            )
+        if (first := first_names.setdefault(node.name.casefold(), i)) != i:
+            references.fail(
+                keypath, f'"{node.name}" is also the name of nodes[{first}]; rename one of them'
+            )
+        host = node.host or node.name
+        if (first := first_hosts.setdefault(host.casefold(), i)) != i:
+            references.fail(
+                ("nodes", i, "host"),
+                f'nodes[{first}] is on host "{host}" too; a machine with cards of several types '
+                "is one node with gpus: [{type: ..., count: ...}, ...], in the order of its bus",
+            )
+
+
+def _gpu_types(file: ClusterSection, references: References) -> dict[str, GpuType]:
+    """Every GPU type that the file defines or uses, by the name that the file gives it."""
+    types = {
+        name: _defined_gpu_type(name, section, references)
+        for name, section in file.gpu_types.items()
+    }
+    uses: list[tuple[str, tuple[str | int, ...]]] = [
+        *_uses_in_nodes(file),
+        *((name, ("links", "inside_node", name)) for name in file.links.inside_node),
+        *(
+            (name, ("links", "between_types", i, "types", j))
+            for i, between in enumerate(file.links.between_types)
+            for j, name in enumerate(between.types)
+        ),
+    ]
+    for name, keypath in uses:
+        if name in types:
+            continue
+        try:
+            types[name] = gpu_type(name)
+        except ClusterError as error:
+            own = near_names(name, file.gpu_types)
+            references.fail(keypath, f"{error}{own and ', which this file does' + own}")
+    # An alias of a type that the file corrects is that type, corrected.
+    corrected: dict[str, GpuType] = {}
+    for name in file.gpu_types:
+        if types[name].name in corrected:
+            references.fail(
+                ("gpu_types", name), f"{types[name].name} is described above already; keep one"
+            )
+        corrected[types[name].name] = types[name]
+    return {name: corrected.get(t.name, t) for name, t in types.items()}
+
+
+def _uses_in_nodes(file: ClusterSection) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """GPU types that machines name, each with its place in the file."""
+    for i, node in enumerate(file.nodes):
+        for j, cards in enumerate(node.cards):
+            yield cards.type, ("nodes", i, "gpus", j, "type") if node.gpus else ("nodes", i, "gpu")
+
+
+def _defined_gpu_type(name: str, section: GpuSection, references: References) -> GpuType:
+    """A new type, or a type of the catalogue with the numbers that the file corrects."""
+    try:
+        known = gpu_type(name)
+    except ClusterError:
+        known = None
+    given = section.model_dump(exclude_unset=True)
+    peaks: Mapping[str, float | None] = (
+        known.peak_flops if known else dict.fromkeys(("bf16", "fp16", "fp32", "fp8"))
+    )
+    peaks = {precision: given.get(precision, peak) for precision, peak in peaks.items()}
+    memory_bytes = section.memory or (known.memory_bytes if known else None)
+    memory_bytes_per_s = section.memory_bandwidth or (known.memory_bytes_per_s if known else None)
+    if memory_bytes is None or memory_bytes_per_s is None:
+        missing = "memory" if memory_bytes is None else "memory_bandwidth"
+        references.fail(
+            ["gpu_types", name],
+            f'the key "{missing}" is missing; a GPU that the catalogue does not have needs it',
+        )
+    if not any(peaks.values()):
+        references.fail(["gpu_types", name], 'no peak is given; add for example "fp16: 65 TFLOPS"')
+    return GpuType(
+        name=known.name if known else name,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=memory_bytes_per_s,
+        peak_flops=peaks,
+        compute_capability=section.compute_capability
+        or (known.compute_capability if known else None),
+        source=references.document.locate(["gpu_types", name]),
+        library=section.library
+        or (known.library if known else library_of_name(name) or DEFAULT_LIBRARY),
+    )
+
+
+def _check_inside_links(
+    file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
+) -> None:
+    """Links of classes are given once, by whatever alias; every node of several equal GPUs has a
+    link between them, and all that have none are named at once."""
+    own_names: dict[frozenset[str], str] = {}
+    classes: list[tuple[tuple[str, ...], tuple[str | int, ...]]] = [
+        *(((name,), ("links", "inside_node", name)) for name in file.links.inside_node),
+        *(
+            (between.types, ("links", "between_types", i))
+            for i, between in enumerate(file.links.between_types)
+        ),
+    ]
+    for names, keypath in classes:
+        types = frozenset(gpu_types[name].name for name in names)
+        if len(types) < len(names):
+            references.fail(
+                keypath,
+                f"{next(iter(types))} stands here twice; the link between cards of one type is "
+                "links.inside_node",
+            )
+        if types in own_names:
+            shown = " and ".join(sorted(types))
+            given = f"have a link already ({own_names[types]})"
+            if len(types) == 1:
+                given = "has a link already, under another name"
+            references.fail(keypath, f"{shown} {given}; keep one")
+        own_names[types] = ".".join(str(key) for key in keypath)
+    missing = {
+        i: node
+        for i, node in enumerate(file.nodes)
+        if node.gpu is not None and node.count is not None and node.count > 1
+        if node.link is None and not node.pairs
+        if frozenset((gpu_types[node.gpu].name,)) not in own_names
+    }
+    if not missing:
+        return
+    quoted = [f'"{node.name}"' for node in missing.values()]
+    shown = ", ".join(quoted[:8]) + (f" and {len(quoted) - 8} more" if len(quoted) > 8 else "")
+    first = next(iter(missing))
+    have = (
+        f"node {shown} has {missing[first].count} GPUs"
+        if len(quoted) == 1
+        else f"nodes {shown} have several GPUs each"
+    )
+    keys = dict.fromkeys(f"links.inside_node.{node.gpu}" for node in missing.values())
+    references.fail(
+        ["nodes", first],
+        f"{have} and no link between them; add {' and '.join(keys)} or a link of the node, for "
+        "example link: {bandwidth: 20 GB/s, latency: 10 us}",
+    )
+
+
+def _islands(
+    file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
+) -> tuple[list[Island], dict[NodePair, Link]]:
+    """The islands of all machines, and the links between those of one machine."""
+    islands: list[Island] = []
+    links: dict[NodePair, Link] = {}
+    for i, section in enumerate(file.nodes):
+        own, between = islands_of(i, section, gpu_types, file.links, references)
+        islands += own
+        links |= between
+    return islands, links
+
+
+def _node(island: Island, gpu_prices: Mapping[str, float | None]) -> Node:
+    section, gpu = island.section, island.gpu
+    is_whole = island.name == section.name
+    return Node(
+        name=island.name,
+        gpu_type=gpu,
+        num_gpus=len(island.indices),
+        site=section.site,
+        host=section.host or section.name,
+        # A single GPU has no neighbour in its node; its own memory stands in.
+        link=island.link or Link(gpu.memory_bytes_per_s, 0.0),
+        price_per_hour=section.price_per_hour,
+        gpu_price_per_hour=gpu_prices.get(gpu.name),
+        gpu_indices=() if is_whole else island.indices,
+        uplink_bytes_per_s=section.uplink or inf,
+        root_complex_bytes_per_s=section.root_complex or inf if not is_whole else inf,
+    )
+
+
+def _prices_per_gb(
+    file: ClusterSection, entries: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], float]:
+    """Both orders of the sites between which traffic costs."""
+    prices = {}
+    for sites, index in entries.items():
+        price = file.links.between_sites[index].price_per_gb
+        if price is not None:
+            prices[sites] = price
+    return prices

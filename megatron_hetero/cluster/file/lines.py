@@ -1,0 +1,120 @@
+"""The lines of a cluster file: from `between_sites` and uplinks to what each two sites share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from math import inf
+
+from megatron_hetero.cluster.file.islands import Island
+from megatron_hetero.cluster.file.references import References
+from megatron_hetero.cluster.file.schema import LinksSection, SiteSection
+from megatron_hetero.cluster.lines import Line, SitePair
+from megatron_hetero.cluster.names import machine_of
+from megatron_hetero.cluster.node_links import Link, NodeLinks
+
+
+def resolve_site_lines(
+    section: LinksSection,
+    site_sections: Mapping[str, SiteSection],
+    entries: Mapping[SitePair, int],
+    links: NodeLinks,
+    references: References,
+) -> dict[SitePair, tuple[Line, ...]]:
+    """The lines from each site to each other one, in the order in which a byte meets them.
+
+    A line is as fast as its entry of `between_sites` says, or as the fastest measured pair of nodes
+    that it joins.
+
+    Args:
+        entries: of each pair of sites its entry of `between_sites`.
+        links: with the measured pairs.
+    Raises:
+        ClusterError: an uplink of a site that is not there.
+    """
+    for site in site_sections:
+        references.check(["sites", site], "site", site, references.sites)
+    uplinks = {name: site.uplink for name, site in site_sections.items() if site.uplink}
+    measured: dict[SitePair, float] = {}
+    for (a, b), link in links.pair_links.items():
+        pair = links.sites[a], links.sites[b]
+        measured[pair] = max(measured.get(pair, 0.0), link.bytes_per_s)
+    fastest: dict[int, float] = {}
+    for pair, index in entries.items():
+        entry = section.between_sites[index]
+        speed = max(entry.bandwidth, measured.get(pair, 0.0))
+        fastest[index] = max(fastest.get(index, 0.0), speed)
+    found: dict[SitePair, tuple[Line, ...]] = {}
+    for here, there in product(references.sites, references.sites):
+        if here == there:
+            continue
+        lines = []
+        if here in uplinks:
+            lines.append(Line(f"uplink of site {here} out", uplinks[here]))
+        number = entries.get((here, there))
+        if number is not None:
+            entry = section.between_sites[number]
+            if entry.shared == "pair":
+                speed = max(entry.bandwidth, measured.get((here, there), 0.0))
+                lines.append(Line(f"line {here} -> {there}", speed))
+            elif entry.shared == "all":
+                forth = entry.sites.index(here) < entry.sites.index(there)
+                way = "forth" if forth else "back"
+                name = f"backbone {', '.join(entry.sites)} ({way})"
+                lines.append(Line(name, fastest[number]))
+        if there in uplinks:
+            lines.append(Line(f"uplink of site {there} in", uplinks[there]))
+        if lines:
+            found[here, there] = tuple(lines)
+    return found
+
+
+def capped(
+    links: NodeLinks, nodes: Sequence[Island], site_lines: Mapping[SitePair, Sequence[Line]]
+) -> NodeLinks:
+    """The links, none of them faster than a line that it leads over."""
+    uplinks = {node.name: node.section.uplink or inf for node in nodes}
+    fastest: dict[str, float] = {}
+    for node in nodes:
+        fastest[node.site] = max(fastest.get(node.site, 0.0), uplinks[node.name])
+
+    def most(here: str, there: str) -> float:
+        return min((line.bytes_per_s for line in site_lines.get((here, there), ())), default=inf)
+
+    site_links = {
+        (a, b): _no_faster(link, min(most(a, b), fastest.get(a, inf), fastest.get(b, inf)))
+        for (a, b), link in links.site_links.items()
+    }
+    pair_links = dict(_slower_pairs(links, nodes, uplinks, fastest, site_links))
+    for (a, b), link in links.pair_links.items():
+        sites = links.sites[a], links.sites[b]
+        if machine_of(a) == machine_of(b):
+            pair_links[a, b] = link
+            continue
+        pair_links[a, b] = _no_faster(link, min(most(*sites), uplinks[a], uplinks[b]))
+    return NodeLinks(links.sites, site_links, pair_links)
+
+
+def _slower_pairs(
+    links: NodeLinks,
+    nodes: Sequence[Island],
+    uplinks: Mapping[str, float],
+    fastest: Mapping[str, float],
+    site_links: Mapping[SitePair, Link],
+) -> Iterator[tuple[tuple[str, str], Link]]:
+    """Pairs with a node whose uplink is slower than the fastest of its site."""
+    if all(uplinks[node.name] >= fastest[node.site] for node in nodes):
+        return
+    for a, b in combinations(nodes, 2):
+        if a.section is b.section:
+            continue
+        speed = min(uplinks[a.name], uplinks[b.name])
+        for one, other in ((a, b), (b, a)):
+            link = site_links.get((one.site, other.site))
+            if link is not None and speed < link.bytes_per_s:
+                yield (one.name, other.name), _no_faster(link, speed)
+
+
+def _no_faster(link: Link, bytes_per_s: float) -> Link:
+    return link if link.bytes_per_s <= bytes_per_s else replace(link, bytes_per_s=bytes_per_s)

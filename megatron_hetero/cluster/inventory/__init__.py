@@ -1,0 +1,9 @@
+"""First cluster files from lists that schedulers and machines give.
+
+draft       the text of a first cluster.yaml
+cards       cards of machines with several types
+slurm       `scontrol show nodes`
+kubernetes  `kubectl get nodes -o json`
+skypilot    SkyPilot task files
+remote      machines that ssh reaches
+"""

@@ -1,0 +1,158 @@
+"""A machine of the file to be, from its cards and how `nvidia-smi topo -m` says they are joined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+
+from megatron_hetero.cluster.catalogue import sheet_link
+from megatron_hetero.cluster.inventory.draft import (
+    PATH_GUESSES,
+    CardsDraft,
+    NodeDraft,
+    PairDraft,
+    TypeDraft,
+    link_guess,
+)
+from megatron_hetero.errors import ClusterError
+
+_ORDER = tuple(PATH_GUESSES)
+_PCIE_PART = 0.8
+"""Of what a slot's lanes carry, what is usually seen."""
+
+Pair = tuple[int, int]
+Guess = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card, in the order of the bus; `slot_bytes_per_s` is None where it is not known."""
+
+    gpu: str
+    described: TypeDraft | None
+    reserve: str | None
+    slot_bytes_per_s: float | None
+
+    @property
+    def kind(self) -> tuple[str, str | None]:
+        """What cards of one entry of the file have in common."""
+        return self.gpu, self.reserve
+
+
+def cards_of(
+    name: str, cards: Sequence[Card], joins: Mapping[Pair, str], measured: Guess | None
+) -> NodeDraft:
+    """The machine with these cards.
+
+    Of the paths over PCIe between cards of one type the slowest stands for all, and that between
+    unlike ones; a slot of few lanes slows those of its card.  Bridges of NVLink are pairs of their
+    own where they join cards in closed groups; a web of them that leaves some cards of a type
+    apart is as slow as these.
+
+    Args:
+        joins: by places on the bus; a pair that is missing crosses the sockets.
+        measured: bandwidth and latency of whatever no NVLink joins.
+    """
+    entries = [list(e) for _, e in groupby(range(len(cards)), key=lambda i: cards[i].kind)]
+    paths = {pair: joins.get(pair, "SYS") for pair in combinations(range(len(cards)), 2)}
+    bridged = _bridged(cards, paths)
+    slow: dict[frozenset[str], str] = {}
+    for pair, path in paths.items():
+        if pair not in bridged:
+            types = _types(cards, pair)
+            slow[types] = max(slow.get(types, path), path, key=_rank)
+    links = {
+        pair: _bridge_guess(paths[pair], cards[pair[0]].gpu)
+        if pair in bridged
+        else measured or _path_guess(slow[_types(cards, pair)], cards, pair)
+        for pair in paths
+    }
+    drafts, said = [], dict[Pair, Guess | None]()
+    between = [(a, b) for a, b in paths if cards[a].kind != cards[b].kind]
+    base = _most([links[pair] for pair in between if pair not in bridged])
+    for entry in entries:
+        inside = list(combinations(entry, 2))
+        link = _most([links[p] for p in inside if p not in bridged] or [links[p] for p in inside])
+        said.update(dict.fromkeys(inside, link))
+        card = cards[entry[0]]
+        drafts.append(
+            CardsDraft(
+                card.gpu,
+                len(entry),
+                link,
+                measured is not None and link == measured,
+                card.described,
+                card.reserve,
+            )
+        )
+    others = {pair: link for pair, link in links.items() if said.get(pair, base) != link}
+    pairs = tuple(PairDraft(group, link) for group, link in _groups(others))
+    return NodeDraft(
+        name, tuple(drafts), link=base, link_is_measured=measured is not None, pairs=pairs
+    )
+
+
+def _bridged(cards: Sequence[Card], paths: Mapping[Pair, str]) -> set[Pair]:
+    """Pairs that NVLink joins, where each card is joined to all that its partners are."""
+    partners = {i: {i} for i in range(len(cards))}
+    for (a, b), path in paths.items():
+        if path.startswith("NV"):
+            partners[a].add(b)
+            partners[b].add(a)
+    return {
+        (a, b)
+        for a, b in paths
+        if b in partners[a] and all(partners[c] == partners[a] for c in partners[a])
+    }
+
+
+def _types(cards: Sequence[Card], pair: Pair) -> frozenset[str]:
+    one, other = cards[pair[0]].gpu, cards[pair[1]].gpu
+    return frozenset((one,) if one == other else ())
+
+
+def _path_guess(path: str, cards: Sequence[Card], pair: Pair) -> Guess:
+    """What a path usually carries, and no more than the narrower of the two slots does."""
+    bandwidth, latency = PATH_GUESSES["NODE" if path.startswith("NV") else path]
+    slots = [s for s in (cards[i].slot_bytes_per_s for i in pair) if s is not None]
+    gb_per_s = _PCIE_PART * min(slots) / 1e9 if slots else float("inf")
+    if gb_per_s < float(bandwidth.removesuffix(" GB/s")):
+        bandwidth = f"{gb_per_s:.2g} GB/s"
+    return bandwidth, latency
+
+
+def _bridge_guess(path: str, gpu: str) -> Guess:
+    """What NVLinks (NV4: four of them) carry, where the machine is not built around them."""
+    try:
+        if sheet_link(gpu).kind == "NVLink":
+            return link_guess(gpu)
+    except ClusterError:  # not of the catalogue
+        pass
+    number = path.removeprefix("NV")
+    return (f"{10 * int(number)} GB/s", "5 us") if number.isdecimal() else PATH_GUESSES["NV"]
+
+
+def _most(links: Sequence[Guess]) -> Guess | None:
+    return Counter(links).most_common(1)[0][0] if links else None
+
+
+def _groups(links: Mapping[Pair, Guess]) -> Iterator[tuple[tuple[int, ...], Guess]]:
+    """Pairs of one link put together where all cards of a group have it between each two."""
+    left = dict(links)
+    while left:
+        (first, second), link = next(iter(left.items()))
+        group = [first, second]
+        for card in sorted({card for pair in left for card in pair}):
+            if card not in group and all(
+                left.get((min(card, c), max(card, c))) == link for c in group
+            ):
+                group.append(card)
+        for pair in combinations(sorted(group), 2):
+            del left[pair]
+        yield tuple(sorted(group)), link
+
+
+def _rank(join: str) -> int:
+    return _ORDER.index("NV" if join.startswith("NV") else join)

@@ -1,0 +1,163 @@
+"""Nodes from what `kubectl get nodes -o json` prints.
+
+Types and sizes are the labels of NVIDIA's GPU feature discovery (`nvidia.com/gpu.product`,
+`.count`, `.memory`) and of AMD's node labeller (`amd.com/gpu.product-name`, `.vram`); the number of
+GPUs is what the device plugin offers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.cluster.inventory.draft import (
+    CardsDraft,
+    Inventory,
+    NodeDraft,
+    gpu_of_list,
+    link_guess,
+)
+from megatron_hetero.cluster.names import check_host_name
+from megatron_hetero.errors import ClusterError
+from megatron_hetero.files import Document, read_json
+
+_REGION = "topology.kubernetes.io/region"
+_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "gpu.intel.com/i915")
+_PRODUCTS = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "gpu.intel.com/product",
+)
+_SIZE = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[GM]?)i?B?", re.ASCII)
+
+
+def nodes_from_kubernetes(path: Path, means: Mapping[str, str]) -> Inventory:
+    """The nodes with GPUs of a file that holds what `kubectl get nodes -o json` printed.
+
+    Nodes that are cordoned, not ready or cut into parts (MIG) are left out.  Regions are sites
+    where there are several.
+
+    Args:
+        means: the catalogue's GPU behind names that could be several.
+    Raises:
+        FileFormatError: the file cannot be read, or is no JSON.
+        ClusterError: it is no list of nodes, or a node says something impossible; with file, line
+            and key.
+    """
+    document = read_json(path)
+    nodes: list[NodeDraft] = []
+    notes: list[str] = []
+    for keypath, item in _items(document):
+        node = _node(document, keypath, item, means, notes)
+        if node is not None:
+            nodes.append(node)
+    if not nodes:
+        raise ClusterError(
+            f"{path}:1: no node offers GPUs that can be used; {'; '.join(notes[:5])}"
+            if notes
+            else f"{path}:1: no node offers GPUs ({', '.join(_RESOURCES)} in status.allocatable); "
+            "does the device plugin run?"
+        )
+    if len({node.site for node in nodes}) == 1:
+        nodes = [replace(node, site="main") for node in nodes]
+    return Inventory(tuple(nodes), tuple(notes))
+
+
+def _items(document: Document) -> list[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    data = document.data
+    if isinstance(data, dict) and data.get("kind") == "Node":
+        return [((), data)]
+    items = data.get("items") if isinstance(data, dict) else None
+    if not isinstance(items, list):
+        raise ClusterError(
+            f"{document.locate(())}: this is not what `kubectl get nodes -o json` prints: there is "
+            'no list "items"'
+        )
+    found: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = []
+    for i, item in enumerate(items):
+        if not isinstance(item, dict) or item.get("kind", "Node") != "Node":
+            raise ClusterError(f"{document.locate(('items', i))}: items[{i}] is not a node")
+        found.append((("items", i), item))
+    return found
+
+
+def _node(
+    document: Document,
+    keypath: tuple[str | int, ...],
+    item: Mapping[str, Any],
+    means: Mapping[str, str],
+    notes: list[str],
+) -> NodeDraft | None:
+    where = document.locate((*keypath, "metadata"))
+    name = _text(_section(item, "metadata"), "name")
+    try:
+        check_host_name(name)
+    except ValueError as error:
+        raise ClusterError(f"{where}: metadata.name: {error}") from None
+    labels = _section(_section(item, "metadata"), "labels")
+    offered = _section(_section(item, "status"), "allocatable")
+    resource = next((r for r in _RESOURCES if _text(offered, r) not in ("", "0")), None)
+    product = next(filter(None, (_text(labels, key) for key in _PRODUCTS)), None)
+    if resource is None:
+        if product is not None:
+            notes.append(f"{name} is left out: it has {product}, but offers none of it")
+        return None
+    if why := _unusable(item):
+        notes.append(f"{name} is left out: {why}")
+        return None
+    if product is None:
+        raise ClusterError(
+            f"{where}: node {name} offers {resource}, but no label says which GPUs these are "
+            f"({', '.join(_PRODUCTS)}); run GPU feature discovery, or write its node by hand"
+        )
+    if "MIG" in product:
+        notes.append(f"{name} is left out: its GPUs are cut into parts ({product})")
+        return None
+    shared = product.endswith("-SHARED")
+    count = _text(labels, "nvidia.com/gpu.count") if shared else _text(offered, resource)
+    if shared:
+        notes.append(f"{name} shares its GPUs in time; it is taken with its {count} real ones")
+    if not re.fullmatch(r"[0-9]{1,4}", count, re.ASCII):
+        raise ClusterError(f"{where}: node {name}: {count[:40]!r} is not a number of GPUs")
+    try:
+        gpu, described = gpu_of_list(product.removesuffix("-SHARED"), means, _memory_bytes(labels))
+    except ClusterError as error:
+        raise ClusterError(f"{where}: node {name}: {error}") from None
+    site = re.sub(r"[^A-Za-z0-9-]", "-", _text(labels, _REGION)).strip("-")[:63] or "main"
+    cards = CardsDraft(gpu, int(count), link_guess(gpu), described=described)
+    return NodeDraft(name, (cards,), site)
+
+
+def _unusable(item: Mapping[str, Any]) -> str:
+    if _section(item, "spec").get("unschedulable") is True:
+        return "it is cordoned"
+    conditions = _section(item, "status").get("conditions")
+    for condition in conditions if isinstance(conditions, list) else ():
+        if isinstance(condition, dict) and condition.get("type") == "Ready":
+            return "" if condition.get("status") == "True" else "it is not ready"
+    return ""
+
+
+def _memory_bytes(labels: Mapping[str, Any]) -> int | None:
+    """Of one GPU: in MiB by NVIDIA's label, with a unit by AMD's."""
+    for key in ("nvidia.com/gpu.memory", "amd.com/gpu.vram"):
+        size = _SIZE.fullmatch(_text(labels, key))
+        if size is not None:
+            return int(size["number"]) << (30 if size["unit"] == "G" else 20)
+    return None
+
+
+def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    value = data.get(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value[:256] if isinstance(value, str) else ""

@@ -1,0 +1,168 @@
+"""The GPUs of machines that ssh reaches: the same questions to `nvidia-smi`, asked there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatron_hetero.cluster.discovery import FoundGpu, draft_node, parse_gpus, query
+from megatron_hetero.cluster.inventory.draft import Inventory, NodeDraft
+from megatron_hetero.cluster.measurements import parse_topology
+from megatron_hetero.cluster.names import check_host_name
+from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
+from megatron_hetero.files import read_text
+
+CONNECT_S = 10
+LIMIT_S = 60
+_AT_ONCE = 16
+_MAX_HOSTS = 8192
+_MAX_ANSWER = 1 << 20
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", re.ASCII)
+
+
+Answer = tuple[tuple[FoundGpu, ...], dict[tuple[int, int], str]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What ssh is told (`user@host`, or the host) and the host itself."""
+
+    word: str
+    host: str
+
+
+def targets(hosts: str | None, hostfile: Path | None) -> tuple[Target, ...]:
+    """The machines of `a,user@b` or of a file with one on each line (what follows the first word,
+    as `slots=8`, and comments do not count).
+
+    Raises:
+        UsageError: no machine, one twice, or a name that is none.
+    """
+    words = [] if hosts is None else [word.strip() for word in hosts.split(",")]
+    if hostfile is not None:
+        lines = (line.partition("#")[0].split() for line in read_text(hostfile).splitlines())
+        words += [line[0] for line in lines if line]
+    if not words or len(words) > _MAX_HOSTS:
+        raise UsageError(f"{len(words)} hosts are named; 1 to {_MAX_HOSTS} can be asked")
+    found = tuple(map(_target, words))
+    twice = next((t.host for i, t in enumerate(found) if t.host in [o.host for o in found[:i]]), "")
+    if twice:
+        raise UsageError(f"the host {twice} is named twice; once is enough")
+    return found
+
+
+def _target(word: str) -> Target:
+    user, at, host = word.rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise UsageError(f"{word!r}: {user!r} is not a user's name")
+    try:
+        return Target(word, check_host_name(host))
+    except ValueError as error:
+        raise UsageError(f"{word!r}: {error}") from None
+
+
+def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, list[FoundGpu]]]:
+    """The nodes behind these hosts, asked over the system's ssh, some at a time.
+
+    ssh asks for no password and trusts no unknown host (BatchMode): what it needs stands in the
+    user's own configuration.
+
+    Returns:
+        The nodes, and the GPUs found on each host.
+    Raises:
+        EnvironmentMismatchError: there is no ssh, or hosts do not answer; all of them are named.
+    """
+    if shutil.which("ssh") is None:
+        raise EnvironmentMismatchError("there is no `ssh` on this machine to ask the hosts with")
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        answers = list(pool.map(_ask, machines))
+    failed = [answer for answer in answers if isinstance(answer, str)]
+    if failed:
+        raise EnvironmentMismatchError(
+            f"{len(failed)} of {len(machines)} hosts did not answer, and nothing was written:\n  "
+            + "\n  ".join(failed)
+            + "\nMend them, or leave them out of the list."
+        )
+    nodes: list[NodeDraft] = []
+    gpus: dict[str, list[FoundGpu]] = {}
+    names: set[str] = set()
+    for machine, answer in zip(machines, answers, strict=True):
+        if isinstance(answer, str):
+            continue
+        found, joins = answer
+        gpus[machine.host] = list(found)
+        node = draft_node(found, joins, host="a-node")
+        nodes.append(replace(node, name=_node_name(machine.host, names), host=machine.host))
+    return Inventory(tuple(nodes)), gpus
+
+
+def _node_name(host: str, names: set[str]) -> str:
+    """The first part of a host's name, an address as a whole; never one that another node has."""
+    is_address = host.replace(".", "").isdecimal()
+    short = host.replace(".", "-") if is_address else host.partition(".")[0]
+    number, free = 1, short
+    while free.casefold() in names:
+        number += 1
+        free = f"{short}-{number}"
+    names.add(free.casefold())
+    return free
+
+
+def _ask(machine: Target) -> Answer | str:
+    """What a host has, or why it did not say."""
+    try:
+        gpus = parse_gpus(_ssh(machine, query()))
+        joins = {}
+        if len(gpus) > 1:
+            text = _ssh(machine, ("nvidia-smi", "topo", "-m"))
+            joins = parse_topology(text, f"nvidia-smi topo -m on {machine.host}")
+        return gpus, joins
+    except HeteroError as error:
+        return f"{machine.host}: {error}"
+
+
+def _ssh(machine: Target, command: Sequence[str]) -> str:
+    """What a command prints there.  ssh hands the remote shell one text, so it is quoted for it.
+
+    Raises:
+        EnvironmentMismatchError: no connection, or the command fails.
+    """
+    words = [
+        "ssh",
+        *("-o", "BatchMode=yes"),
+        *("-o", f"ConnectTimeout={CONNECT_S}"),
+        "-T",
+        "--",
+        machine.word,
+        shlex.join(command),
+    ]
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentMismatchError(f"no answer within {LIMIT_S} s") from None
+    except OSError as error:
+        raise EnvironmentMismatchError(f"ssh cannot be started: {error.strerror}") from None
+    printed = done.stdout[:_MAX_ANSWER].decode(errors="replace")
+    if done.returncode:
+        said = (done.stderr[-2000:].decode(errors="replace") or printed).strip().splitlines()
+        what = "ssh" if done.returncode == 255 else f"{command[0]} there"
+        last = _printable(said[-1][:200]) if said else "it said nothing"
+        raise EnvironmentMismatchError(f"{what} ended with {done.returncode}: {last}")
+    return printed
+
+
+def _printable(text: str) -> str:
+    """Without what could steer a terminal: the text is another machine's."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,49 @@
+"""Lines: capacities that several paths between nodes share.
+
+A path between two nodes has a bandwidth of its own, and leads over lines that others lead over too:
+the card of each of the two nodes, the uplink of each of their sites, the line between the sites.
+What crosses a line adds up, in each direction; no path is faster than the slowest line on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+SitePair = tuple[str, str]
+"""Names of two sites, sender first."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One direction of a capacity that paths share.
+
+    Names are for people, and never those of a path between two nodes or of a GPU's port: they begin
+    with a word and a space, which no node's name has.
+    """
+
+    name: str
+    bytes_per_s: float
+
+    def faster(self, factor: float) -> Line:
+        """The same with so many times its capacity."""
+        return replace(self, bytes_per_s=factor * self.bytes_per_s)
+
+
+def node_uplink(node: str, bytes_per_s: float) -> tuple[Line, Line]:
+    """Out of a node, and into it."""
+    return Line(f"uplink of {node} out", bytes_per_s), Line(f"uplink of {node} in", bytes_per_s)
+
+
+def faster_lines(
+    site_lines: Mapping[SitePair, tuple[Line, ...]],
+    factor: float,
+    is_meant: Callable[[SitePair], bool] = lambda pair: True,
+) -> dict[SitePair, tuple[Line, ...]]:
+    """The lines with all that lie between the sites meant so many times as fast, wherever else they
+    lead."""
+    named = {line.name for pair, lines in site_lines.items() if is_meant(pair) for line in lines}
+    return {
+        pair: tuple([line.faster(factor) if line.name in named else line for line in lines])
+        for pair, lines in site_lines.items()
+    }

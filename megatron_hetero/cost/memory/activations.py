@@ -1,0 +1,175 @@
+"""Bytes that one device keeps from forward to backward for one micro-batch, tensor by tensor.
+
+The formulas are those of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large
+Transformer Models", eq. 1-5), generalised to grouped queries, gated MLPs, uneven shares, any
+element size and dropout that is off, and checked against what autograd keeps in Megatron's local
+layers (`tests/runtime/test_memory.py`).  What Megatron's fused kernels do not keep is left out
+where the job uses them: the scores under flash attention, the inner tensors of a fused activation.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.cost.memory.parameters import attention_sizes
+from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+_STATISTIC_BYTES = 4
+
+
+def layer_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+) -> int:
+    """What one decoder layer keeps.
+
+    With 16-bit elements, dropout, no recomputation, no flash attention and a 4h MLP this is
+    s b h (10 + 24/t + 5 a s / (h t)), or s b h (34 + 5 a s / h) / t with sequence parallelism, and
+    the statistics of two norms.
+    """
+    element = training.element_bytes
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    if recompute == "full":
+        return own_tokens * model.hidden_size * element
+    # Input and output of both norms, and a mask byte after each of the two dropouts.
+    whole = own_tokens * model.hidden_size * (4 * element + (2 if training.hidden_dropout else 0))
+    whole += 2 * own_tokens * _norm_statistics(model)
+    if model.num_experts:
+        kept = _kept_by_experts(model, training, share)
+    else:
+        kept = tokens * element * _kept_by_mlp(model, training, share)
+    return whole + kept + _kept_by_attention(model, training, share, flash, recompute)
+
+
+def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Elements for each token: input of the activation and of the second product.
+
+    torch's own operations keep a gated unit's activated half and a copy of the other one as well
+    (Megatron adds an offset to it).
+    """
+    columns = share.mlp_columns
+    if not model.gated_mlp:
+        return 2 * columns
+    return 3 * columns if training.fused_activation else 5 * columns
+
+
+def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Bytes, with tokens spread evenly over the experts.
+
+    For each token and each of its experts: the input of the first product, which is a copy of its
+    own, whole on every member; what an MLP keeps; its inner product before it is weighted, unless
+    that is one kernel with the activation; the weight, and the place it came from, there and back.
+    Of the router: its choice, and the scores for the losses of balance and of size, on or not.
+    """
+    element = training.element_bytes
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    # The router's choice and its weights, and in fp32 all scores, once for each of two losses.
+    chosen, scores = 8 + 4, 2 * 4
+    router = own_tokens * (model.moe_router_topk * chosen + model.num_experts * scores + 4)
+    router += tokens * model.num_experts  # who got which token
+    unweighted = 0 if training.fused_activation and model.gated_mlp else share.mlp_columns
+    elements = model.hidden_size + _kept_by_mlp(model, training, share) + unweighted + 1
+    return tokens * model.moe_router_topk * (elements * element + 2 * 8) + router
+
+
+def _kept_by_attention(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+) -> int:
+    """Queries, keys, values, context, and the scores or what stands for them."""
+    element = training.element_bytes
+    tokens = share.num_tokens(model, training)
+    query, key_value = attention_sizes(model, share)
+    num_heads = query // model.kv_channels
+    grouped = key_value < query
+    rotary = model.position_embedding == "rope"
+    elements = 2 * query + 2 * key_value
+    if not flash:
+        if grouped and recompute == "none":
+            # The local attention repeats keys and values for every head of their group.
+            elements = 4 * query
+        elif rotary:
+            # Rotated queries and keys are new; the values hold on to the product they are part of.
+            elements += query + key_value
+    normalised = query + key_value if model.qk_layernorm else 0
+    gathers = not flash and share.context_parallel > 1 and recompute == "none"
+    if gathers:
+        # Own keys and values are copied; the product that they are part of stays where the queries
+        # are a part of it, or the norms have them as their input.
+        keeps_product = model.qk_layernorm or not (grouped or rotary)
+        elements = 2 * query + (2 * key_value if keeps_product else 0)
+        normalised = query if model.qk_layernorm else 0
+    kept = tokens * element * (elements + normalised)
+    if gathers:
+        kept += _gathered_bytes(model, training, share, query if grouped else key_value)
+    if rotary and not flash:
+        # Cosines and sines, for the queries and for the keys; the same for all sequences.
+        kept += 4 * (model.seq_length // share.context_parallel) * model.kv_channels * element
+    if model.qk_layernorm:
+        kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
+    if recompute == "selective":
+        return kept
+    if flash:
+        return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
+    scores = tokens * num_heads * model.seq_length
+    # The softmax; with dropout what it leaves, and its mask.
+    return kept + scores * (2 * element + 1 if training.attention_dropout else element)
+
+
+def _gathered_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, elements: int
+) -> int:
+    """Keys and values (`elements` each) of whole sequences, which
+    `runtime.parallel.context_attention` puts in their order; that order, and the mask of the own
+    rows, which every layer has for itself."""
+    tokens = training.micro_batch_size * model.seq_length
+    mask = model.seq_length // share.context_parallel * model.seq_length
+    return 2 * tokens * elements * training.element_bytes + 8 * model.seq_length + mask
+
+
+def _norm_statistics(model: ModelSpec) -> int:
+    """Bytes that a norm keeps for each row: mean and reciprocal deviation, or the latter alone."""
+    return _STATISTIC_BYTES * (2 if model.normalization == "LayerNorm" else 1)
+
+
+def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """What the embedding keeps: token and position numbers, the tokens that are another member's,
+    and a mask byte after its dropout."""
+    tokens = share.num_tokens(model, training)
+    numbers = 2 if model.position_embedding == "learned_absolute" else 1
+    kept = tokens * (8 * numbers + (1 if share.width > 1 else 0))
+    if training.hidden_dropout:
+        kept += share.own_tokens(model, training) * model.hidden_size
+    return kept
+
+
+def head_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int
+) -> int:
+    """What the last norm, the output layer and the vocabulary-parallel cross entropy keep.
+
+    The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
+    already (`megatron.core.tensor_parallel.cross_entropy`).
+    """
+    element = training.element_bytes
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    kept = own_tokens * (2 * model.hidden_size * element + _norm_statistics(model))
+    # For each token its label, where it lies, and its weight in the loss.
+    return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
+
+
+def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
+    """The causal mask that comes with a micro-batch on a first and a last stage, of which unfused
+    attention keeps a byte for each pair.
+
+    With context parallelism it is an input of what is recomputed, and nothing else."""
+    if flash or (share.context_parallel > 1 and training.recompute == "none"):
+        return 0
+    return model.seq_length // share.context_parallel * model.seq_length
+
+
+def own_mask_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> int:
+    """The same where no batch comes: every layer makes one, and keeps it if it is not recomputed
+    (with context parallelism all layers do, see `_gathered_bytes`)."""
+    if flash or share.context_parallel > 1 or training.recompute != "none":
+        return 0
+    return model.seq_length**2

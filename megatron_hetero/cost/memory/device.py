@@ -1,0 +1,234 @@
+"""Bytes that Megatron allocates on one device of a stage, part by part.
+
+Weights, gradients and optimizer states follow the parameter shards (`cost.memory.parameters`),
+activations the micro-batches in flight (`cost.memory.activations`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.memory.activations import (
+    embedding_activation_bytes,
+    head_activation_bytes,
+    layer_activation_bytes,
+    mask_bytes,
+    own_mask_bytes,
+)
+from megatron_hetero.cost.memory.parameters import layer_params, stage_params, word_params
+from megatron_hetero.cost.work.compute import uses_flash_attention
+from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per parameter: weight, gradient buffer, and what the optimizer keeps beside them."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All bytes that one parameter takes on its device."""
+        return self.weight + self.gradient + self.optimizer
+
+
+def state_bytes(training: TrainingSpec) -> StateBytes:
+    """bf16 accumulates gradients in fp32 (2 + 4 + 12); fp16, and bf16 with --grad-reduce-in-bf16,
+    in their own, with an fp32 copy during the step (2 + 2 + 16); fp32 has no second copy of the
+    weights (4 + 4 + 8).  SGD keeps one moment (Megatron's default momentum is 0.9)."""
+    moments = 8 if training.optimizer == "adam" else 4
+    match training.precision:
+        case "bf16" if not training.grad_reduce_in_bf16:
+            return StateBytes(2, 4, 4 + moments)
+        case "bf16" | "fp16":
+            return StateBytes(2, 2, 4 + 4 + moments)
+        case "fp32":
+            return StateBytes(4, 4, moments)
+
+
+_FP8_COPIES_BYTES = 2
+"""Per parameter of a layer: Transformer Engine keeps its fp8 weights from one micro-batch to the
+next, and transposed as well (before Blackwell)."""
+
+
+@dataclass(frozen=True)
+class StateHolders:
+    """Among how many devices the distributed optimizer divides its states of a parameter: as many
+    as hold it in all replicas, of those of a tied embedding as many as hold that (a device that
+    keeps more than others counts them as fewer).  `embedding` and `head`, where they are not tied,
+    have those that hold these; None is as many as of the layers.
+
+    Without `--use-distributed-optimizer` each device keeps all states of its parameters.
+    """
+
+    layers: float = 1
+    tied_embedding: float = 1
+    embedding: float | None = None
+    head: float | None = None
+
+
+EVERY_DEVICE = StateHolders()
+"""Every device keeps the states of all of its parameters."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on one device of a stage: `base_bytes` without any layer, and what each layer adds.
+
+    Both are split by cause; keys are those of `plan.DeviceEstimate.parts_bytes`.
+    """
+
+    base: Mapping[str, int]
+    per_layer: Mapping[str, int]
+    capacity_bytes: int
+
+    def parts_bytes(self, num_layers: int) -> dict[str, int]:
+        """Bytes by cause with `num_layers` layers."""
+        return {part: self.base[part] + num_layers * self.per_layer[part] for part in self.base}
+
+    def peak_bytes(self, num_layers: int) -> int:
+        """Sum of all parts with `num_layers` layers."""
+        return self.base_bytes + num_layers * self.bytes_per_layer
+
+    @cached_property
+    def base_bytes(self) -> int:
+        """Sum of all parts without any layer."""
+        return sum(self.base.values())
+
+    @cached_property
+    def bytes_per_layer(self) -> int:
+        """What a layer adds to all parts."""
+        return sum(self.per_layer.values())
+
+    @cached_property
+    def max_layers(self) -> int:
+        """Layers that fit; negative when even the base does not."""
+        return (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
+
+
+def stage_memory(
+    workload: Workload,
+    gpu: GpuType,
+    share: TensorShare,
+    *,
+    first: bool,
+    last: bool,
+    num_in_flight: int,
+    vocab_rows: int,
+    reserve_bytes: int,
+    num_sends_kept: int | None = None,
+    holders: StateHolders = EVERY_DEVICE,
+) -> StageMemory:
+    """Memory of one device of a stage that keeps `num_in_flight` micro-batches for backward.
+
+    `num_sends_kept`: tensors kept because they may still be under way to a neighbour; None is one
+    for each neighbour, as in stock Megatron.
+    """
+    model, training = workload.model, workload.training
+    width = share.width
+    vocab_rows = share.rows_as_if_even(model, vocab_rows)
+    element = training.element_bytes
+    states = state_bytes(training)
+    flash = uses_flash_attention(training, gpu)
+    tokens = share.num_tokens(model, training)
+    boundary = share.own_tokens(model, training) * model.hidden_size * element
+    num_hops = (not first) + (not last)
+    num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
+    first_params = stage_params(model, share, 0, first, False, vocab_rows)
+    base_params = stage_params(model, share, 0, first, last, vocab_rows)
+    last_params = base_params - first_params
+    tied_params = 0
+    if model.tied_embeddings and (first or last):
+        tied_params = word_params(model, width, vocab_rows)
+        first_params -= tied_params if first else 0
+        last_params -= 0 if first else tied_params
+    embedding_holders = holders.embedding or holders.layers
+    head_holders = holders.head or holders.layers
+    layer = layer_params(model, share)
+    kept_once = 0
+    if first or last:
+        kept_once += mask_bytes(model, training, share, flash)
+    if first:
+        kept_once += embedding_activation_bytes(model, training, share)
+    logits_bytes = 0
+    if last:
+        kept_once += head_activation_bytes(model, training, share, vocab_rows)
+        # Logits in the job's own precision, beside what the loss keeps of them in fp32.
+        logits_bytes = tokens * (vocab_rows // width) * (element if element < 4 else 0)
+    base = {
+        "weights": base_params * states.weight,
+        "gradients": base_params * states.gradient,
+        "optimizer": _ceil(tied_params * states.optimizer, holders.tied_embedding)
+        + _ceil(first_params * states.optimizer, embedding_holders)
+        + _ceil(last_params * states.optimizer, head_holders),
+        "activations": num_in_flight * kept_once,
+        "buffers": (num_hops + num_sends_kept) * boundary
+        + max(_working_bytes(model, training, share, flash), logits_bytes),
+        "reserve": reserve_bytes,
+    }
+    kept = layer_activation_bytes(model, training, share, flash, training.recompute)
+    if not (first or last):
+        kept += own_mask_bytes(model, training, share, flash)
+    per_layer = {
+        "weights": layer * states.weight,
+        "gradients": layer * states.gradient,
+        "optimizer": _ceil(layer * states.optimizer, holders.layers),
+        "activations": num_in_flight * kept,
+        "buffers": layer * _FP8_COPIES_BYTES if training.fp8 else 0,
+        "reserve": 0,
+    }
+    return StageMemory(base, per_layer, gpu.memory_bytes)
+
+
+def with_some_layers_recomputed(
+    kept: StageMemory, recomputed: StageMemory, num_recomputed: int
+) -> StageMemory:
+    """A stage that recomputes `num_recomputed` of its layers (`recompute_method=block`), from one
+    that recomputes none and one that recomputes all."""
+    part = "activations"
+    saved = kept.per_layer[part] - recomputed.per_layer[part]
+    base = {**recomputed.base, part: recomputed.base[part] - num_recomputed * saved}
+    return replace(kept, base=base)
+
+
+def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
+    """The one with the least to spare."""
+    if len(memories) == 1 or all(memory is memories[0] for memory in memories):
+        return memories[0]
+    return max(memories, key=lambda m: m.peak_bytes(num_layers) - m.capacity_bytes)
+
+
+def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
+    """Bytes of weights, gradients and states that the optimizer step of one device works on."""
+    parts = memory.parts_bytes(num_layers)
+    return parts["optimizer"] + (parts["weights"] + parts["gradients"]) / holders.layers
+
+
+def _ceil(num: int, divisor: float) -> int:
+    return math.ceil(num / divisor)
+
+
+def _working_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> int:
+    """Working set of one layer's backward: gradients of its widest activations, and all it
+    recomputes."""
+    element = training.element_bytes
+    tokens = share.num_tokens(model, training)
+    widest = share.mlp_columns * (3 if model.gated_mlp else 2)
+    working = tokens * element * (widest + 2 * model.hidden_size)
+    if not flash:
+        num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
+        scores = tokens * num_heads * model.seq_length
+        working = max(working, 2 * scores * element)
+    if training.recompute != "none":
+        working += layer_activation_bytes(model, training, share, flash, "none")
+        working -= layer_activation_bytes(model, training, share, flash, training.recompute)
+    return working

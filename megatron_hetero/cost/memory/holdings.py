@@ -1,0 +1,205 @@
+"""What each device of a plan keeps of the training's state: weights and optimizer, as intervals.
+
+A tensor is the interval from 0 to 1, in the order in which it is divided; a device keeps parts of
+it.  Norms and biases that all members of a group keep whole are counted with the part they belong
+to.  With the distributed optimizer the replicas, and the context-parallel ranks of a stage, keep
+equal parts of the states of each slice that none of their groups cuts further
+(`plan.shards.slices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.parameters import head_params, layer_params, word_params
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.shards import shard_edges
+
+Tensor = tuple[str, int, str]
+"""(part of the model, layer, "weights" or "optimizer")."""
+Interval = tuple[float, float]
+Kept = dict[Tensor, tuple[Interval, ...]]
+"""What a device keeps of each tensor: intervals that do not overlap, rising."""
+Holdings = dict[str, Kept]
+"""Device name -> what it keeps."""
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """One tensor-parallel group of a stage as far as it matters here; `layers` are indices."""
+
+    devices: tuple[str, ...]
+    layers: tuple[int, ...]
+    shares: tuple[int, ...] | None
+    context_rank: int = 0
+
+
+def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
+    """[replica][group of a stage] of a plan with devices."""
+    return [
+        [
+            part
+            for stage in replica.stages
+            for part in _groups(
+                stage.devices,
+                tuple(
+                    layer
+                    for chunk in stage_chunks(stage)
+                    for layer in range(chunk.first_layer, chunk.first_layer + chunk.num_layers)
+                ),
+                stage.shape.shares,
+                stage.shape.tensor_parallel,
+            )
+        ]
+        for replica in plan.replicas
+    ]
+
+
+def parts_of_placement(placement: Placement) -> list[list[StagePart]]:
+    """[replica][group of a stage] of a placement."""
+    return [
+        [
+            part
+            for first, stage in zip(replica.first_layers, replica.stages, strict=True)
+            for part in _groups(
+                tuple(device.name for device in stage.devices),
+                tuple(range(first, first + stage.num_layers)),
+                stage.shares,
+                stage.width,
+            )
+        ]
+        for replica in placement.replicas
+    ]
+
+
+def _groups(
+    devices: tuple[str, ...], layers: tuple[int, ...], shares: tuple[int, ...] | None, width: int
+) -> Iterator[StagePart]:
+    for rank, start in enumerate(range(0, len(devices), width)):
+        yield StagePart(devices[start : start + width], layers, shares, rank)
+
+
+class StateSizes:
+    """Bytes of each whole tensor of a workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        model, states = workload.model, state_bytes(workload.training)
+        whole = even_share(model, 1)
+        columns = whole.mlp_columns * (3 if model.gated_mlp else 2)
+        mlp = model.hidden_size * columns * (model.num_experts or 1)
+        rows = padded_vocab_size(model, (1,))
+        self._params = {
+            "attention": layer_params(model, whole) - mlp,
+            "mlp": mlp,
+            "embedding": word_params(model, 1, rows),
+            "head": head_params(model, 1, rows, holds_embedding=False),
+        }
+        self._bytes = {"weights": states.weight, "optimizer": states.optimizer}
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Of a whole tensor."""
+        return self._params[tensor[0]] * self._bytes[tensor[2]]
+
+
+def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Holdings:
+    """What every device keeps."""
+    divides = workload.training.use_distributed_optimizer
+    weights = [
+        ((r, stage.context_rank), device, name, layer, interval)
+        for r, stages in enumerate(replicas)
+        for stage in stages
+        for index, device in enumerate(stage.devices)
+        for name, layer, interval in _intervals(workload, stage, index)
+    ]
+    cuts: dict[tuple[str, int], set[float]] = {}
+    copies: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    if divides:
+        for copy, _, name, layer, interval in weights:
+            cuts.setdefault((name, layer), set()).update(interval)
+            copies.setdefault((name, layer), set()).add(copy)
+    turn = {key: {copy: i for i, copy in enumerate(sorted(of))} for key, of in copies.items()}
+    found: Holdings = {}
+    for copy, device, name, layer, interval in weights:
+        kept = found.setdefault(device, {})
+        kept[name, layer, "weights"] = (interval,)
+        kept[name, layer, "optimizer"] = (interval,)
+        if divides:
+            start, stop = interval
+            edges = sorted(edge for edge in cuts[name, layer] if start <= edge <= stop)
+            turns = turn[name, layer]
+            kept[name, layer, "optimizer"] = tuple(
+                _part(slice_, turns[copy], len(turns)) for slice_ in pairwise(edges)
+            )
+    return found
+
+
+def _part(interval: Interval, index: int, count: int) -> Interval:
+    """One of `count` equal parts."""
+    start, stop = interval
+    step = (stop - start) / count
+    return start + index * step, stop if index == count - 1 else start + (index + 1) * step
+
+
+def _intervals(
+    workload: Workload, stage: StagePart, index: int
+) -> Iterator[tuple[str, int, Interval]]:
+    model, width = workload.model, len(stage.devices)
+
+    def interval(num_units: int) -> Interval:
+        edges = shard_edges(num_units, width, stage.shares)
+        return edges[index] / num_units, edges[index + 1] / num_units
+
+    attention = interval(model.num_query_groups)
+    mlp = interval(model.mlp_columns)
+    for layer in stage.layers:
+        yield "attention", layer, attention
+        yield "mlp", layer, mlp
+    weights = stage.shares or (1,) * width
+    rows = sum(weights[:index]) / sum(weights), sum(weights[: index + 1]) / sum(weights)
+    if 0 in stage.layers:
+        yield "embedding", 0, rows
+    if model.num_layers - 1 in stage.layers:
+        yield ("embedding" if model.tied_embeddings else "head"), 0, rows
+
+
+def overlap_bytes(sizes: StateSizes, one: Kept, other: Kept) -> float:
+    """Bytes that two devices both keep."""
+    total = 0.0
+    for tensor in one.keys() & other.keys():
+        common = sum(
+            max(0.0, min(stop, b) - max(start, a))
+            for start, stop in one[tensor]
+            for a, b in other[tensor]
+        )
+        total += common * sizes.bytes_of(tensor)
+    return total
+
+
+def held_bytes(sizes: StateSizes, kept: Kept) -> float:
+    """Bytes of all that a device keeps."""
+    return sum(
+        (stop - start) * sizes.bytes_of(tensor)
+        for tensor, intervals in kept.items()
+        for start, stop in intervals
+    )
+
+
+def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
+    """The parts of an interval that lie outside others, which rise."""
+    start, stop = interval
+    for a, b in own:
+        if a > start:
+            yield start, min(a, stop)
+        start = max(start, b)
+        if start >= stop:
+            return
+    yield start, stop

@@ -1,0 +1,223 @@
+"""What an exchange over some holders loads on its paths, for each byte that they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.network.lines import LineTable
+from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.cost.network.ring import held_fraction, pass_latency_s, ring
+from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.model.spec import ModelSpec
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Seconds for which a buffer takes each path, and latency.
+
+    Paths are numbers, each at most once: of a pair of nodes, of one way of a device's port, or of a
+    line that paths share.
+    """
+
+    paths: Ints
+    seconds: Floats
+    latency_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class HolderFlow:
+    """A `Flow` for each byte, over any holders that stand on the same nodes.
+
+    Ports are those of the holders' places in the ring: `ports` are their positions in `paths`.
+    `adding_s_per_byte`: for each of a bucket, until its owner has added what it has received.
+    """
+
+    paths: Ints
+    s_per_byte: Floats
+    latency_s: float
+    adding_s_per_byte: float
+    ports: Ints
+    places: Ints
+    ways: Ints
+
+    def of(self, first_ports: Ints, num_bytes: float, bucket_bytes: float) -> Flow:
+        """A buffer's.
+
+        Args:
+            first_ports: path number of the way out of each holder's port, in the ring's order.
+            bucket_bytes: those of a bucket that ranks exchange at a time.
+        """
+        paths = self.paths.copy()
+        paths[self.ports] = first_ports[self.places] + self.ways
+        latency_s = self.latency_s + self.adding_s_per_byte * bucket_bytes
+        return Flow(paths, self.s_per_byte * num_bytes, latency_s)
+
+
+class HolderFlows:
+    """Makes them, of holders in the order of their ring."""
+
+    def __init__(self, cluster: Cluster, model: ModelSpec) -> None:
+        self._cluster = cluster
+        self._model = model
+
+    @cached_property
+    def node_number(self) -> Mapping[str, int]:
+        """Of each node; the path from one to another has their number, the first one's times the
+        number of nodes and the other's."""
+        return {node.name: number for number, node in enumerate(self._cluster.nodes)}
+
+    @cached_property
+    def first_port(self) -> int:
+        """Numbers of paths from here on are of ports, two for each device."""
+        return len(self._cluster.nodes) ** 2
+
+    @cached_property
+    def first_line(self) -> int:
+        """Numbers of paths from here on are of lines that paths share (`line_table`)."""
+        return self.first_port + 2 * len(self._cluster.devices)
+
+    @cached_property
+    def line_table(self) -> LineTable:
+        """The cluster's lines."""
+        return LineTable(self._cluster)
+
+    def numbered(
+        self, pairs: Mapping[NodePair, float], lines: Mapping[str, float]
+    ) -> dict[int, float]:
+        """By the numbers of their paths what is known of pairs of nodes and of lines."""
+        own, table = self.node_number, self.line_table.numbers
+        found = {own[a] * len(own) + own[b]: value for (a, b), value in pairs.items()}
+        return found | {self.first_line + table[name]: value for name, value in lines.items()}
+
+    def around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
+        """An all-reduce in a ring, or one pass that hands on."""
+        hops = ring(self._cluster, self._model, stages)
+        hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
+        nodes = np.array([self.node_number[hop.nodes[0]] for hop in hops])
+        next_nodes = np.roll(nodes, -1)
+        between, inside = np.flatnonzero(nodes != next_nodes), np.flatnonzero(nodes == next_nodes)
+        once = num_passes * (len(hops) - 1) / len(hops)
+        return self._holder_flow(
+            (nodes[between], next_nodes[between]),
+            np.full(len(between), once),
+            hop_s[between],
+            np.concatenate([inside, (inside + 1) % len(hops)]),
+            np.repeat([_OUT, _IN], len(inside)),
+            np.tile(hop_s[inside], 2),
+            num_passes * pass_latency_s(hops),
+        )
+
+    def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
+        """Every holder sends every other one its n-th."""
+        num = len(stages)
+        members: dict[str, list[int]] = {}
+        for place, stage in enumerate(stages):
+            members.setdefault(stage.devices[0].node, []).append(place)
+        fan_in = FanIn(self._cluster, [stage.devices[0] for stage in stages])
+        places: list[int] = []
+        ports_s: list[float] = []
+        latency_s = added_s = 0.0
+        for node, own in members.items():
+            if len(own) > 1:
+                link = self._cluster.node_by_name[node].link
+                latency_s = max(latency_s, link.latency_s)
+                added_s = max(added_s, adding_s(1 / num, num - 1, link))
+                largest = max(held_fraction(self._model, stages[place]) for place in own)
+                part = (len(own) - 1) / num * largest
+                port_s = transfer_s(part, link, fan_in.num_senders(node, node, link))
+                places += own
+                ports_s += [port_s] * len(own)
+        names = list(members)
+        nodes = np.array([self.node_number[name] for name in names])
+        counts = np.array([len(own) for own in members.values()])
+        senders, receivers = np.nonzero(~np.eye(len(nodes), dtype=bool))
+        classes = self._link_classes
+        kinds = classes.of_pairs[nodes[senders], nodes[receivers]]
+        parts = counts[senders] * counts[receivers] / num
+        paths_s = parts / classes.bytes_per_s[kinds]
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
+            link = classes.links[kind]
+            latency_s = max(latency_s, link.latency_s)
+            added_s = max(added_s, adding_s(1 / num, num - 1, link))
+            if link.incast is not None:
+                for i in np.flatnonzero(kinds == kind).tolist():
+                    pair = names[senders[i]], names[receivers[i]]
+                    paths_s[i] = transfer_s(parts[i], link, fan_in.num_senders(*pair, link))
+        return self._holder_flow(
+            (nodes[senders], nodes[receivers]),
+            parts,
+            paths_s,
+            np.tile(places, 2),
+            np.repeat([_OUT, _IN], len(places)),
+            np.tile(ports_s, 2),
+            latency_s,
+            added_s,
+        )
+
+    def _holder_flow(
+        self,
+        nodes: tuple[Ints, Ints],
+        parts: Floats,
+        paths_s: Floats,
+        places: Ints | Sequence[int],
+        ways: Ints,
+        ports_s: Floats,
+        latency_s: float,
+        added_s: float = 0.0,
+    ) -> HolderFlow:
+        """What paths between `nodes` carry, `parts` of each byte, and one way each of the ports of
+        holders at `places`."""
+        senders, receivers = nodes
+        paths = senders * len(self.node_number) + receivers
+        if self._cluster.has_lines:
+            lines, lines_s = self.line_table.loads(senders, receivers, parts)
+            paths = np.concatenate([paths, self.first_line + lines])
+            paths_s = np.concatenate([paths_s, lines_s])
+        return HolderFlow(
+            np.concatenate([paths, np.full(len(places), -1)]),
+            np.concatenate([paths_s, ports_s]),
+            latency_s,
+            added_s,
+            len(paths) + np.arange(len(places)),
+            np.asarray(places, np.int64),
+            ways,
+        )
+
+    @cached_property
+    def _link_classes(self) -> _LinkClasses:
+        """Few in the largest cluster, however many pairs of nodes it has."""
+        summary, sites = self._cluster.link_summary, self._cluster.site_places
+        links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values()]))
+        number = {link: i for i, link in enumerate(links)}
+        of_sites = np.zeros((len(sites), len(sites)), np.int64)
+        for (here, there), link in summary.usual.items():
+            of_sites[sites[here], sites[there]] = number[link]
+        own = np.array([sites[node.site] for node in self._cluster.nodes])
+        of_pairs = of_sites[np.ix_(own, own)]
+        for (one, other), link in summary.others.items():
+            of_pairs[self.node_number[one], self.node_number[other]] = number[link]
+        return _LinkClasses(links, np.array([link.bytes_per_s for link in links]), of_pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class _LinkClasses:
+    """The unlike links between nodes: all of them, their bandwidths, and which one each pair has,
+    [node, node] (what it says of a node and itself means nothing)."""
+
+    links: tuple[Link, ...]
+    bytes_per_s: Floats
+    of_pairs: Ints
+
+
+_OUT, _IN = 0, 1
+"""Ways through the port of a device."""

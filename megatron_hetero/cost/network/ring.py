@@ -1,0 +1,77 @@
+"""The ring over the holders of a gradient buffer, and what its hops cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.network.link_terms import adding_s, transfer_s
+from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.cost.work.share import largest_fraction, member_shares
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class RingHop:
+    """One step of a ring: seconds for each byte of the whole buffer in one pass, those of adding
+    what is received where the pass reduces, and the link's latency."""
+
+    sender: PlacedStage
+    receiver: PlacedStage
+    s_per_byte: float
+    adding_s_per_byte: float
+    latency_s: float
+
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Where it leads."""
+        return self.sender.devices[0].node, self.receiver.devices[0].node
+
+    def passes_s_per_byte(self, num_passes: int, reduces: bool) -> float:
+        """For which it is taken in one or both passes, the first of which may reduce."""
+        return num_passes * self.s_per_byte + (self.adding_s_per_byte if reduces else 0.0)
+
+
+def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> tuple[RingHop, ...]:
+    """The ring over the holders of a buffer, for one pass in which (n - 1) / n of it crosses every
+    hop (a reduce-scatter or an all-gather; an all-reduce is both).
+
+    It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
+    the tensor-parallel groups work side by side: inside a node on links of their own, between nodes
+    on one card.
+    """
+    ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
+    share = (len(ordered) - 1) / len(ordered)
+    parts = [held_fraction(model, stage) for stage in ordered]
+    hops = []
+    prices: dict[tuple[str, str, float, float], tuple[float, float, float]] = {}
+    around = zip(ordered, ordered[1:] + ordered[:1], parts, parts[1:] + parts[:1], strict=True)
+    for sender, receiver, sent, received in around:
+        here, there = sender.devices[0], receiver.devices[0]
+        key = here.node, there.node, sent, received
+        if key not in prices:
+            link = cluster.link(here, there)
+            part = share * max(sent, received) if here.node == there.node else share
+            # Each rank adds its own part, on a shared card too.
+            added_s = adding_s(share * received, 1, link)
+            prices[key] = transfer_s(part, link), added_s, link.latency_s
+        hops.append(RingHop(sender, receiver, *prices[key]))
+    return tuple(hops)
+
+
+def pass_latency_s(hops: Sequence[RingHop]) -> float:
+    """One pass leads over every hop of the ring but one."""
+    return sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)
+
+
+def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:
+    """Order of a ring: by site as the way through them leads, node and place in it."""
+    return cluster.site_places[cluster.node_by_name[device.node].site], device
+
+
+def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
+    """The largest part of a parameter that one member of a stage holds."""
+    if stage.shares is None:
+        return 1 / stage.width
+    return largest_fraction(model, member_shares(model, stage.width, stage.shares))

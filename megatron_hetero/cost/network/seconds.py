@@ -1,0 +1,256 @@
+"""Seconds of communication: alpha-beta (`latency_s + bytes / bytes_per_s`) on the slowest link, and
+what `cost.network.link_terms` adds to it.
+
+A link inside a node belongs to each GPU; the path between two nodes is shared by all GPUs of the
+node that use it at the same moment, and the lines that it leads over (`Cluster.lines`) by all paths
+over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.spec import Cluster, Device, Link
+from megatron_hetero.cost.network.lines import line_seconds
+from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.plan.stage_ranges import StageRanks, pieces
+
+
+@dataclass(frozen=True)
+class BoundaryTime:
+    """One crossing of a stage boundary in one direction: the link is busy for `serialisation_s`,
+    the tensor is usable `latency_s` after that.
+
+    `parts`: (sender, receiver, bytes) of what goes between nodes, sums over pairs of nodes; each is
+    the place in its group of the first GPU of its node.
+    """
+
+    serialisation_s: float
+    latency_s: float
+    parts: tuple[tuple[int, int, float], ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """From the first byte sent to the tensor's use."""
+        return self.serialisation_s + self.latency_s
+
+
+def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """2 (n - 1) rounds of 1/n of the buffer over the slowest link of the ring."""
+    gather_s = ring_all_gather_s(num_bytes, num_ranks, link)
+    return ring_reduce_scatter_s(num_bytes, num_ranks, link) + gather_s
+
+
+def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """The rounds of an all-gather, in each of which every rank adds what it has received."""
+    added_bytes = (num_ranks - 1) / num_ranks * num_bytes
+    return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
+
+
+def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
+    """(n - 1) rounds of 1/n of the whole buffer."""
+    if num_ranks == 1:
+        return 0.0
+    rounds = num_ranks - 1
+    return rounds * (link.latency_s + num_bytes / num_ranks / link.bytes_per_s)
+
+
+def boundary_time(
+    cluster: Cluster,
+    senders: Sequence[Device],
+    receivers: Sequence[Device],
+    num_bytes: float,
+    sequence_parallel: bool,
+    context_parallel: tuple[int, int] = (1, 1),
+) -> BoundaryTime:
+    """Carry an activation of `num_bytes` from one stage to the next, each byte once.
+
+    Each of the senders holds, and each of the receivers takes, an equal piece; pieces travel in
+    parallel inside a node and share the card between nodes.  Without sequence parallelism the
+    receivers of a TP group then gather its tensor among themselves (part of `latency_s`: it delays
+    the receiver, not the link).  A message is as late as it is at a high quantile
+    (`Link.jitter_s`): a pipeline waits for the late ones, and its launch counts have to hide them.
+
+    Args:
+        context_parallel: TP groups of the senders and of the receivers, among which they divide
+            the sequence as `plan.stage_ranges` says.
+    """
+    messages = [
+        (senders[i], receivers[j], part * num_bytes)
+        for i, j, part in _messages(len(senders), len(receivers), *context_parallel)
+    ]
+    carried: dict[tuple[str, str], float] = {}
+    for sender, receiver, size in messages:
+        for path in _paths(sender, receiver):
+            carried[path] = carried.get(path, 0.0) + size
+    parts = _parts(messages, senders, receivers)
+    busy_s = max(line_seconds(cluster, between(parts, senders, receivers)).values(), default=0.0)
+    latency_s = 0.0
+    for sender, receiver, _ in messages:
+        link = cluster.link(sender, receiver)
+        busiest_bytes = max(carried[path] for path in _paths(sender, receiver))
+        fan_in = _num_senders(cluster, messages, sender, receiver) if link.incast else 1
+        busy_s = max(busy_s, transfer_s(busiest_bytes, link, fan_in))
+        latency_s = max(latency_s, link.latency_s + link.jitter_s)
+    gather_s = 0.0
+    width = len(receivers) // context_parallel[1]
+    if width > 1 and not sequence_parallel:
+        gather_s = max(
+            ring_all_gather_s(num_bytes / context_parallel[1], width, slowest_link(cluster, group))
+            for group in groups_of(receivers, width)
+        )
+    return BoundaryTime(busy_s, latency_s + gather_s, parts)
+
+
+def _parts(
+    messages: Sequence[tuple[Device, Device, float]],
+    senders: Sequence[Device],
+    receivers: Sequence[Device],
+) -> tuple[tuple[int, int, float], ...]:
+    """`BoundaryTime.parts`."""
+    here = [device.node for device in senders]
+    there = [device.node for device in receivers]
+    found: dict[tuple[int, int], float] = {}
+    for sender, receiver, size in messages:
+        if sender.node != receiver.node:
+            place = here.index(sender.node), there.index(receiver.node)
+            found[place] = found.get(place, 0.0) + size
+    return tuple((i, j, size) for (i, j), size in found.items())
+
+
+def between(
+    parts: Iterable[tuple[int, int, float]],
+    senders: Sequence[Device],
+    receivers: Sequence[Device],
+) -> Iterator[tuple[NodePair, float]]:
+    """`BoundaryTime.parts` by the names of the nodes."""
+    return (((senders[i].node, receivers[j].node), size) for i, j, size in parts)
+
+
+def _num_senders(
+    cluster: Cluster,
+    messages: Sequence[tuple[Device, Device, float]],
+    sender: Device,
+    receiver: Device,
+) -> int:
+    """To the receiver's port or, from other nodes, to its node's card, at the time of a message."""
+    is_inside = sender.node == receiver.node
+    heard = [a for a, b, _ in messages if (b == receiver if is_inside else b.node == receiver.node)]
+    link = cluster.link(sender, receiver)
+    return FanIn(cluster, {*heard, receiver}).num_senders(sender.node, receiver.node, link)
+
+
+def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device]]:
+    """The TP groups of a stage, one for each context-parallel rank."""
+    for first in range(0, len(devices), width):
+        yield devices[first : first + width]
+
+
+def _messages(
+    num_senders: int, num_receivers: int, from_context: int, to_context: int
+) -> Iterator[tuple[int, int, float]]:
+    """(sender, receiver, part of the tensor) of each pair that has something to exchange."""
+    if from_context == to_context == 1:
+        for i in range(num_senders):
+            for j in range(num_receivers):
+                if (part := _overlap(i, num_senders, j, num_receivers)) > 0:
+                    yield i, j, part
+        return
+    # So many elements that no range of either stage is cut short.
+    whole = 4 * num_senders * num_receivers
+    here = StageRanks(tuple(range(num_senders)), from_context)
+    there = StageRanks(tuple(range(num_receivers)), to_context)
+    for i in range(num_senders):
+        parts: dict[int, int] = {}
+        for piece in pieces(whole, here, i, there):
+            parts[piece.peer] = parts.get(piece.peer, 0) + piece.stop - piece.start
+        for j, size in parts.items():
+            yield i, j, size / whole
+
+
+def _overlap(i: int, num_senders: int, j: int, num_receivers: int) -> float:
+    """The part of a tensor that sender i holds and receiver j takes."""
+    stop = min((i + 1) * num_receivers, (j + 1) * num_senders)
+    start = max(i * num_receivers, j * num_senders)
+    return max(0, stop - start) / (num_senders * num_receivers)
+
+
+def _paths(sender: Device, receiver: Device) -> tuple[tuple[str, str], ...]:
+    """What a message takes up: inside a node both GPUs' links, between nodes their one card."""
+    if sender.node == receiver.node:
+        return (sender.name, "out"), (receiver.name, "in")
+    return ((sender.node, receiver.node),)
+
+
+def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
+    """Least bandwidth and most latency between any two of a group."""
+    if len({device.node for device in devices}) == 1:
+        return cluster.node_by_name[devices[0].node].link
+    return worst_link([cluster.link(a, b) for a, b in permutations(devices, 2)])
+
+
+def worst_link(links: Sequence[Link]) -> Link:
+    """The least bandwidths and the most latency of some links, for rings: where nobody hears from
+    two."""
+    return Link(
+        min(k.bytes_per_s for k in links),
+        max(k.latency_s for k in links),
+        reduce_bytes_per_s=min(k.reduce_bytes_per_s for k in links),
+    )
+
+
+@dataclass(frozen=True)
+class TensorParallelTimes:
+    """Communication inside one TP group for one micro-batch, seconds."""
+
+    layer_forward_s: float
+    layer_backward_s: float
+    embedding_s: float
+    head_forward_s: float
+    head_backward_s: float
+
+
+def tensor_parallel_times(
+    num_bytes: float, width: int, link: Link | None, sequence_parallel: bool, num_tokens: int
+) -> TensorParallelTimes:
+    """Collectives of Megatron's tensor-parallel layers on an activation of `num_bytes`.
+
+    A layer takes two all-reduces forward and two backward (Shoeybi et al. 2019).  With sequence
+    parallelism each becomes a reduce-scatter and an all-gather of the same volume, and backward
+    gathers the inputs of both column-parallel products again (Korthikanti et al. 2022).
+    The cross entropy all-reduces three fp32 values of each token.
+    """
+    if width == 1 or link is None:
+        return TensorParallelTimes(0.0, 0.0, 0.0, 0.0, 0.0)
+    reduce_s = ring_all_reduce_s(num_bytes, width, link)
+    gather_s = ring_all_gather_s(num_bytes, width, link)
+    scatter_s = ring_reduce_scatter_s(num_bytes, width, link)
+    loss_s = 3 * ring_all_reduce_s(4.0 * num_tokens, width, link)
+    if sequence_parallel:
+        return TensorParallelTimes(
+            2 * reduce_s, 2 * reduce_s + 2 * gather_s, scatter_s, gather_s + loss_s, reduce_s
+        )
+    return TensorParallelTimes(2 * reduce_s, 2 * reduce_s, reduce_s, loss_s, reduce_s)
+
+
+def context_parallel_times(
+    num_bytes: float, num_ranks: int, link: Link | None, is_ring: bool
+) -> tuple[float, float]:
+    """Seconds, forward and backward, in which each rank of a stage meets all keys and values.
+
+    A ring (Transformer Engine's `--cp-comm-type p2p`; Liu et al. 2023) hands the blocks on from
+    rank to rank, backward once more and their gradients with them.  Where they are gathered
+    (`runtime.parallel.context_attention`) they are kept, and backward only reduces their gradients.
+
+    Args:
+        num_bytes: keys and values of a layer for the whole sequence, as one rank of the TP group
+            has them.
+    """
+    if num_ranks == 1 or link is None:
+        return 0.0, 0.0
+    once_s = ring_all_gather_s(num_bytes, num_ranks, link)
+    gradients_s = ring_reduce_scatter_s(num_bytes, num_ranks, link)
+    return once_s, (once_s + gradients_s if is_ring else gradients_s)

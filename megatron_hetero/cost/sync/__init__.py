@@ -1,0 +1,7 @@
+"""Seconds of the exchange of gradients.
+
+gradients  the exchange between replicas, and of tied embeddings
+groups     runs of layers with the same holders
+buckets    gradients that travel together
+least      the least that any exchange takes, for bounds
+"""

@@ -1,0 +1,144 @@
+"""Which gradients travel together: the runtime's buckets, as far as time depends on them.
+
+`runtime.gradients.buckets` cuts every parameter at the union of all ranks' shard edges and collects
+slices with the same holders, in the order in which a backward pass finishes them, until a bucket is
+full.  Ranks of tensor-parallel groups work side by side on their own slices of the same parameters,
+so here a bucket has stages as its holders and stands for one bucket of every set of ranks.
+
+What every rank of a group holds whole (norms, biases after row-parallel products, positions) has
+all ranks of those stages as its holders, and buckets of its own.  They are small, but with the
+distributed optimizer each takes one of a rank's buffers until those before it are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from megatron_hetero.cost.memory.parameters import (
+    attention_sizes,
+    embedding_params,
+    layer_params,
+    whole_layer_params,
+)
+from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.spec import ModelSpec
+
+MAX_BUCKET_ELEMENTS = 64 << 20
+"""256 MiB of fp32: what a bucket that has to be packed takes beside the gradients themselves."""
+
+EMBEDDING = -1
+"""In the place of a layer: what comes before the first one."""
+
+StageId = tuple[int, int]
+"""(replica, stage)."""
+
+
+@dataclass(frozen=True)
+class StageBucket:
+    """Parameters (of the whole model, not sharded) with the same holders.
+
+    `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
+    what follows them.  `num_rank_sets`: so many buckets of ranks it stands for; a rank of a narrow
+    stage is in several of them.  `is_whole`: every rank of its holders holds all of it.
+    """
+
+    holders: tuple[StageId, ...]
+    num_params: int
+    layer: int
+    num_rank_sets: int = 1
+    is_whole: bool = False
+
+
+@dataclass(frozen=True)
+class _BucketSlice:
+    holders: tuple[StageId, ...]
+    num_params: int
+    layer: int
+    is_whole: bool = False
+
+
+def stage_buckets(
+    placement: Placement,
+    model: ModelSpec,
+    vocab_rows: int,
+    max_elements: int = MAX_BUCKET_ELEMENTS,
+    *,
+    whole_apart: bool = False,
+) -> tuple[StageBucket, ...]:
+    """All buckets that need an exchange, in the order in which every stage starts its own.
+
+    Args:
+        max_elements: of one bucket on one rank, unless a single slice is larger.
+        whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
+            others, which take as long but for latency.
+    """
+    done: list[tuple[int, StageBucket]] = []
+    open_: dict[tuple[tuple[StageId, ...], bool], tuple[int, StageBucket]] = {}
+    for place, piece in enumerate(_slices(placement, model, vocab_rows)):
+        stages = [placement.replicas[r].stages[s] for r, s in piece.holders]
+        if sum(stage.context_parallel for stage in stages) == 1:
+            continue
+        sets = num_rank_sets(stages)
+        is_apart = whole_apart and piece.is_whole and sets > 1
+        key = piece.holders, is_apart
+        sets = 1 if is_apart else sets
+        size = open_[key][1].num_params if key in open_ else 0
+        # Without buckets of its own it goes with the last matrix of its layer.
+        goes_along = piece.is_whole and not is_apart and piece.layer != EMBEDDING
+        if size and size + piece.num_params > max_elements * sets and not goes_along:
+            done.append(open_.pop(key))
+            size = 0
+        bucket = StageBucket(piece.holders, size + piece.num_params, piece.layer, sets, is_apart)
+        open_[key] = place, bucket
+    done += open_.values()
+    return tuple(bucket for _, bucket in sorted(done, key=lambda entry: entry[0]))
+
+
+def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_BucketSlice]:
+    """All tensors with the stages that hold them, as a backward pass finishes them."""
+    replicas = placement.replicas
+    first_stages = tuple((r, 0) for r in range(len(replicas)))
+    last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
+    words = vocab_rows * model.hidden_size
+    positions = embedding_params(model, 1, 0)
+    if not model.tied_embeddings:
+        yield _BucketSlice(last_stages, words, model.num_layers)
+    tensors, whole = layer_tensors(model), whole_layer_params(model)
+    stage_of = [len(replica.stages) - 1 for replica in replicas]
+    for layer in reversed(range(model.num_layers)):
+        for r, replica in enumerate(replicas):
+            if replica.first_layers[stage_of[r]] > layer:
+                stage_of[r] -= 1
+        holders = tuple(enumerate(stage_of))
+        for size in (*tensors[:-1], tensors[-1] - whole):
+            yield _BucketSlice(holders, size, layer)
+        yield _BucketSlice(holders, whole, layer, is_whole=True)
+    if positions:
+        yield _BucketSlice(first_stages, positions, EMBEDDING, is_whole=True)
+    holders = first_stages
+    if model.tied_embeddings:
+        holders = tuple(sorted(set(first_stages + last_stages)))
+    yield _BucketSlice(holders, words, EMBEDDING)
+
+
+def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
+    """Parameters of a layer's matrices in the order of the backward pass, norms and biases with
+    the last of them; a gated first matrix is two."""
+    share = even_share(model, 1)
+    query, key_value = attention_sizes(model, share)
+    hidden, columns = model.hidden_size, share.mlp_columns
+    matrices = [hidden * columns] * (3 if model.gated_mlp else 2) * (model.num_experts or 1)
+    matrices.append(hidden * (query + 2 * key_value))
+    return (*matrices, layer_params(model, share) - sum(matrices))
+
+
+def num_rank_sets(stages: list[PlacedStage]) -> int:
+    """Pieces into which the shard edges of all these stages cut a matrix."""
+    edges = set()
+    for shares in {stage.shares or (1,) * stage.width for stage in stages}:
+        edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}
+    return len(edges)

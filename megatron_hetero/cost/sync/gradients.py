@@ -1,0 +1,242 @@
+"""Seconds of the gradient exchange between replicas, and between the stages of a tied embedding.
+
+The planner's quick form of what `schedule.exchange.gradients` makes and the runtime does.  Every
+run of layers with the same holders is one exchange: an all-reduce in a ring, or, with the
+distributed optimizer, every part straight to its owner, and after the update the new weights in
+rings.  It begins when its last holder's backward passes are done (with `--overlap-grad-reduce` a
+first stage begins within its last one), and takes each of its paths in turn with all others that
+cross it; a port of a stage inside its node is a path too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import ceil
+
+import numpy as np
+
+from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.network.exchange_clock import ExchangeStep, last_end_s
+from megatron_hetero.cost.network.holder_flow import Flow, HolderFlow, HolderFlows, Ints
+from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.sync.buckets import StageId, num_rank_sets
+from megatron_hetero.cost.sync.groups import (
+    SyncGroup,
+    buffers_of,
+    mean_bucket_params,
+    sync_groups,
+    witness_of,
+)
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """An exchange over some holders: of gradients and of new weights."""
+
+    gradients: HolderFlow
+    weights: HolderFlow | None
+    num_rank_sets: int
+
+
+@dataclass(frozen=True)
+class GroupTime:
+    """One set of holders: its parameters, buckets, and what it loads on its paths."""
+
+    group: SyncGroup
+    waiting: tuple[StageId, ...]
+    """Of its holders one of each kind: those of a kind come to it together (`witness_of`)."""
+    bucket_share: float
+    """Of its parameters, in each bucket but the last."""
+    buffers: Mapping[StageId, int]
+    """Those that a bucket takes of a rank of each that is waiting; empty where it needs none."""
+    gradients: Flow
+    weights: Flow | None
+
+
+@dataclass(frozen=True)
+class StageEnd:
+    """When a stage's last backward pass ends, and of that pass the seconds within which gradients
+    are exchanged as they become complete (0: all after it)."""
+
+    end_s: float
+    backward_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Seconds for which something takes paths between nodes, and the lines that they share."""
+
+    pairs: Mapping[NodePair, float]
+    lines: Mapping[str, float]
+
+    @property
+    def busiest_s(self) -> float:
+        """Of the busiest."""
+        return max((*self.pairs.values(), *self.lines.values()), default=0.0)
+
+
+NOTHING = Carried({}, {})
+
+
+class GradientExchangePrices:
+    """Prices of one job's exchanges on one cluster, cached by the holders' nodes and widths.
+
+    Args:
+        gradient_bytes: of one element on its way.
+        weight_bytes: of one element of the new weights, which the distributed optimizer gathers;
+            None is an all-reduce.
+    """
+
+    def __init__(
+        self, cluster: Cluster, model: ModelSpec, gradient_bytes: int, weight_bytes: int | None
+    ) -> None:
+        self._cluster = cluster
+        self._model = model
+        self._gradient_bytes = gradient_bytes
+        self._weight_bytes = weight_bytes
+        self._flows = HolderFlows(cluster, model)
+        self._prices: dict[bytes, _Prices] = {}
+        self._likes: dict[tuple[object, ...], int] = {}
+
+    @cached_property
+    def _port_of(self) -> Mapping[Device, int]:
+        """The path number of the way out of each device's port; the way in follows.  They rise in
+        the order of rings."""
+        place = self._cluster.site_places
+        nodes = sorted(self._cluster.nodes, key=lambda node: (place[node.site], node.name))
+        counts = accumulate((2 * n.num_gpus for n in nodes), initial=self._flows.first_port)
+        return {
+            device: first + 2 * place
+            for node, first in zip(nodes, counts, strict=False)
+            for place, device in enumerate(node.devices)
+        }
+
+    def groups(self, placement: Placement, vocab_rows: int) -> tuple[GroupTime, ...]:
+        """Every exchange of a step, in the order in which all stages run them."""
+        return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
+
+    def _timed(
+        self, placement: Placement, vocab_rows: int
+    ) -> Iterator[tuple[GroupTime, tuple[int, ...]]]:
+        """`groups`, each with its holders' places in the layout's order of stages."""
+        starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
+        of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
+        stages = [group for groups in of_stage for group in groups]
+        firsts = [0, *accumulate(map(len, of_stage))]
+        ports = np.array([self._port(stage) for stage in stages])
+        likes = np.array([self._like(stage) for stage in stages])
+        witnesses = witness_of(placement)
+        found: dict[tuple[int, ...], tuple[_Prices, Ints]] = {}
+        for group in sync_groups(placement, self._model, vocab_rows):
+            places = tuple([starts[r] + s for r, s in group.holders])
+            if places not in found:
+                members = np.array([m for p in places for m in range(firsts[p], firsts[p + 1])])
+                members = members[np.argsort(ports[members])]
+                found[places] = self._priced(likes, stages, members), ports[members]
+            prices, first_ports = found[places]
+            sets = prices.num_rank_sets
+            waiting = tuple([(r, s) for r, s in group.holders if witnesses[r] == r])
+            buffers: Mapping[StageId, int] = {}
+            if self._weight_bytes is not None:
+                buffers = buffers_of(placement, waiting, sets)
+            share = 1.0
+            if group.num_layers:
+                share = min(1.0, mean_bucket_params(self._model, sets) / group.num_params)
+            num_bytes = group.num_params * self._gradient_bytes
+            gradients = prices.gradients.of(first_ports, num_bytes, share * num_bytes / sets)
+            weights = None
+            if prices.weights is not None and self._weight_bytes is not None:
+                num_bytes = group.num_params * self._weight_bytes
+                weights = prices.weights.of(first_ports, num_bytes, share * num_bytes / sets)
+            yield GroupTime(group, waiting, share, buffers, gradients, weights), places
+
+    def exposed_s(
+        self,
+        placement: Placement,
+        vocab_rows: int,
+        ends: Sequence[StageEnd],
+        pipelines_s: float,
+        carried: Carried = NOTHING,
+    ) -> float:
+        """Seconds from the end of all pipelines to the last reduced gradient, and those of the new
+        weights after the update.
+
+        Args:
+            ends: of every stage, in the layout's order.
+            carried: what boundaries take of the paths meanwhile.
+        """
+        firsts = [first for replica in placement.replicas for first in replica.first_layers]
+        placed = [stage for replica in placement.replicas for stage in replica.stages]
+        layer_s = [e.backward_s / s.num_layers for e, s in zip(ends, placed, strict=True)]
+        overlaps = any(layer_s)
+
+        def ready_s(places: Sequence[int], layer: int) -> float:
+            """When all holders have the gradients down to `layer`."""
+            if not overlaps:
+                return max([ends[p].end_s for p in places])
+            return max([ends[p].end_s - layer_s[p] * (layer - firsts[p]) for p in places])
+
+        steps, gathers = [], []
+        for timed, places in self._timed(placement, vocab_rows):
+            group, common = timed.group, (timed.bucket_share, timed.buffers)
+            end = group.first_layer + group.num_layers
+            first = max(group.first_layer, end - ceil(timed.bucket_share * group.num_layers))
+            last_s = ready_s(places, group.first_layer)
+            first_s = ready_s(places, first) if overlaps else last_s
+            steps.append(ExchangeStep(timed.waiting, timed.gradients, first_s, last_s, *common))
+            if timed.weights is not None:
+                gathers.append(ExchangeStep(timed.waiting, timed.weights, 0.0, 0.0, *common))
+        taken = self._flows.numbered(carried.pairs, carried.lines)
+        return max(0.0, last_end_s(steps, taken) - pipelines_s) + last_end_s(gathers)
+
+    def alone_s(self, placement: Placement, vocab_rows: int) -> float:
+        """Seconds of the exchange by itself, all stages ready at once."""
+        ends = [StageEnd(0.0) for replica in placement.replicas for _ in replica.stages]
+        return self.exposed_s(placement, vocab_rows, ends, 0.0)
+
+    def path_seconds(self, placement: Placement, vocab_rows: int) -> dict[tuple[str, str], float]:
+        """Seconds for which the exchanges of a step take each path between two nodes."""
+        found: dict[tuple[str, str], float] = {}
+        names = list(self._flows.node_number)
+        for timed in self.groups(placement, vocab_rows):
+            for flow in (timed.gradients, timed.weights):
+                if flow is None:
+                    continue
+                for path, seconds in zip(flow.paths.tolist(), flow.seconds.tolist(), strict=True):
+                    if path < len(names) ** 2:
+                        here, there = divmod(path, len(names))
+                        nodes = names[here], names[there]
+                        found[nodes] = found.get(nodes, 0.0) + seconds
+        return found
+
+    def _port(self, stage: PlacedStage) -> int:
+        first = stage.devices[0]
+        return self._port_of[first]
+
+    def _like(self, stage: PlacedStage) -> int:
+        """Equal for groups of equal price."""
+        key = stage.devices[0].node, len(stage.devices), stage.shares
+        return self._likes.setdefault(key, len(self._likes))
+
+    def _priced(self, likes: Ints, stages: Sequence[PlacedStage], members: Ints) -> _Prices:
+        """Of holders in the order of their ring.
+
+        Args:
+            likes: `_like` of each of the stages.
+            members: positions of the holders among them.
+        """
+        key = likes[members].tobytes()
+        if key not in self._prices:
+            self._prices[key] = self._price([stages[member] for member in members.tolist()])
+        return self._prices[key]
+
+    def _price(self, stages: Sequence[PlacedStage]) -> _Prices:
+        num_sets = num_rank_sets(list(stages))
+        if self._weight_bytes is None:
+            return _Prices(self._flows.around(stages, 2), None, num_sets)
+        return _Prices(self._flows.to_owners(stages), self._flows.around(stages, 1), num_sets)

@@ -1,0 +1,109 @@
+"""Which stages exchange which gradients with each other: runs of layers with the same holders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
+from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
+from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS, StageId, layer_tensors
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class SyncGroup:
+    """Stages that hold the same parameters, and how many (unsharded).
+
+    A backward pass completes them layer by layer, down to `first_layer`; what comes before the
+    layers is complete with the first of them, what follows them has none.
+    """
+
+    holders: tuple[StageId, ...]
+    num_params: int
+    first_layer: int = 0
+    num_layers: int = 0
+
+
+def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
+    """Parameters by their set of holders, in the order in which a backward pass finishes them:
+    output layer, deep layers first, embedding.  What one tensor-parallel group holds alone needs no
+    exchange."""
+    for group in _groups(placement, model, vocab_rows):
+        if sum(placement.replicas[r].stages[s].context_parallel for r, s in group.holders) > 1:
+            yield group
+
+
+def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
+    replicas = placement.replicas
+    first_stages = tuple((r, 0) for r in range(len(replicas)))
+    last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
+    words = vocab_rows * model.hidden_size
+    if not model.tied_embeddings:
+        yield SyncGroup(last_stages, words, model.num_layers)
+    yield from _layer_groups(placement, model)
+    holders = last_stages if model.tied_embeddings else ()
+    yield SyncGroup(tuple(sorted(set(first_stages + holders))), words)
+
+
+def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]:
+    """Runs of layers with the same holders, deepest first."""
+    replicas = placement.replicas
+    cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
+    stage_of = [len(replica.stages) - 1 for replica in replicas]
+    per_layer = layer_params(model, even_share(model, 1))
+    for first, end in reversed(list(pairwise(cuts))):
+        for r, replica in enumerate(replicas):
+            while replica.first_layers[stage_of[r]] > first:
+                stage_of[r] -= 1
+        num_layers = end - first
+        # Positions travel with the first layers, which the same stages hold.
+        positions = 0 if first else embedding_params(model, 1, 0)
+        size = num_layers * per_layer + positions
+        yield SyncGroup(tuple(enumerate(stage_of)), size, first, num_layers)
+
+
+def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedStage]:
+    """The tensor-parallel groups of some stages: each holds all that its stage holds."""
+    return [group for r, s in holders for group in placement.replicas[r].stages[s].groups]
+
+
+def witness_of(placement: Placement) -> list[int]:
+    """For each replica the first one that has the same layers in groups of the same widths: its
+    stages come to the same exchanges, with as many buffers, as soon and as late."""
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault((replica.first_layers, tuple([s.width for s in replica.stages])), r)
+        for r, replica in enumerate(placement.replicas)
+    ]
+
+
+def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> dict[StageId, int]:
+    """Of the buffers that a rank of each holder has, those that a divided bucket of stages takes: a
+    rank of a narrow stage is in several buckets of ranks for each."""
+    found = {}
+    for r, s in holders:
+        narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
+        found[r, s] = min(BUFFERS_AT_ONCE, -(-sets // narrowest))
+    return found
+
+
+@lru_cache(maxsize=256)
+def mean_bucket_params(model: ModelSpec, sets: int) -> float:
+    """Parameters of a bucket (`cost.sync.buckets`) in a long run of layers: whole tensors, as many
+    as find room."""
+    limit = MAX_BUCKET_ELEMENTS * sets
+    size = total = num_full = 0
+    while num_full < _BUCKETS_FOR_MEAN:
+        for tensor in layer_tensors(model):
+            if size and size + tensor > limit:
+                total, num_full, size = total + size, num_full + 1, 0
+            size += tensor
+    return total / num_full
+
+
+_BUCKETS_FOR_MEAN = 16

@@ -1,0 +1,81 @@
+"""What a gradient exchange takes at least, whatever the placement; the lower bound counts on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, Node
+from megatron_hetero.cost.memory.parameters import layer_params
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class LeastSync:
+    """Seconds that the all-reduce of what a stage holds takes at least."""
+
+    layer_s: float
+    embedding_s: float
+    head_s: float
+
+
+NO_SYNC = LeastSync(0.0, 0.0, 0.0)
+
+
+def least_sync(
+    cluster: Cluster,
+    model: ModelSpec,
+    node: Node,
+    width: int,
+    num_replicas: int,
+    gradient_bytes: int,
+) -> LeastSync:
+    """The least all-reduce of a stage of `width` GPUs of a node, in any placement of so many
+    replicas or more.
+
+    Each layer's gradients leave the stage on one way: to a group of its node over links of its
+    GPUs, or to another node.  Layers with unlike holders may leave on unlike ways at a time, so all
+    ways together carry them.
+    """
+    if num_replicas < 2:
+        return NO_SYNC
+    ways = 0.0
+    if node.num_gpus > width:
+        ways += width * node.link.bytes_per_s
+    fastest = cluster.link_summary.fastest_bytes_per_s
+    if fastest:
+        ways += min((len(cluster.nodes) - 1) * fastest, node.uplink_bytes_per_s)
+    per_byte_s = 1 / ways if ways else 0.0
+    per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
+    words = model.vocab_size * model.hidden_size
+    ends_s = words * per_param_s
+    return LeastSync(layer_params(model, even_share(model, 1)) * per_param_s, ends_s, ends_s)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The links between parts of a cluster: the fastest of them, what all that leave one part carry
+    together (of the part that has most), and the least latency of any."""
+
+    fastest_bytes_per_s: float
+    all_bytes_per_s: float
+    latency_s: float
+
+
+def least_ends_sync_s(
+    num_params: int, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: int | None
+) -> float:
+    """The least exchange of parameters whose holders, so many or more, are on both sides of a cut,
+    and of the new weights.
+
+    A ring leaves each part on one path; to owners, what the others hold leaves it on all.
+
+    Args:
+        weight_bytes: of an element of the new weights; None is an all-reduce.
+    """
+    others = num_params * (num_holders - 1) / num_holders
+    ring_s = others / cut.fastest_bytes_per_s
+    if weight_bytes is None:
+        return 2 * (gradient_bytes * ring_s + cut.latency_s)
+    owners_s = others * gradient_bytes / cut.all_bytes_per_s
+    return owners_s + weight_bytes * ring_s + 2 * cut.latency_s

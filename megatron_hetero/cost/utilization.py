@@ -1,0 +1,78 @@
+"""Model FLOPs utilization (MFU): what a step computes, beside what the GPUs could at their peak.
+
+The definition of PaLM (Chowdhery et al. 2022, appendix B): the FLOPs of the model itself, forward
+and backward, without those that recompute repeats, over the dense peak of the GPUs.  Causal
+attention counts the half of the scores that is computed (`model.blocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, GpuType
+from megatron_hetero.cost.work.compute import peak_flops_per_s
+from megatron_hetero.model.blocks import blocks
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Plan
+
+_FORWARD_AND_BACKWARD = 3
+_HALF_PRECISIONS = ("bf16", "fp16")
+MFU_MEANS = "model FLOPs without recompute over dense peak FLOPs in the job's precision"
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Of one step: `mfu` beside the peak of the GPUs in use, `mfu_of_cluster` beside that of all
+    GPUs of the cluster; None where no data sheet gives a peak."""
+
+    model_flops: float
+    flops_per_s_per_gpu: float
+    mfu: float | None
+    mfu_of_cluster: float | None
+
+
+def model_flops_per_step(workload: Workload) -> float:
+    """FLOPs of the model in one step, forward and backward, without recompute."""
+    forward = sum(b.matmul_flops_forward + b.attention_flops_forward for b in blocks(workload))
+    return _FORWARD_AND_BACKWARD * forward * workload.training.global_batch_size
+
+
+def utilization_of(
+    plan: Plan, cluster: Cluster, step_time_s: float | None = None
+) -> Utilization | None:
+    """How well a plan uses the GPUs; None without a workload or a step time.
+
+    Args:
+        plan: its devices are of `cluster`.
+        step_time_s: by default that of the plan's estimates.
+    """
+    if step_time_s is None and plan.estimates is not None:
+        step_time_s = plan.estimates.step_time_s
+    if plan.workload is None or step_time_s is None:
+        return None
+    known = {device.name: cluster.gpu_type(device) for device in cluster.devices}
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    used = [known[name] for stage in stages for name in stage.devices if name in known]
+    if not used:
+        return None
+    flops = model_flops_per_step(plan.workload)
+    precision = plan.workload.training.precision
+    peak, cluster_peak = _peak(used, precision), _peak(known.values(), precision)
+    rate = flops / step_time_s
+    return Utilization(
+        flops,
+        rate / len(used),
+        rate / peak if peak else None,
+        rate / cluster_peak if cluster_peak else None,
+    )
+
+
+def _peak(gpus: Iterable[GpuType], precision: str) -> float:
+    """Peaks together; those that lack the job's half precision (V100 in bf16) count with the
+    other."""
+    kinds = (precision, *(k for k in _HALF_PRECISIONS if precision in _HALF_PRECISIONS))
+    return sum(
+        next((peak for kind in kinds if (peak := peak_flops_per_s(gpu, kind)) is not None), 0.0)
+        for gpu in gpus
+    )

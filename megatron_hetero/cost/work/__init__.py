@@ -1,0 +1,10 @@
+"""Seconds of the model's pieces on the GPUs of one tensor-parallel group.
+
+pieces       embedding, layer and head on a stage, modelled or measured
+compute      the analytic model of a layer, the embedding and the head
+layer_work   products and memory traffic of the parts of a layer
+share        what one member of a group holds and computes
+calibration  what GPUs reach of their peaks, from published tables
+profile      profile.json
+gauge        modelled times corrected by the nearest measured ones
+"""

@@ -1,0 +1,258 @@
+"""Seconds of a decoder layer, the embedding and the output layer on one GPU of a TP group.
+
+A roofline with two terms.  Matrix products take `flops / (peak * max_efficiency) + overhead` each:
+the overhead makes small products inefficient, which is what the operator tables show.  Everything
+else is bound by memory and takes `bytes / (bandwidth * memory_efficiency)`.  The formula is the
+same for every GPU; its constants are in `cost.work.calibration`.
+
+Backward is twice the forward products (input and weight gradients) plus the accumulation of the
+weight gradient into the main gradient.  Times are for one micro-batch, without communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.makers import FACTS
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.work.calibration import (
+    Calibration,
+    GemmEfficiency,
+    ScoreTraffic,
+    product_flops_per_s,
+    shipped_calibration,
+)
+from megatron_hetero.cost.work.layer_work import (
+    Work,
+    WorkOf,
+    attention_work,
+    mlp_work,
+)
+from megatron_hetero.cost.work.share import TensorShare, even_share
+from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
+
+_MAIN_GRADIENT_BYTES = 4
+_BACKWARD_MEMORY_RATIO = 2.0
+"""Element-wise backward over forward traffic: saved input and output gradient are both read."""
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Forward and backward of one micro-batch, seconds."""
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Forward plus backward."""
+        return self.forward_s + self.backward_s
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
+
+    def times(self, count: int) -> PassTimes:
+        """The times of `count` equal pieces."""
+        return PassTimes(self.forward_s * count, self.backward_s * count)
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """What one GPU reaches in the job's precision."""
+
+    products_flops_per_s: float
+    product_overhead_s: float
+    memory_bytes_per_s: float
+    scores: ScoreTraffic
+    dropout_slowdown: float
+
+    def products_s(self, flops: Sequence[float]) -> float:
+        """Matrix products of these sizes, one after the other."""
+        return sum(flops) / self.products_flops_per_s + len(flops) * self.product_overhead_s
+
+    def memory_s(self, num_bytes: float) -> float:
+        """Reading and writing so many bytes."""
+        return num_bytes / self.memory_bytes_per_s
+
+
+def _speed(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None) -> _Speed:
+    calibration = calibration or shipped_calibration()
+    curve = calibration.gemm_efficiency(gpu, training.precision)
+    return _Speed(
+        product_flops_per_s(gpu, training.precision) * curve.max_efficiency,
+        curve.overhead_s,
+        calibration.memory_bytes_per_s(gpu),
+        calibration.score_traffic["fp32" if training.precision == "fp32" else "fp16"],
+        calibration.dropout_slowdown,
+    )
+
+
+def gemm_efficiency(gpu: GpuType, precision: Precision) -> GemmEfficiency:
+    """The calibrated curve of a GPU type, or the median curve where the type was not measured."""
+    return shipped_calibration().gemm_efficiency(gpu, precision)
+
+
+def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
+    """Dense peak in the job's precision; None where the GPU cannot train in it."""
+    return gpu.peak_flops.get(precision)
+
+
+def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
+    """Whether the runtime runs on a GPU, and it computes in the job's precision, and in fp8 if the
+    job does."""
+    if not FACTS[gpu.library].trains:
+        return False
+    needed = [training.precision, *(["fp8"] if training.fp8 else [])]
+    return all(peak_flops_per_s(gpu, precision) is not None for precision in needed)
+
+
+def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
+    """Whether attention is fused: wanted by the job and possible on the GPU.
+
+    FlashAttention-2 needs compute capability 8.0, and half precision.
+    """
+    if not training.flash_attention or training.precision == "fp32":
+        return False
+    capability = gpu.compute_capability
+    return capability is None or float(capability.split(".")[0]) >= 8
+
+
+def layer_times(
+    workload: Workload, gpu: GpuType, width: int, calibration: Calibration | None = None
+) -> PassTimes:
+    """One decoder layer at tensor-parallel width `width`, recomputation included."""
+    member = (gpu, even_share(workload.model, width))
+    return group_layer_times(workload, (member,), calibration)
+
+
+def group_layer_times(
+    workload: Workload,
+    members: Sequence[tuple[GpuType, TensorShare]],
+    calibration: Calibration | None = None,
+) -> PassTimes:
+    """One decoder layer on a group whose members may differ in GPU and share.
+
+    The group meets after attention and after the MLP, so each part takes as long as on its slowest
+    member.  `calibration`: None is the shipped one.
+    """
+    parts = [
+        [_part_times(workload, gpu, share, work, calibration) for gpu, share in members]
+        for work in (attention_work, mlp_work)
+    ]
+    return slowest(parts[0]) + slowest(parts[1])
+
+
+def slowest(times: Sequence[PassTimes]) -> PassTimes:
+    """Both passes of the slowest member."""
+    return PassTimes(max(t.forward_s for t in times), max(t.backward_s for t in times))
+
+
+def _part_times(
+    workload: Workload,
+    gpu: GpuType,
+    share: TensorShare,
+    work_of: WorkOf,
+    calibration: Calibration | None,
+) -> PassTimes:
+    training = workload.training
+    flash = uses_flash_attention(training, gpu)
+    speed = _speed(training, gpu, calibration)
+    work = work_of(workload.model, training, share, flash)
+    products_s = speed.products_s(work.gemm_flops)
+    elementwise_s = speed.memory_s(work.memory_bytes)
+    core = _core_times(work, speed, flash)
+    forward_s = products_s + elementwise_s + core.forward_s
+    backward_s = (
+        2 * products_s
+        + _BACKWARD_MEMORY_RATIO * elementwise_s
+        + core.backward_s
+        + _gradient_accumulation_s(work.num_params, speed)
+    )
+    if training.recompute == "full":
+        backward_s += forward_s
+    elif training.recompute == "selective":
+        backward_s += core.forward_s
+    return PassTimes(forward_s, backward_s)
+
+
+def _core_times(work: Work, speed: _Speed, flash: bool) -> PassTimes:
+    """Scores and context: what lies between the two products of attention."""
+    products_s = speed.products_s(work.attention_flops)
+    dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
+    forward = speed.scores.forward * work.score_bytes + dropout_bytes
+    backward = speed.scores.backward * work.score_bytes + work.score_dropout_bytes
+    return PassTimes(
+        products_s + speed.memory_s(forward),
+        # Flash attention's backward rebuilds the scores: 2.5 forwards instead of 2.
+        (2.5 if flash else 2.0) * products_s + speed.memory_s(backward),
+    )
+
+
+def core_attention_times(
+    workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
+) -> PassTimes:
+    """Scores and context of one decoder layer, on the slowest member; nothing recomputed."""
+    model, training = workload.model, workload.training
+    found = []
+    for gpu, share in members:
+        flash = uses_flash_attention(training, gpu)
+        work = attention_work(model, training, share, flash)
+        found.append(_core_times(work, _speed(training, gpu, None), flash))
+    return slowest(found)
+
+
+def embedding_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    vocab_rows: int,
+    calibration: Calibration | None = None,
+    context_parallel: int = 1,
+) -> PassTimes:
+    """The embedding: a gather forward, a scatter into a dense gradient backward.
+
+    `vocab_rows`: rows of the padded vocabulary (all of them, not one shard's).
+    """
+    model, training = workload.model, workload.training
+    element = training.element_bytes
+    tokens = training.micro_batch_size * model.seq_length // context_parallel
+    speed = _speed(training, gpu, calibration)
+    forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
+    rows = vocab_rows * model.hidden_size // width
+    return PassTimes(forward_s, 2 * forward_s + _gradient_accumulation_s(rows, speed))
+
+
+def head_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    vocab_rows: int,
+    calibration: Calibration | None = None,
+    context_parallel: int = 1,
+) -> PassTimes:
+    """Final norm, output layer and vocabulary-parallel cross entropy."""
+    model, training = workload.model, workload.training
+    element = training.element_bytes
+    tokens = training.micro_batch_size * model.seq_length // context_parallel
+    logits = tokens * vocab_rows / width
+    speed = _speed(training, gpu, calibration)
+    products_s = speed.products_s((2.0 * logits * model.hidden_size,))
+    # Cross entropy reads the logits, makes them fp32, then takes a maximum, exp and a sum.
+    norm_bytes = 2.0 * tokens * model.hidden_size * element
+    loss_s = speed.memory_s(logits * (element + 4 * 4) + norm_bytes)
+    gradient_s = speed.memory_s(logits * (2 * 4 + element))
+    rows = vocab_rows * model.hidden_size // width
+    return PassTimes(
+        products_s + loss_s,
+        2 * products_s + gradient_s + _gradient_accumulation_s(rows, speed),
+    )
+
+
+def update_time_s(state_bytes: float, gpu: GpuType) -> float:
+    """The optimizer step on one device: each of `state_bytes` is read once and written once."""
+    return 2.0 * state_bytes / shipped_calibration().memory_bytes_per_s(gpu)
+
+
+def _gradient_accumulation_s(num_params: int, speed: _Speed) -> float:
+    return speed.memory_s(2.0 * num_params * _MAIN_GRADIENT_BYTES)

@@ -1,0 +1,115 @@
+"""The analytic model held against what was measured nearest, for what was not measured itself.
+
+A probe measures a few widths, micro-batch sizes and one recomputation; a search compares more.
+Were a measured time compared with a modelled one, the one that the model flatters would win, and
+not the faster one.  So the model only says by how much a setting differs from the measured one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.profile import Piece, Profile
+from megatron_hetero.cost.work.share import TensorShare, even_share_or_none
+from megatron_hetero.model.spec import Workload
+
+
+class Modelled(NamedTuple):
+    """A piece as the analytic model has it, communication beside the computing."""
+
+    computing: PassTimes
+    communication: PassTimes
+
+    @property
+    def total(self) -> PassTimes:
+        """Both, as a probe measures them."""
+        return self.computing + self.communication
+
+
+Model = Callable[[Workload, Piece, TensorShare], Modelled]
+"""What the analytic model says of a piece on one type of GPU."""
+
+
+class Gauged(NamedTuple):
+    """Times of a piece; `is_measured` where a point of the profile itself says so."""
+
+    times: PassTimes
+    is_measured: bool
+
+
+def gauged_times(
+    workload: Workload,
+    profile: Profile,
+    gpu_name: str,
+    share: TensorShare,
+    piece: Piece,
+    model: Model,
+) -> Gauged | None:
+    """A piece as it was measured, or as the model has it, times measured over modelled of the
+    nearest point; None where the profile knows nothing of this model on this type.
+
+    Recomputation is priced as the forward computing that it is.  Communication is in what was
+    measured; between unlike widths it is the model's, because computing says nothing of links.
+    """
+    near = profile.nearest(workload, gpu_name, share.width, piece)
+    if near is None:
+        return None
+    even = even_share_or_none(workload.model, near.width)
+    if even is None:
+        return None
+    seen = _with_training(workload, near.micro_batch_size, near.recompute, near.sequence_parallel)
+    is_measured = seen.training == workload.training and near.width == share.width
+    if is_measured and share == even:
+        return Gauged(near.times, True)
+    forward, backward = _ratios(near.times, model, seen, piece, even)
+    own, own_again = _without_recompute(model, workload, piece, share)
+    if near.width == share.width:
+        computed, more = own.total, PassTimes(0.0, 0.0)
+    else:
+        computed, more = own.computing, own.communication
+    times = PassTimes(
+        forward * computed.forward_s, backward * computed.backward_s + forward * own_again
+    )
+    return Gauged(times + more, is_measured)
+
+
+def _ratios(
+    measured: PassTimes, model: Model, workload: Workload, piece: Piece, share: TensorShare
+) -> tuple[float, float]:
+    """Measured over modelled, forward and backward."""
+    plain, again = _without_recompute(model, workload, piece, share)
+    forward = measured.forward_s / plain.total.forward_s
+    backward_s = measured.backward_s - forward * again
+    if backward_s <= 0:  # what is recomputed ran faster the second time
+        return forward, measured.backward_s / (plain.total.backward_s + again)
+    return forward, backward_s / plain.total.backward_s
+
+
+def _without_recompute(
+    model: Model, workload: Workload, piece: Piece, share: TensorShare
+) -> tuple[Modelled, float]:
+    """A piece that recomputes nothing, and what recomputing adds to its backward pass."""
+    training = workload.training
+    plain = model(
+        _with_training(workload, training.micro_batch_size, "none", training.sequence_parallel),
+        piece,
+        share,
+    )
+    whole_s = model(workload, piece, share).total.backward_s
+    return plain, whole_s - plain.total.backward_s
+
+
+def _with_training(
+    workload: Workload, micro_batch_size: int, recompute: Recompute, sequence_parallel: bool
+) -> Workload:
+    training = replace(
+        workload.training,
+        micro_batch_size=micro_batch_size,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+    )
+    return replace(workload, training=training)

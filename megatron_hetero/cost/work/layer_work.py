@@ -1,0 +1,98 @@
+"""What a part of a decoder layer asks of one GPU of a group: products, memory traffic, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatron_hetero.cost.memory.parameters import attention_sizes, router_params
+from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one micro-batch asks of one GPU in the forward pass of a part of a layer.
+
+    `score_bytes`: one element for each attention score, and what dropout of them moves in a pass.
+    """
+
+    gemm_flops: tuple[float, ...]
+    memory_bytes: float
+    num_params: int
+    attention_flops: tuple[float, ...] = ()
+    score_bytes: float = 0.0
+    score_dropout_bytes: float = 0.0
+
+
+WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], Work]
+
+
+def attention_work(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
+) -> Work:
+    """Norm, projections and core attention; `flash`: fused, the scores stay on chip."""
+    element = training.element_bytes
+    tokens = share.num_tokens(model, training)
+    query, key_value = attention_sizes(model, share)
+    weights = (model.hidden_size * (query + 2 * key_value), query * model.hidden_size)
+    scores = tokens * (query // model.kv_channels) * model.seq_length
+    return Work(
+        tuple(2.0 * tokens * weight for weight in weights),
+        _norm_bytes(model, training, share),
+        sum(weights),
+        # Causal kernels skip half of the square; unfused products do not.
+        attention_flops=(2.0 * scores * model.kv_channels * (0.5 if flash else 1.0),) * 2,
+        # Fused kernels keep the scores on chip.
+        score_bytes=0.0 if flash else float(scores * element),
+        # Dropout reads and writes each, and a byte of its mask.
+        score_dropout_bytes=0.0
+        if flash or not training.attention_dropout
+        else scores * (2.0 * element + 1),
+    )
+
+
+def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> Work:
+    """Norm, the two products and the activation between them; experts where the model has them."""
+    tokens = share.num_tokens(model, training)
+    columns = share.mlp_columns
+    first = columns * (2 if model.gated_mlp else 1)
+    weights = (model.hidden_size * first, columns * model.hidden_size)
+    if model.num_experts:
+        return _experts_work(model, training, share, weights)
+    activation_bytes = tokens * (first + columns) * training.element_bytes
+    return Work(
+        tuple(2.0 * tokens * weight for weight in weights),
+        _norm_bytes(model, training, share) + activation_bytes,
+        sum(weights),
+    )
+
+
+def _experts_work(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, weights: tuple[int, int]
+) -> Work:
+    """Experts one after the other, each with an equal part of the tokens: a balanced router.
+
+    `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
+    (read, written, and both again on the way back) and weighted after the activation.
+    """
+    element = training.element_bytes
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    routed = tokens * model.moe_router_topk
+    columns = share.mlp_columns
+    first = columns * (2 if model.gated_mlp else 1)
+    products = tuple(2.0 * routed / model.num_experts * weight for weight in weights)
+    router = 2.0 * own_tokens * model.hidden_size * model.num_experts
+    moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
+    return Work(
+        (router, *products * model.num_experts),
+        _norm_bytes(model, training, share) + moved,
+        model.num_experts * sum(weights) + router_params(model),
+    )
+
+
+def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
+    """A norm (read, write) and a bias-dropout-add (two reads, a write, a mask byte)."""
+    element = training.element_bytes
+    own_tokens = share.own_tokens(model, training)
+    return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)

@@ -1,0 +1,178 @@
+"""Times of the model's pieces on the GPUs of one stage, modelled or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cost.memory.parameters import attention_sizes
+from megatron_hetero.cost.network.seconds import context_parallel_times, tensor_parallel_times
+from megatron_hetero.cost.work.compute import (
+    PassTimes,
+    core_attention_times,
+    embedding_times,
+    group_layer_times,
+    head_times,
+    slowest,
+    uses_flash_attention,
+)
+from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
+from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
+from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.spec import Workload
+
+Member = tuple[GpuType, TensorShare]
+"""A GPU of a stage, what it holds and which part of a sequence it computes."""
+
+
+@dataclass(frozen=True)
+class PieceTimes:
+    """Embedding, one decoder layer and head at one width, communication in the stage included.
+
+    `communication` is the part of `layer` that is communication (what was measured as part of the
+    layer does not count).
+    """
+
+    embedding: PassTimes
+    layer: PassTimes
+    head: PassTimes
+    communication: PassTimes
+    measured: bool
+
+    def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
+        """Times of `num_layers` layers with the ends of the model that the stage holds."""
+        times = self.layer.times(num_layers)
+        times = times + self.embedding if first else times
+        return times + self.head if last else times
+
+
+def activation_bytes(workload: Workload) -> int:
+    """Size of the tensor that crosses a stage boundary for one micro-batch."""
+    model, training = workload.model, workload.training
+    tokens = training.micro_batch_size * model.seq_length
+    return tokens * model.hidden_size * training.element_bytes
+
+
+def price_pieces(
+    workload: Workload,
+    profile: Profile | None,
+    members: Sequence[Member],
+    link: Link,
+    vocab_rows: int,
+    context_link: Link | None = None,
+) -> PieceTimes:
+    """Times of the model's pieces on the GPUs of a stage.
+
+    Args:
+        members: type and share of each GPU, in rank order.
+        link: the slowest of a tensor-parallel group.
+        context_link: the slowest among GPUs that hold the same, and other parts of sequences.
+    """
+    context = members[0][1].context_parallel
+    modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
+    found = {
+        piece: _gauged(workload, profile, piece, members, link, vocab_rows) for piece in PIECES
+    }
+    times = {
+        piece: modelled[piece].total if (gauged := found[piece]) is None else gauged.times
+        for piece in PIECES
+    }
+    is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
+    is_even = context == 1 and len({share for _, share in members}) == 1
+    exchange = _context_exchange(workload, members, context_link)
+    stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
+    apart = PassTimes(0.0, 0.0)
+    if "decoder_layer" not in is_measured:
+        apart = modelled["decoder_layer"].communication
+    return PieceTimes(
+        stretch.of(times["embedding"]),
+        stretch.of(times["decoder_layer"] + exchange),
+        stretch.of(times["head"]),
+        stretch.of(apart + exchange),
+        is_even and is_measured == set(PIECES),
+    )
+
+
+def _modelled(
+    workload: Workload, piece: Piece, members: Sequence[Member], link: Link, vocab_rows: int
+) -> Modelled:
+    """A piece as the analytic model has it."""
+    model, training = workload.model, workload.training
+    width, context = members[0][1].width, members[0][1].context_parallel
+    comm = tensor_parallel_times(
+        activation_bytes(workload) / context,
+        width,
+        link if width > 1 else None,
+        training.sequence_parallel,
+        members[0][1].num_tokens(model, training),
+    )
+    if piece == "decoder_layer":
+        again_s = comm.layer_forward_s if training.recompute == "full" else 0.0
+        return Modelled(
+            group_layer_times(workload, members),
+            PassTimes(comm.layer_forward_s, comm.layer_backward_s + again_s),
+        )
+    # Each member prices a vocabulary of which an even share is what it holds.
+    of = embedding_times if piece == "embedding" else head_times
+    computing = slowest(
+        [
+            of(workload, gpu, width, share.rows_as_if_even(model, vocab_rows), None, context)
+            for gpu, share in members
+        ]
+    )
+    if piece == "embedding":
+        return Modelled(computing, PassTimes(comm.embedding_s, 0.0))
+    return Modelled(computing, PassTimes(comm.head_forward_s, comm.head_backward_s))
+
+
+def _gauged(
+    workload: Workload,
+    profile: Profile | None,
+    piece: Piece,
+    members: Sequence[Member],
+    link: Link,
+    vocab_rows: int,
+) -> Gauged | None:
+    """A piece from the profile, where it knows every GPU of the group: its slowest member's."""
+    if profile is None:
+        return None
+    found = []
+    for gpu, share in members:
+
+        def model(
+            workload: Workload, piece: Piece, share: TensorShare, gpu: GpuType = gpu
+        ) -> Modelled:
+            return _modelled(workload, piece, [(gpu, share)], link, vocab_rows)
+
+        gauged = gauged_times(workload, profile, gpu.name, share, piece, model)
+        if gauged is None:
+            return None
+        found.append(gauged)
+    return Gauged(slowest([g.times for g in found]), all(g.is_measured for g in found))
+
+
+def _context_exchange(
+    workload: Workload, members: Sequence[Member], link: Link | None
+) -> PassTimes:
+    """What a layer waits for keys and values of other parts of the sequence.
+
+    In a ring they travel while attention works on those that are there: all rounds but the first
+    hide that long.  Recomputed attention asks for them again.
+    """
+    model, training = workload.model, workload.training
+    context = members[0][1].context_parallel
+    if context == 1:
+        return PassTimes(0.0, 0.0)
+    is_ring = all(uses_flash_attention(training, gpu) for gpu, _ in members)
+    key_value = max(attention_sizes(model, share)[1] for _, share in members)
+    tokens = training.micro_batch_size * model.seq_length
+    num_bytes = 2 * tokens * key_value * training.element_bytes
+    forward_s, backward_s = context_parallel_times(num_bytes, context, link, is_ring)
+    if is_ring:
+        core, hidden = core_attention_times(workload, members), (context - 1) / context
+        forward_s = max(0.0, forward_s - hidden * core.forward_s)
+        backward_s = max(0.0, backward_s - hidden * core.backward_s)
+    if training.recompute != "none":
+        backward_s += forward_s
+    return PassTimes(forward_s, backward_s)

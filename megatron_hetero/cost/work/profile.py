@@ -1,0 +1,237 @@
+"""profile.json: measured seconds of model pieces, used in place of the analytic model.
+
+A point holds the time of one piece (a decoder layer, the embedding or the head) at one tensor
+parallel width and micro-batch size, for one model shape.  Between two measured micro-batch sizes
+times are interpolated; elsewhere the analytic model says how the time differs from that of the
+nearest point (`gauge`), and the plan says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import log2
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.errors import ProfileError
+from megatron_hetero.files import content_hash, read_json, validate_document
+from megatron_hetero.model.spec import ModelSpec, Workload
+
+PROFILE_SCHEMA_VERSION = 1
+Piece = Literal["embedding", "decoder_layer", "head"]
+PIECES: tuple[Piece, ...] = get_args(Piece)
+PositiveInt = Annotated[int, Field(gt=0)]
+_RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+Seconds = Annotated[float, Field(ge=0, le=1e5)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ShapeModel(_Strict):
+    """The sizes on which a piece's time depends, in Megatron's words."""
+
+    hidden_size: PositiveInt
+    ffn_hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_query_groups: PositiveInt
+    seq_length: PositiveInt
+    vocab_size: PositiveInt
+    gated_mlp: bool = False
+    num_experts: Annotated[int, Field(ge=0)] = 0
+    moe_router_topk: Annotated[int, Field(ge=0)] = 0
+    moe_ffn_hidden_size: Annotated[int, Field(ge=0)] = 0
+
+
+class PointModel(_Strict):
+    """One measurement, tensor-parallel communication included."""
+
+    gpu: str
+    precision: Literal["fp32", "bf16", "fp16"]
+    tensor_parallel: PositiveInt
+    micro_batch_size: PositiveInt
+    piece: Piece
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    shape: ShapeModel
+    forward_s: Seconds
+    backward_s: Seconds
+
+
+class ProfileModel(_Strict):
+    """The file.  `provenance` says who measured, where, when and with which versions."""
+
+    version: Literal[1]
+    provenance: dict[str, str] = Field(min_length=1)
+    points: list[PointModel] = Field(min_length=1, max_length=100_000)
+
+
+class PointKey(NamedTuple):
+    """What one series of measured micro-batch sizes is of."""
+
+    gpu_name: str
+    precision: str
+    width: int
+    piece: Piece
+    recompute: Recompute
+    sequence_parallel: bool
+    shape: tuple[int, ...]
+
+
+class Measured(NamedTuple):
+    """What was measured, or lies between two measured micro-batch sizes."""
+
+    width: int
+    micro_batch_size: int
+    recompute: Recompute
+    sequence_parallel: bool
+    times: PassTimes
+
+
+class Stretch(NamedTuple):
+    """Measured over predicted seconds of whole passes."""
+
+    forward: float
+    backward: float
+
+    def of(self, times: PassTimes) -> PassTimes:
+        """These times, so much longer."""
+        return PassTimes(self.forward * times.forward_s, self.backward * times.backward_s)
+
+
+NO_STRETCH = Stretch(1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured times by piece: for each key, (micro-batch size, times) in ascending size.
+
+    `stretches`: GPU type -> how many times as long its passes took in a training job as predicted
+    (`report.text.replan`); all its pieces are priced so much longer, measured ones and modelled
+    ones.
+    """
+
+    points: Mapping[PointKey, tuple[tuple[int, PassTimes], ...]]
+    content_sha256: str = ""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    stretches: Mapping[str, Stretch] = field(default_factory=dict)
+
+    def stretch(self, gpu_names: Iterable[str]) -> Stretch:
+        """Of a group of GPUs, which ends with its slowest."""
+        found = [self.stretches.get(name, NO_STRETCH) for name in gpu_names]
+        return Stretch(max(s.forward for s in found), max(s.backward for s in found))
+
+    def nearest(
+        self, workload: Workload, gpu_name: str, width: int, piece: Piece
+    ) -> Measured | None:
+        """What was measured of this model on this type with the nearest settings: the nearest
+        width, if possible of the same recomputation and sequence parallelism, and then the nearest
+        micro-batch size."""
+        training = workload.training
+        keys = self._keys_of.get(
+            (gpu_name, training.precision, piece, _shape_key(workload.model)), ()
+        )
+        if not keys:
+            return None
+
+        def distance(key: PointKey) -> tuple[float, ...]:
+            return (
+                abs(log2(key.width / width)),
+                key.recompute != training.recompute,
+                key.sequence_parallel != training.sequence_parallel,
+                # None of two that are equally far is better; the same one always.
+                key.width,
+                _RECOMPUTES.index(key.recompute),
+            )
+
+        key = min(keys, key=distance)
+        size, times = _at_size(self.points[key], training.micro_batch_size)
+        return Measured(key.width, size, key.recompute, key.sequence_parallel, times)
+
+    @cached_property
+    def _keys_of(self) -> Mapping[tuple[str, str, Piece, tuple[int, ...]], Sequence[PointKey]]:
+        """(GPU type, precision, piece, shape) -> what was measured of it."""
+        found: dict[tuple[str, str, Piece, tuple[int, ...]], list[PointKey]] = {}
+        for key in self.points:
+            of = key.gpu_name, key.precision, key.piece, key.shape
+            found.setdefault(of, []).append(key)
+        return found
+
+
+def _at_size(series: Sequence[tuple[int, PassTimes]], size: int) -> tuple[int, PassTimes]:
+    """Times of a micro-batch size between two measured ones, or the nearest end."""
+    sizes = [measured for measured, _ in series]
+    if size <= sizes[0]:
+        return series[0]
+    if size >= sizes[-1]:
+        return series[-1]
+    at = bisect_left(sizes, size)
+    (lower_size, lower), (upper_size, upper) = series[at - 1], series[at]
+    weight = (size - lower_size) / (upper_size - lower_size)
+    return size, PassTimes(
+        lower.forward_s + weight * (upper.forward_s - lower.forward_s),
+        lower.backward_s + weight * (upper.backward_s - lower.backward_s),
+    )
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Read profile.json.
+
+    Raises:
+        FileFormatError: the file cannot be read as JSON.
+        ProfileError: unknown keys, impossible values, or a point measured twice.
+    """
+    document = read_json(path)
+    model = validate_document(document, ProfileModel, ProfileError)
+    series: dict[PointKey, dict[int, PassTimes]] = {}
+    for index, point in enumerate(model.points):
+        key = PointKey(
+            point.gpu,
+            point.precision,
+            point.tensor_parallel,
+            point.piece,
+            point.recompute,
+            point.sequence_parallel,
+            _shape_key(point.shape),
+        )
+        by_size = series.setdefault(key, {})
+        if point.micro_batch_size in by_size:
+            raise ProfileError(
+                f"{document.locate(('points', index))}: points[{index}] repeats a measurement "
+                f"({point.gpu}, {point.piece}, TP {point.tensor_parallel}, micro-batch "
+                f"{point.micro_batch_size}); keep one of them"
+            )
+        by_size[point.micro_batch_size] = PassTimes(point.forward_s, point.backward_s)
+    return Profile(
+        {key: tuple(sorted(by_size.items())) for key, by_size in series.items()},
+        content_hash(document.data),
+        dict(model.provenance),
+    )
+
+
+def profile_json_schema() -> dict[str, object]:
+    """JSON Schema of the file, for editors."""
+    return ProfileModel.model_json_schema()
+
+
+def _shape_key(shape: ModelSpec | ShapeModel) -> tuple[int, ...]:
+    return (
+        shape.hidden_size,
+        shape.ffn_hidden_size,
+        shape.num_attention_heads,
+        shape.num_query_groups,
+        shape.seq_length,
+        shape.vocab_size,
+        int(shape.gated_mlp),
+        shape.num_experts,
+        shape.moe_router_topk,
+        shape.moe_ffn_hidden_size,
+    )

@@ -1,0 +1,117 @@
+"""What one member of a tensor-parallel group holds and computes of the model.
+
+Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the
+runtime divides them (`runtime.parallel.tensor_place`); sequences divide evenly always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
+
+
+@dataclass(frozen=True)
+class TensorShare:
+    """One member of a group of `width`: its query groups and MLP columns of every layer.
+
+    `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.  With
+    `context_parallel` c it computes one c-th of every sequence.
+    """
+
+    width: int
+    query_groups: int
+    mlp_columns: int
+    shares: tuple[int, ...] | None = None
+    index: int = 0
+    context_parallel: int = 1
+
+    def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
+        """Tokens of a micro-batch that its group computes."""
+        return training.micro_batch_size * model.seq_length // self.context_parallel
+
+    def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
+        """Those of them that it has where sequence parallelism divides them."""
+        tokens = self.num_tokens(model, training)
+        return tokens // (self.width if training.sequence_parallel else 1)
+
+    def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
+        """The padded vocabulary of which an even share were this member's rows."""
+        if self.shares is None:
+            return vocab_rows
+        edges = vocabulary_edges(
+            vocab_rows, model.make_vocab_size_divisible_by, self.width, self.shares
+        )
+        return (edges[self.index + 1] - edges[self.index]) * self.width
+
+
+@lru_cache(maxsize=4096)
+def member_shares(
+    model: ModelSpec,
+    width: int,
+    shares: tuple[int, ...] | None = None,
+    context_parallel: int = 1,
+) -> tuple[TensorShare, ...]:
+    """The shares of all members, in rank order: of each context-parallel rank's group in turn.
+
+    Raises:
+        PlanFormatError: the width does not divide the model and no shares say how to cut it.
+    """
+    groups = model.num_query_groups
+    columns = model.mlp_columns
+    if shares is not None and len(set(shares)) == 1 and groups % width == columns % width == 0:
+        shares = None
+    return (
+        tuple(
+            TensorShare(
+                width,
+                group_stop - group_start,
+                column_stop - column_start,
+                shares,
+                index if shares is not None else 0,
+                context_parallel,
+            )
+            for index, ((group_start, group_stop), (column_start, column_stop)) in enumerate(
+                zip(
+                    pairwise(shard_edges(groups, width, shares)),
+                    pairwise(shard_edges(columns, width, shares)),
+                    strict=True,
+                )
+            )
+        )
+        * context_parallel
+    )
+
+
+def even_share(model: ModelSpec, width: int) -> TensorShare:
+    """Every member's share of a group that divides the model evenly."""
+    return member_shares(model, width)[0]
+
+
+def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
+    """`even_share`, or None where the width does not divide the model."""
+    if model.num_query_groups % width or model.mlp_columns % width:
+        return None
+    return even_share(model, width)
+
+
+def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
+    """The unlike members of a group of `width` in shares as equal as can be, the largest first, as
+    if the vocabulary divided evenly: the slowest takes no more than in any such group."""
+    even = even_share_or_none(model, width)
+    if even is not None:
+        return (even,)
+    members = member_shares(model, width, (1,) * width)
+    return tuple(dict.fromkeys(replace(member, shares=None, index=0) for member in members))
+
+
+def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
+    """The largest part of a layer's divided parameters that one member holds."""
+    return max(
+        max(share.query_groups / model.num_query_groups, share.mlp_columns / model.mlp_columns)
+        for share in shares
+    )

@@ -1,0 +1,206 @@
+"""A complete starter script of a training job: Megatron's flags by subject, each with its meaning.
+
+`plan --model` reads it as it reads any script.  What nobody but the user can know stands there as a
+comment that begins with MISSING; `preflight` finds the same flags missing until they are filled in.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.flags.needed import NEEDED, Needed, missing_flags
+from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.arguments import Argument
+
+MISSING = "# MISSING:"
+"""How a line begins that the user has to fill in."""
+
+
+@dataclass(frozen=True)
+class _ScriptSection:
+    """One bash array.  `flags`: those that belong there, in order, each with what a comment says;
+    `defaults`: the arguments written where the source has none."""
+
+    name: str
+    title: str
+    flags: tuple[tuple[str, str], ...]
+    defaults: tuple[str, ...] = ()
+
+
+_SECTIONS = (
+    _ScriptSection(
+        "BATCH_ARGS",
+        "How many sequences a step has; the plan divides them among unlike GPUs.",
+        (
+            ("--micro-batch-size", "sequences that a GPU computes at once"),
+            ("--global-batch-size", "sequences of one step, of the whole job"),
+        ),
+        ("--micro-batch-size 1", "--global-batch-size 128"),
+    ),
+    _ScriptSection(
+        "TRAINING_ARGS",
+        "The optimizer, and how long to train.",
+        (
+            ("--train-iters", "steps of the global batch"),
+            ("--train-samples", "sequences, instead of steps"),
+            ("--lr", "the learning rate at its highest"),
+            ("--min-lr", "and at the end"),
+            ("--lr-decay-style", ""),
+            ("--lr-warmup-fraction", "part of the training in which it rises"),
+            ("--optimizer", ""),
+            ("--weight-decay", ""),
+            ("--adam-beta1", ""),
+            ("--adam-beta2", ""),
+            ("--clip-grad", "the largest norm of the gradient"),
+            ("--seed", ""),
+        ),
+        (
+            "--lr-decay-style cosine", "--lr-warmup-fraction .01", "--weight-decay 0.1",
+            "--adam-beta1 0.9", "--adam-beta2 0.95", "--clip-grad 1.0",
+        ),
+    ),
+    _ScriptSection(
+        "DATA_ARGS",
+        "What to train on: `megatron-hetero data` makes it of text, with the same tokenizer.",
+        (
+            ("--data-path", "without .bin and .idx; several, with weights: 0.7 A 0.3 B"),
+            ("--mock-data", "random tokens, to try a job without data"),
+            ("--split", "parts of the data for training, validation and test"),
+            ("--tokenizer-type", "the one that made the data"),
+            ("--tokenizer-model", "its file or folder"),
+            ("--data-cache-path", "where the order of samples is kept, for all nodes to read"),
+        ),
+        ("--split 949,50,1",),
+    ),
+    _ScriptSection(
+        "EVALUATION_ARGS",
+        "Validation.",
+        (
+            ("--eval-interval", "steps from one validation to the next; Megatron wants it always"),
+            ("--eval-iters", "global batches of each; 0: none"),
+        ),
+        ("--eval-interval 1000", "--eval-iters 10"),
+    ),
+    _ScriptSection(
+        "CHECKPOINT_ARGS",
+        "Checkpoints: they can be resumed under any other plan.",
+        (
+            ("--save", "folder that all nodes can write"),
+            ("--load", "where to resume from; nothing there yet: from the start"),
+            ("--save-interval", "steps from one checkpoint to the next"),
+        ),
+        ("--save checkpoints", "--load checkpoints", "--save-interval 1000"),
+    ),
+    _ScriptSection(
+        "LOG_ARGS",
+        "The log; TensorBoard needs its package on the last node.",
+        (
+            ("--log-interval", "steps from one line to the next"),
+            ("--tensorboard-dir", ""),
+            ("--wandb-project", ""),
+            ("--wandb-exp-name", ""),
+        ),
+        ("--log-interval 10",),
+    ),
+)  # fmt: skip
+
+_TAIL = """\
+# The plan decides the parallel sizes and starts the processes:
+#
+#   megatron-hetero plan --cluster cluster.yaml --model {name} -o plan.json
+#   megatron-hetero doctor plan.json --cluster cluster.yaml      finds what is still missing here
+#   megatron-hetero launch plan.json --for ssh -o job            writes what starts it
+#
+# The next line runs the same job on one machine alone, without a plan."""
+
+
+def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
+    """The script of a job.
+
+    Args:
+        arguments: of the model, and whatever else the source says (`model.arguments`); they take
+            the place of what this page would write.
+        source: where they come from.
+        name: the script's own file name.
+    """
+    known = {argument.flag: argument for argument in arguments}
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# A training job for Megatron, from {_one_line(source)}.",
+        "# Fill in the lines that say MISSING, if there are any; `doctor` finds those too.",
+        "set -euo pipefail",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "",
+    ]
+    in_sections = {flag for section in _SECTIONS for flag, _ in section.flags}
+    in_sections |= {flag for needed in NEEDED for flag in needed.flags}
+    lines += ["# The model, and how it is computed.", "MODEL_ARGS=("]
+    for argument in arguments:
+        if argument.flag not in in_sections:
+            lines.append(_line(argument))
+    lines += [")", ""]
+    for section in _SECTIONS:
+        lines += [f"# {section.title}", f"{section.name}=(", *_body(section, known), ")", ""]
+    names = ["MODEL_ARGS", *(section.name for section in _SECTIONS)]
+    lines += [_TAIL.format(name=shlex.quote(name)), "torchrun --standalone --nproc-per-node 1 \\"]
+    lines += ["    -m megatron_hetero.pretrain_gpt \\"]
+    lines += [f'    "${{{array}[@]}}"' + (" \\" if array != names[-1] else "") for array in names]
+    return "\n".join(lines) + "\n"
+
+
+def _missing(known: dict[str, Argument]) -> tuple[Needed, ...]:
+    """What neither the source nor a default of ours says."""
+    given = {flag: argument.words[1:] for flag, argument in known.items() if argument.words}
+    for section in _SECTIONS:
+        for default in section.defaults:
+            given.setdefault(default.split()[0], tuple(default.split()[1:]))
+    return missing_flags(given)
+
+
+def _body(section: _ScriptSection, known: dict[str, Argument]) -> Iterator[str]:
+    """The lines of a section; what is missing stands where it belongs."""
+    defaults = {default.split()[0]: default for default in section.defaults}
+    missing = {needed.flags[0]: needed for needed in _missing(known)}
+    for flag, meaning in section.flags:
+        argument = known.get(flag)
+        if argument is not None and argument.words is not None:
+            yield _line(argument, meaning)
+        elif flag in missing:
+            needed = missing[flag]
+            yield f"    {MISSING} {needed.example}  # {needed.what}"
+        elif argument is not None:
+            # The source took it from its shell.
+            yield _line(argument)
+        elif flag in defaults and not _replaced(flag, known):
+            yield _commented(f"    {defaults[flag]}", meaning)
+
+
+def _replaced(flag: str, known: dict[str, Argument]) -> bool:
+    """Whether the source has another flag that does the same."""
+    others = next((needed.flags for needed in NEEDED if flag in needed.flags), ())
+    return any(other in known for other in others)
+
+
+def _line(argument: Argument, meaning: str = "") -> str:
+    if argument.words is None:
+        where = _one_line(argument.where)
+        return f"    {MISSING} {argument.flag} ...  # {where} takes it from its shell"
+    return _commented(f"    {shlex.join(argument.words)}", meaning or _help(argument.flag))
+
+
+def _help(flag: str) -> str:
+    """Megatron's own sentence, where it is short enough to stand behind the flag."""
+    known = flag_table().by_name.get(flag)
+    text = _one_line(known.help).rstrip(".") if known is not None else ""
+    return text if len(text) <= 60 else ""
+
+
+def _commented(line: str, meaning: str) -> str:
+    return f"{line:<44}  # {meaning}" if meaning else line
+
+
+def _one_line(text: str) -> str:
+    """Text that cannot end a comment."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,0 +1,102 @@
+"""What a training job cannot start without, beside its model: asked before anything is launched.
+
+A Hugging Face config.json knows no training at all, and many files of flags name only the model:
+plans can be made from them, jobs cannot.  Megatron stops for each of these by itself, one after the
+other, after all processes have started (`megatron.training.arguments.validate_args`); without an
+evaluation interval it divides by None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
+from megatron_hetero.model.spec import Workload
+
+
+@dataclass(frozen=True)
+class Needed:
+    """One of `flags` has to be given; `example` is how it may look."""
+
+    flags: tuple[str, ...]
+    what: str
+    example: str
+
+
+NEEDED: tuple[Needed, ...] = (
+    Needed(
+        ("--train-iters", "--train-samples"),
+        "how long to train, in steps of the global batch",
+        "--train-iters 100000",
+    ),
+    Needed(("--lr",), "the learning rate", "--lr 3.0e-4"),
+    Needed(
+        ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path",
+         "--mock-data"),
+        "what to train on, a .bin and an .idx file without these endings",
+        "--data-path data/corpus_text_document",
+    ),
+    Needed(
+        ("--tokenizer-type",),
+        "the tokenizer that made the data",
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER",
+    ),
+    Needed(("--eval-interval",), "steps from one validation to the next", "--eval-interval 1000"),
+)  # fmt: skip
+
+READ_A_MODEL = frozenset(
+    {
+        "HuggingFaceTokenizer",
+        "SFTTokenizer",
+        "SentencePieceTokenizer",
+        "GPTSentencePieceTokenizer",
+        "Llama2Tokenizer",
+        "TikTokenizer",
+    }
+)
+"""Values of `--tokenizer-type` that are a file or a folder, named by `--tokenizer-model`."""
+
+_TOKENIZER_MODEL = Needed(
+    ("--tokenizer-model",), "the file or folder of the tokenizer", "--tokenizer-model FOLDER"
+)
+_NOT_TO_EVALUATE = ("--train-iters", "--lr")
+
+
+def missing_flags(
+    given: Mapping[str, tuple[str, ...]], unknown: Collection[str] = ()
+) -> tuple[Needed, ...]:
+    """What of `NEEDED` a job lacks, in its order.
+
+    Args:
+        given: values by name of flag.
+        unknown: flags that are given too, with values that only a running shell would know.
+    """
+    names = {*given, *unknown}
+    found = [needed for needed in NEEDED if names.isdisjoint(needed.flags)]
+    if given.get("--tokenizer-type", ("",))[0] in READ_A_MODEL and "--tokenizer-model" not in names:
+        found.append(_TOKENIZER_MODEL)
+    if "--skip-train" in names:
+        found = [needed for needed in found if needed.flags[0] not in _NOT_TO_EVALUATE]
+    return tuple(found)
+
+
+def missing_in_job(workload: Workload | None, more: Collection[str] = ()) -> tuple[Needed, ...]:
+    """What the flags of a plan lack for a start, with `more` flags beside them.
+
+    Nothing where the plan carries no flags: it was made in Python or of a bare layout.
+
+    Raises:
+        UsageError: Megatron would not read the flags.
+    """
+    if workload is None or not workload.megatron_args:
+        return ()
+    options = last_of_each(flag_table().split((*workload.megatron_args, *more)))
+    given = {name: option.values for option in options for name in option.flag.names}
+    return missing_flags(given, flags_left_to_the_shell(workload))
+
+
+def missing_line(missing: Collection[Needed]) -> str:
+    """One line for a terminal or a comment."""
+    return ", ".join(f"{needed.flags[0]} ({needed.what})" for needed in missing)

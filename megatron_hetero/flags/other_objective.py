@@ -1,0 +1,41 @@
+"""What a plan with other micro-batches than the job's trains otherwise than the job would."""
+
+from __future__ import annotations
+
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.plan.plan import Plan
+
+_BALANCED_WITHIN_A_MICRO_BATCH = ("aux_loss",)
+
+
+def other_objective(plan: Plan) -> str | None:
+    """Why another micro-batch size is another objective for this job; None where it is none.
+
+    Without `--calculate-per-token-loss` Megatron takes the mean over each micro-batch's tokens, and
+    the mean of these: where micro-batches count unlike numbers of tokens, a token's weight
+    depends on which sequences it shares a micro-batch with.
+    """
+    if plan.workload is None:
+        return None
+    training, model = plan.workload.training, plan.workload.model
+    sizes = sorted({r.micro_batch_size or training.micro_batch_size for r in plan.replicas})
+    if sizes == [training.micro_batch_size]:
+        return None
+    given = {o.name: o for o in last_of_each(flag_table().split(plan.workload.megatron_args))}
+    reasons = []
+    if not training.per_token_loss:
+        masked = "--eod-mask-loss masks" if "--eod-mask-loss" in given else "where you mask"
+        reasons.append(
+            f"{masked} losses, another size weighs tokens otherwise; --calculate-per-token-loss "
+            "weighs all alike under any size"
+        )
+    balance = given.get("--moe-router-load-balancing-type")
+    kinds = _BALANCED_WITHIN_A_MICRO_BATCH if balance is None else balance.values
+    if model.num_experts and set(kinds) & set(_BALANCED_WITHIN_A_MICRO_BATCH):
+        reasons.append("experts are balanced within a micro-batch (aux_loss)")
+    if not reasons:
+        return None
+    return (
+        f"micro-batches of {' and '.join(map(str, sizes))} sequences, the job says "
+        f"{training.micro_batch_size}: {'; '.join(reasons)}"
+    )

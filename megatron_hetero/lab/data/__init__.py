@@ -1,0 +1,6 @@
+"""Text into the files that Megatron trains on.
+
+command    `megatron-hetero data`
+documents  documents of text files
+encode     token numbers, written as an indexed data set
+"""

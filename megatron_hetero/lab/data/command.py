@@ -1,0 +1,201 @@
+"""Write `PREFIX_KEY_document.bin` and `.idx` by Megatron's own `IndexedDatasetBuilder`.
+
+Both files appear together, whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import batched
+from multiprocessing.pool import AsyncResult
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.errors import FileFormatError, UsageError
+from megatron_hetero.lab.data.documents import Cut, TextDocument, documents
+from megatron_hetero.lab.data.encode import BYTES_VOCAB_SIZE, Encode, byte_tokens, tokenizer_of
+from megatron_hetero.runtime.job.local_launch import preload
+
+_NUM_FAULTS_SHOWN = 5
+_BATCH = 64
+"""Documents that a worker gets at once."""
+
+Say = Callable[[int], None]
+"""Told the bytes of all files that are done."""
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What to make of which files.  `megatron_args` name the tokenizer; None for bytes."""
+
+    files: tuple[Path, ...]
+    prefix: Path
+    megatron_args: tuple[str, ...] | None
+    key: str = "text"
+    cut: Cut = "paragraph"
+    workers: int = 1
+    strict: bool = False
+
+    @property
+    def data_path(self) -> Path:
+        """What `--data-path` takes; named as by Megatron-LM's `preprocess_data.py`."""
+        return self.prefix.with_name(f"{self.prefix.name}_{self.key}_document")
+
+
+@dataclass
+class Written:
+    """What became of the documents; `faults` are the first few that were left out."""
+
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_left_out: int = 0
+    vocab_size: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def write_data(request: DataRequest, say: Say = lambda done: None) -> Written:
+    """Tokenize all files into one data set.
+
+    Raises:
+        UsageError: a file is not there, the data set is there already, or no such tokenizer.
+        FileFormatError: a document is bad and `request.strict`; or none is good.
+        EnvironmentMismatchError: the tokenizer's package is not installed.
+    """
+    for path in request.files:
+        if not path.is_file():
+            raise UsageError(f"{path}: there is no such file")
+    preload()
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+
+    encode, vocab_size = (
+        (byte_tokens, BYTES_VOCAB_SIZE)
+        if request.megatron_args is None
+        else tokenizer_of(request.megatron_args)
+    )
+    written = Written(vocab_size=vocab_size)
+    with _new_files(request.data_path) as (bin_path, idx_path):
+        builder = IndexedDatasetBuilder(str(bin_path), dtype=DType.optimal_dtype(vocab_size))
+        try:
+            for document, tokens in _tokenized(request, encode, say):
+                _add(builder, document, tokens, request, written)
+        finally:
+            builder.data_file.close()
+        if not written.num_documents:
+            raise FileFormatError(
+                f"none of the documents can be used; the first: {'; '.join(written.faults)}"
+                if written.faults
+                else "the files hold no documents"
+            )
+        builder.finalize(str(idx_path))
+    return written
+
+
+def _add(
+    builder: Any, document: TextDocument, tokens: list[int], request: DataRequest, written: Written
+) -> None:
+    import torch
+
+    largest = max(tokens, default=0)
+    fault = document.fault
+    if not fault and not 0 <= min(tokens, default=0) <= largest < written.vocab_size:
+        fault = f"token {largest} is outside of the vocabulary of {written.vocab_size}"
+    if not fault:
+        builder.add_item(torch.tensor(tokens, dtype=torch.int64))
+        builder.end_document()
+        written.num_documents += 1
+        written.num_tokens += len(tokens)
+        return
+    line = f"{document.where}: {fault}"
+    if request.strict:
+        raise FileFormatError(f"{line}. Mend it, or leave --strict out to go on without it.")
+    written.num_left_out += 1
+    if len(written.faults) < _NUM_FAULTS_SHOWN:
+        written.faults.append(line)
+
+
+def _tokenized(
+    request: DataRequest, encode: Encode, say: Say
+) -> Iterator[tuple[TextDocument, list[int]]]:
+    """Every document with its tokens, in the order of the files, whatever the workers do."""
+    batches = batched(_all_documents(request, say), _BATCH)
+    work = partial(_encoded, encode)
+    if request.workers == 1:
+        for batch in batches:
+            yield from work(batch)
+        return
+    # Forked, so that the tokenizer is there already; a closure need not be sent.
+    global _work
+    _work = work
+    with multiprocessing.get_context("fork").Pool(request.workers) as pool:
+        # A few batches ahead of the writer, not the whole of the files.
+        ahead: deque[AsyncResult[list[tuple[TextDocument, list[int]]]]] = deque()
+        for batch in batches:
+            ahead.append(pool.apply_async(_in_worker, (batch,)))
+            if len(ahead) > 4 * request.workers:
+                yield from ahead.popleft().get()
+        while ahead:
+            yield from ahead.popleft().get()
+
+
+_work: Callable[[Sequence[TextDocument]], list[tuple[TextDocument, list[int]]]] | None = None
+
+
+def _in_worker(batch: Sequence[TextDocument]) -> list[tuple[TextDocument, list[int]]]:
+    if _work is None:
+        raise RuntimeError("a worker began before it was told what to do")
+    return _work(batch)
+
+
+def _encoded(encode: Encode, batch: Sequence[TextDocument]) -> list[tuple[TextDocument, list[int]]]:
+    found = []
+    for document in batch:
+        if document.fault:
+            found.append((document, list[int]()))
+            continue
+        try:
+            found.append((document, encode(document.text)))
+        except ValueError as error:
+            bad = TextDocument(document.where, "", f"the tokenizer refuses it: {error}", 0)
+            found.append((bad, []))
+    return found
+
+
+def _all_documents(request: DataRequest, say: Say) -> Iterator[TextDocument]:
+    done = 0
+    for path in request.files:
+        try:
+            for document in documents(path, request.key, request.cut):
+                say(done + document.position)
+                yield document
+        except (OSError, EOFError) as error:
+            raise FileFormatError(f"{path}: it cannot be read: {error}") from error
+        done += path.stat().st_size
+        say(done)
+
+
+@contextmanager
+def _new_files(data_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Passing names for both files, which get their own when all went well; the index last.
+
+    Raises:
+        UsageError: one of them is there already.
+    """
+    targets = [data_path.with_name(f"{data_path.name}{end}") for end in (".bin", ".idx")]
+    for target in targets:
+        if target.exists():
+            raise UsageError(f"{target} is there already; give another name, or remove it")
+    data_path.parent.mkdir(parents=True, exist_ok=True)
+    passing = [target.with_name(f".{os.getpid()}-{target.name}") for target in targets]
+    try:
+        yield passing[0], passing[1]
+        for path, target in zip(passing, targets, strict=True):
+            os.replace(path, target)
+    finally:
+        for path in passing:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,7 @@
+"""Measurements of the model's pieces and the machine, so that plans stand on them.
+
+command  `megatron-hetero probe`
+rank     one rank of a probe
+pieces   seconds of embedding, layer and head
+machine  products, attention, memory and messages by themselves
+"""

@@ -1,0 +1,296 @@
+"""`megatron-hetero probe` behind the command line: one launch for each tensor-parallel width.
+
+Every launch is a set of fresh processes on this machine (CUDA and Megatron's global state survive
+neither a fork nor a second model), which meet through a file.  profile.json is written after each,
+so that an interrupted probe goes on where it was.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero import __version__
+from megatron_hetero.cost.work.profile import PIECES, PROFILE_SCHEMA_VERSION, load_profile
+from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
+from megatron_hetero.files import read_json, write_json
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.runtime.job.local_launch import rank_environment
+
+_LIMIT_S = 900.0
+_POLL_S = 0.1
+
+_NOT_FOR_A_PROBE = (
+    "--save", "--load", "--pretrained-checkpoint", "--data-path", "--train-data-path",
+    "--valid-data-path", "--test-data-path", "--data-args-path", "--per-split-data-args-path",
+    "--tokenizer-type", "--tokenizer-model", "--vocab-file", "--merge-file", "--tensorboard-dir",
+    "--wandb-project", "--wandb-exp-name", "--train-samples", "--lr-decay-samples",
+    "--lr-warmup-samples", "--lr-warmup-fraction", "--lr-decay-iters", "--lr-warmup-iters",
+    "--rampup-batch-size", "--use-distributed-optimizer", "--overlap-grad-reduce",
+    "--overlap-param-gather", "--num-layers", "--global-batch-size", "--micro-batch-size",
+    "--train-iters", "--eval-iters", "--eval-interval", "--mock-data", "--vocab-size", "--lr",
+    "--min-lr", "--exit-on-missing-checkpoint", "--recompute-num-layers",
+)  # fmt: skip
+"""Flags of a job that read or write files, or that the probe decides."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.  `gpu` is the name under which plans will look the times up; `num_busy` GPUs
+    compute at the same time, as in training, where they share power, memory and cooling."""
+
+    workload: Workload
+    gpu: str
+    widths: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
+    num_layers: int
+    seconds: float
+    output: Path
+    num_busy: int = 1
+
+    def num_ranks(self, width: int) -> int:
+        """Processes that measure a width: one group of it, or as many as are to be busy."""
+        return width * max(1, self.num_busy // width)
+
+
+@dataclass(frozen=True)
+class MeasuredWidth:
+    """What one width gave: the rank's result file, or None where all was in the file already."""
+
+    width: int
+    result: dict[str, Any] | None
+
+
+def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
+    """Measure every width that is missing in the file, and add it there.
+
+    Raises:
+        UsageError: the file was measured with other software, or on another GPU of this name.
+        EnvironmentMismatchError: this machine has fewer GPUs than the widest width.
+        CheckFailedError: a process ended badly or not at all; carries the end of its log.
+        ProfileError: the file is no profile.
+    """
+    _check_gpus(request)
+    data = _existing(request)
+    measured = []
+    for number, width in enumerate(request.widths, start=1):
+        missing = [s for s in request.micro_batch_sizes if not _has(data, request, width, s)]
+        if not missing:
+            measured.append(MeasuredWidth(width, None))
+            continue
+        on_progress(f"width {width} ({number} of {len(request.widths)}): micro-batches "
+                    f"{', '.join(map(str, missing))}")  # fmt: skip
+        result = _launch(request, width, tuple(missing))
+        _add(data, request, width, result)
+        write_json(request.output, data)
+        load_profile(request.output)
+        measured.append(MeasuredWidth(width, result))
+    return tuple(measured)
+
+
+def num_gpus() -> int:
+    """GPUs that torch sees on this machine; 0 without CUDA."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _check_gpus(request: Request) -> None:
+    count = num_gpus()
+    if not count:
+        return
+    if count < max(request.widths):
+        raise EnvironmentMismatchError(
+            f"width {max(request.widths)} needs as many GPUs on this machine; torch sees "
+            f"{count}. Give smaller --widths."
+        )
+    if count < request.num_busy:
+        raise EnvironmentMismatchError(
+            f"--gpus {request.num_busy}: torch sees {count} on this machine"
+        )
+
+
+def _existing(request: Request) -> dict[str, Any]:
+    """The file as it is, or the beginning of a new one."""
+    provenance = {
+        "tool": f"megatron-hetero {__version__}",
+        f"{request.gpu}: torch": importlib.metadata.version("torch"),
+        f"{request.gpu}: megatron-core": importlib.metadata.version("megatron-core"),
+        f"{request.gpu}: machine": platform.node(),
+        f"{request.gpu}: busy GPUs": str(request.num_busy),
+    }
+    if not request.output.exists():
+        return {"version": PROFILE_SCHEMA_VERSION, "provenance": provenance, "points": []}
+    load_profile(request.output)
+    may_differ = {f"{request.gpu}: machine", f"{request.gpu}: busy GPUs"}
+    data: dict[str, Any] = read_json(request.output).data
+    for key, value in provenance.items():
+        known = data["provenance"].get(key)
+        if known is not None and known != value and key not in may_differ:
+            raise UsageError(
+                f"{request.output} was measured with {key} {known}, and here it is {value}; times "
+                "of both in one file would not go together. Write to another file."
+            )
+    data["provenance"] = {**data["provenance"], **provenance}
+    return data
+
+
+def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
+    """The fields of a point that say what was measured."""
+    model, training = request.workload.model, request.workload.training
+    experts = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
+    return {
+        "gpu": request.gpu,
+        "precision": training.precision,
+        "tensor_parallel": width,
+        "micro_batch_size": size,
+        "piece": piece,
+        "recompute": training.recompute,
+        # Megatron switches it off at width 1, and the planner asks with the job's own word.
+        "sequence_parallel": training.sequence_parallel,
+        "shape": {
+            "hidden_size": model.hidden_size,
+            "ffn_hidden_size": model.ffn_hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+            "num_query_groups": model.num_query_groups,
+            "seq_length": model.seq_length,
+            "vocab_size": model.vocab_size,
+            "gated_mlp": model.gated_mlp,
+            **({name: getattr(model, name) for name in experts} if model.num_experts else {}),
+        },
+    }
+
+
+def _has(data: dict[str, Any], request: Request, width: int, size: int) -> bool:
+    known = [{k: v for k, v in p.items() if not k.endswith("_s")} for p in data["points"]]
+    return all(_key(request, width, size, piece) in known for piece in PIECES)
+
+
+def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, Any]) -> None:
+    new = []
+    for piece in result["pieces"]:
+        key = _key(request, width, piece["micro_batch_size"], piece["piece"])
+        new.append({**key, "forward_s": piece["forward_s"], "backward_s": piece["backward_s"]})
+    keys = [{k: v for k, v in p.items() if not k.endswith("_s")} for p in new]
+    kept = [
+        p for p in data["points"]
+        if {k: v for k, v in p.items() if not k.endswith("_s")} not in keys
+    ]  # fmt: skip
+    data["points"] = kept + new
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    data["provenance"][f"{request.gpu}: measured"] = today
+
+
+def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
+    """The user's flags for a job of few layers on random data, at one tensor-parallel width."""
+    model, training = request.workload.model, request.workload.training
+    options = last_of_each(flag_table().split(request.workload.megatron_args))
+    kept = [o for o in options if not set(o.flag.names) & set(_NOT_FOR_A_PROBE)]
+    batch = max(request.micro_batch_sizes)
+    copies = request.num_ranks(width) // width
+    own = [
+        f"--num-layers={request.num_layers}",
+        f"--tensor-model-parallel-size={width}",
+        f"--micro-batch-size={batch}",
+        f"--global-batch-size={batch * copies}",
+        "--train-iters=1",
+        "--eval-iters=0",
+        "--eval-interval=1000000",
+        "--lr=1e-5",
+        "--mock-data",
+        "--tokenizer-type=NullTokenizer",
+        f"--vocab-size={model.vocab_size}",
+        "--num-workers=0",
+    ]
+    if training.recompute == "full":
+        own.append("--recompute-num-layers=1")
+        if not any("--recompute-method" in o.flag.names for o in kept):
+            own.append("--recompute-method=uniform")
+    return (*(token for option in kept for token in option.tokens), *own)
+
+
+def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any]:
+    model = request.workload.model
+    num_ranks = request.num_ranks(width)
+    spec = {
+        "megatron": list(megatron_flags(request, width)),
+        "micro_batch_sizes": list(sizes),
+        "seconds": request.seconds,
+        "width": width,
+        "shapes": {
+            "hidden": model.hidden_size,
+            "ffn": model.ffn_hidden_size,
+            "heads": model.num_attention_heads,
+            "tokens": model.seq_length,
+            "precision": request.workload.training.precision,
+        },
+    }
+    with tempfile.TemporaryDirectory(prefix="megatron-hetero-probe-") as name:
+        folder = Path(name)
+        (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+        (folder / "store").touch()
+        ranks = [_start(folder, rank, num_ranks) for rank in range(num_ranks)]
+        try:
+            _wait(ranks, folder)
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        result: dict[str, Any] = read_json(folder / "result.json").data
+        return result
+
+
+def _start(folder: Path, rank: int, num_ranks: int) -> subprocess.Popen[bytes]:
+    connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if num_ranks > 1 else {}
+    environment = {
+        **os.environ,
+        **rank_environment(rank, num_ranks, str(folder / "store")),
+        **connections,
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    with (folder / f"rank-{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "megatron_hetero.lab.probe.rank",
+             str(folder / "spec.json"), str(folder / "result.json")],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )  # fmt: skip
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while any(process.poll() is None for process in ranks):
+        codes = [process.poll() for process in ranks]
+        if any(codes) or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    for rank, process in enumerate(ranks):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2.0)
+        if process.poll() != 0:
+            log = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
+            raise CheckFailedError(
+                f"rank {rank} of the probe ended with {process.poll()}; it last wrote:\n"
+                + "\n".join("  " + line for line in log[-12:])
+            )
+
+
+def summary(measured: Sequence[MeasuredWidth]) -> list[dict[str, Any]]:
+    """For `--json`: what each width gave."""
+    return [asdict(found) for found in measured]

@@ -1,0 +1,145 @@
+"""What a device and its links do by themselves: products, attention, memory, messages.
+
+Figures for people, for `cluster.yaml` and to see a sick card at once; plans take their times from
+the model's pieces (`lab.probe.pieces`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megatron_hetero.cluster.measurements import LinkFit, fit_link
+from megatron_hetero.runtime import backend
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SECONDS = 0.3
+_MESSAGE_BYTES = (4096, 65536, 1 << 20, 8 << 20)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`value` is in FLOP/s for products and attention, in bytes/s for memory."""
+
+    what: str
+    shape: tuple[int, ...]
+    value: float
+
+
+def device_rates(hidden: int, ffn: int, heads: int, tokens: int, precision: str) -> list[Rate]:
+    """Products of the shapes that a layer has, attention, and a copy through memory."""
+    device = _device()
+    dtype = _TYPES[precision]
+    rates = []
+    for n, k in ((3 * hidden, hidden), (ffn, hidden), (hidden, ffn)):
+        a = torch.randn(tokens, k, device=device, dtype=dtype)
+        b = torch.randn(k, n, device=device, dtype=dtype)
+        seconds = _seconds(partial(torch.mm, a, b))
+        rates.append(Rate("product", (tokens, n, k), 2.0 * tokens * n * k / seconds))
+    size = hidden // heads
+    q, k_, v = (torch.randn(1, heads, tokens, size, device=device, dtype=dtype) for _ in range(3))
+    seconds = _seconds(
+        lambda: torch.nn.functional.scaled_dot_product_attention(q, k_, v, is_causal=True)
+    )
+    rates.append(Rate("attention", (heads, tokens, size), 2.0 * heads * tokens**2 * size / seconds))
+    source = torch.randn((64 << 20) // 4 if device.type == "cpu" else 64 << 20, device=device)
+    target = torch.empty_like(source)
+    seconds = _seconds(lambda: target.copy_(source))
+    rates.append(Rate("memory", (source.numel(),), 2.0 * 4 * source.numel() / seconds))
+    return rates
+
+
+def free_bytes() -> int | None:
+    """Memory of this GPU that nothing uses; None on a CPU."""
+    return torch.cuda.mem_get_info()[0] if backend.cuda_is_usable() else None
+
+
+def link_between_first_two() -> LinkFit:
+    """Ranks 0 and 1 exchange messages of growing size; latency and bandwidth of one direction.
+
+    Collective over the world; all ranks get the fit.
+    """
+    rank, device = dist.get_rank(), _device()
+    times = []
+    for num_bytes in _MESSAGE_BYTES:
+        message = torch.zeros(num_bytes // 4, device=device)
+        dist.barrier()
+        seconds = 0.0
+        if rank < 2:
+            seconds = _ping_pong_s(message, 1 - rank, 20)
+        found = torch.tensor([seconds], dtype=torch.float64, device=device)
+        dist.broadcast(found, 0)
+        times.append((float(num_bytes), float(found.item())))
+    return fit_link(times)
+
+
+def all_reduce_rates() -> list[tuple[int, float]]:
+    """(bytes, seconds) of an all-reduce over a tensor-parallel group, by size."""
+    device, group = _device(), parallel_state.get_tensor_model_parallel_group()
+    found = []
+    for num_bytes in _MESSAGE_BYTES:
+        values = torch.zeros(num_bytes // 4, device=device)
+
+        def reduce(values: Any = values) -> Any:
+            return dist.all_reduce(values, group=group)
+
+        # A fixed count, or ranks would disagree about when to stop.
+        found.append((num_bytes, _counted_s(reduce, 10)))
+    return found
+
+
+def _ping_pong_s(message: torch.Tensor, other: int, count: int) -> float:
+    """Seconds of one direction: half of a there and back."""
+
+    def there_and_back() -> None:
+        if dist.get_rank() == 0:
+            dist.send(message, other)
+            dist.recv(message, other)
+        else:
+            dist.recv(message, other)
+            dist.send(message, other)
+
+    return _counted_s(there_and_back, count) / 2
+
+
+def _counted_s(work: Callable[[], Any], count: int) -> float:
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(count):
+        _synchronise()
+        start = time.perf_counter()
+        work()
+        _synchronise()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """Median duration, over about `_SECONDS`."""
+    first = _counted_s(work, 1)
+    return _counted_s(work, max(3, min(100, round(_SECONDS / max(first, 1e-6)))))
+
+
+def _synchronise() -> None:
+    if backend.cuda_is_usable():
+        torch.cuda.synchronize()
+
+
+def _device() -> torch.device:
+    if backend.cuda_is_usable():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def best(rates: Sequence[Rate], what: str) -> float:
+    """The highest of a kind."""
+    return max(rate.value for rate in rates if rate.what == what)

@@ -1,0 +1,51 @@
+"""`megatron-hetero rehearse` behind the command line: options in, data out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.lab.rehearse.network import SlowLink
+from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+
+__all__ = ["rehearsal_to_data", "rehearse_plan"]
+
+
+def rehearse_plan(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None,
+    *,
+    steps: int,
+    time_scale: float | None,
+    slow_ranks: dict[int, float],
+    slow_links: list[tuple[str, str, float]],
+    keep: Path | None,
+    on_progress: Callable[[str], None] = lambda words: None,
+) -> Rehearsal:
+    """Rehearse a plan on this machine's CPU; see `lab.rehearse.run.rehearse`.
+
+    Args:
+        slow_ranks: rank -> how many times slower than predicted it computes.
+        slow_links: (node, node, how many times slower than described).
+        keep: folder for what the processes write; None deletes it.
+    """
+    # Ranks are forked, which CUDA does not survive.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    on_progress("importing Megatron")
+    preload()
+    from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
+
+    options = RehearsalOptions(
+        steps=steps,
+        time_scale=time_scale,
+        slow_ranks=slow_ranks,
+        slow_links=tuple(SlowLink(*link) for link in slow_links),
+    )
+    with kept_folder(keep, "rehearse") as folder:
+        return rehearse(plan, cluster, profile, options, folder, on_progress)

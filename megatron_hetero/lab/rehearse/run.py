@@ -1,0 +1,246 @@
+"""Start the ranks of a rehearsal and put together what they saw, beside what was predicted.
+
+What is rehearsed knows nothing of the simulation: each rank gets the seconds of its own passes and
+the description of the links, and everything else (order, messages, waiting) is what Megatron and
+our runtime really do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from megatron_hetero.lab.rehearse.board import Board
+from megatron_hetero.lab.rehearse.clock import now
+from megatron_hetero.lab.rehearse.network import Network, SlowLink
+from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
+from megatron_hetero.lab.rehearse.rank import (
+    MOST_TRIES,
+    WARMUP_STEPS,
+    RankTimes,
+    RehearsalDone,
+    RehearsedRank,
+    read_records,
+)
+from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, gather
+from megatron_hetero.lab.rehearse.small import SmallModel, small_model
+from megatron_hetero.lab.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.schedule.exchange.stock_buckets import stock_bucket_elements
+from megatron_hetero.schedule.simulator.step import plan_times, simulate_plan
+from megatron_hetero.schedule.stock import is_stock
+
+RANK_BYTES = 400 << 20
+"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
+RANKS_PER_CORE = 16
+"""More ranks than that take turns for so long that the time scale becomes a nuisance."""
+TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class RehearsalOptions:
+    """How to rehearse.
+
+    `slow_ranks`: rank -> how many times slower it computes than predicted.  `rehearsed_plan`
+    replaces the plan in the rehearsal alone, not in the prediction.
+    """
+
+    steps: int = 3
+    time_scale: float | None = None
+    slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    slow_links: tuple[SlowLink, ...] = ()
+    rehearsed_plan: Plan | None = None
+
+
+def most_ranks() -> int:
+    """How many ranks this machine rehearses, by its free memory and its cores."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(available // RANK_BYTES, cores * RANKS_PER_CORE))
+
+
+def check_capacity(num_ranks: int) -> None:
+    """Refuse a rehearsal that this machine cannot run.
+
+    Raises:
+        EnvironmentMismatchError: says how many ranks it can.
+    """
+    most = most_ranks()
+    if num_ranks > most:
+        raise EnvironmentMismatchError(
+            f"rehearsing this plan takes {num_ranks} processes, one for each GPU; this machine "
+            f"({len(os.sched_getaffinity(0))} cores) rehearses up to {most}. Use a larger machine, "
+            "or `megatron-hetero simulate`, which needs no processes."
+        )
+
+
+def rehearse(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None,
+    options: RehearsalOptions,
+    folder: Path,
+    on_progress: Callable[[str], None] = lambda words: None,
+) -> Rehearsal:
+    """Predict, run, compare; both with links of latency and bandwidth alone (`Link.terms`).
+
+    Args:
+        plan: validated on `cluster`, with devices and a workload.
+    Raises:
+        EnvironmentMismatchError: more ranks than this machine rehearses.
+        UsageError: a fault names a rank or a node that is not there.
+        RankFailedError: a process failed.
+    """
+    stock, cluster = is_stock(plan), cluster.without_link_terms
+    predicted = simulate_plan(plan, cluster, profile=profile)
+    played = options.rehearsed_plan or plan
+    table = rank_table(played)
+    check_capacity(len(table))
+    for rank in options.slow_ranks:
+        if not 0 <= rank < len(table):
+            raise UsageError(f"--slow-rank {rank}: the plan has ranks 0 to {len(table) - 1}")
+    known = {device.name: device for device in cluster.devices}
+    devices = [known[position.device or ""] for position in table]
+    network = Network(cluster, devices, options.slow_links)
+    job = _RehearsalJob(played, cluster, profile, options, network, folder.resolve())
+    if is_stock(job.small.shrunk.plan) != is_stock(played):
+        raise UnsupportedError(
+            "shrinking the model changes whether stock Megatron runs the plan; rehearse another"
+        )
+    on_progress("writing the data set")
+    run_jobs([job.text_job()], TIMEOUT_S)
+
+    def on_poll() -> None:
+        state = job.progress.state()
+        on_progress(progress_words(state, len(table), options.steps, predicted.step_time_s, now()))
+
+    run_jobs([job.ranks_job()], TIMEOUT_S, on_poll)
+    records = [read_records(job.record(rank)) for rank in range(len(table))]
+    return gather(played, predicted, records, stock, network.between_nodes)
+
+
+class _RehearsalJob:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        profile: Profile | None,
+        options: RehearsalOptions,
+        network: Network,
+        folder: Path,
+    ) -> None:
+        assert plan.workload is not None  # `simulate_plan` has refused it
+        self._plan, self._options, self._network = plan, options, network
+        self._folder = folder
+        self.small: SmallModel = small_model(plan, plan.workload)
+        self._times = plan_times(plan, cluster, profile)
+        self._text = folder / "text"
+        self._num_steps = WARMUP_STEPS + MOST_TRIES * options.steps
+        self._table = rank_table(plan)
+        messages = sum(
+            replica.num_micro_batches
+            * 2
+            # Context-parallel ranks have two parts of a sequence each.
+            * sum(
+                a.shape.num_devices * min(2, a.shape.context_parallel)
+                + b.shape.num_devices * min(2, b.shape.context_parallel)
+                for a, b in pairwise(replica.stages)
+            )
+            for replica in plan.replicas
+        )
+        passes = 3 * sum(r.num_micro_batches * len(r.stages) for r in plan.replicas)
+        slots = 2 * self._num_steps * (2 * messages + passes + 64 * len(self._table))
+        self._board = Board(len(network.path_names), slots)
+        self.progress = StepProgress()
+
+    def record(self, rank: int) -> Path:
+        """Where a rank writes what it saw."""
+        return self._folder / "ranks" / f"record-{rank}.json"
+
+    def text_job(self) -> LocalJob:
+        """The data set, in a process of its own: torch's threads and forks do not mix."""
+        shrunk = self.small.shrunk
+        num_samples = 2 * (self._num_steps + 1) * shrunk.global_batch_size
+        num_tokens = num_samples * (shrunk.model.seq_length + 1)
+
+        def write(rank: int) -> None:
+            write_text_dataset(self._text, num_tokens)
+
+        return LocalJob("data set", 1, write, self._folder / "text-run")
+
+    def ranks_job(self) -> LocalJob:
+        """The plan, through the entry that users run."""
+        plan_file = self._folder / "plan.json"
+        save_plan(self.small.shrunk.plan, plan_file)
+        argv = (
+            *self.small.shrunk.model_args,
+            *self.small.shrunk.plan_args,
+            *self._overlap_arguments(),
+            *tokenizer_arguments(self._text),
+            f"--hetero-plan={plan_file}",
+            f"--data-cache-path={self._folder / 'cache'}",
+            f"--train-iters={self._num_steps}",
+            "--optimizer=adam",
+            "--lr=1e-4",
+            "--lr-decay-style=constant",
+            "--clip-grad=1.0",
+            "--log-interval=1",
+            "--eval-iters=0",
+            "--eval-interval=1000000",
+            "--num-workers=0",
+            "--distributed-timeout-minutes=20",
+        )
+
+        def train(rank: int) -> None:
+            watched = self._rank(rank)
+            watched.install()
+            with suppress(RehearsalDone):
+                entry.main(argv, watched)
+            watched.save(self.record(rank))
+
+        return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")
+
+    def _overlap_arguments(self) -> tuple[str, ...]:
+        """Stock Megatron divides its buffer where the real one would be."""
+        workload = self._plan.workload
+        if workload is None or not workload.training.overlap_grad_reduce:
+            return ()
+        bucket = stock_bucket_elements(len(self._plan.replicas))
+        return "--overlap-grad-reduce", f"--ddp-bucket-size={self.small.elements_of(bucket)}"
+
+    def _rank(self, rank: int) -> RehearsedRank:
+        place = self._table[rank]
+        times = self._times[place.replica][place.stage]
+        factor = self._options.slow_ranks.get(rank, 1.0)
+        same_stage = [
+            r
+            for r, p in enumerate(self._table)
+            if (p.replica, p.stage) == (place.replica, place.stage)
+        ]
+        return RehearsedRank(
+            rank,
+            RankTimes(
+                tuple(chunk.slower(factor) for chunk in times.chunks),
+                times.update_s * factor,
+                self._plan.replicas[place.replica].num_micro_batches,
+                times.last_backward and times.last_backward.slower(factor),
+            ),
+            self.small,
+            self._board,
+            self._network,
+            same_stage,
+            self._options.steps,
+            self._options.time_scale,
+            self.progress if rank == 0 else None,
+        )

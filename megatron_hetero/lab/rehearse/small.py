@@ -1,0 +1,197 @@
+"""The small model of a rehearsal, and how many bytes of the real one its tensors stand for.
+
+Every run of decoder layers that has the same holders in all replicas becomes one layer, so that
+stages, boundaries and sets of gradient holders stay what they are.  Where the number of buckets
+counts (gradients that are exchanged during the backward pass; the distributed optimizer, which has
+so many buckets under way at a time), a run becomes as many layers as real buckets need.  Sizes are
+shrunk as `verify` shrinks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.memory.parameters import embedding_params, head_params, layer_params
+from megatron_hetero.cost.sync.buckets import EMBEDDING, MAX_BUCKET_ELEMENTS
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.lab.verify.shrink import Shrunk, shrink
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica
+
+_SMALL_ELEMENT_BYTES = 4
+_PIECES_OF_BUCKET = 4
+"""So many layers of the small model at least fill a bucket, where one real layer does not."""
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """`shrunk` has the small plan and flags; the rest says what its tensors stand for.
+
+    `layer_runs`: [small layer] -> real layers.  `activation_ratio`: real bytes for each byte that
+    crosses a boundary.  `weight_ratio`: bytes of a new weight for each byte of gradient.
+    """
+
+    shrunk: Shrunk
+    layer_runs: tuple[int, ...]
+    activation_ratio: float
+    weight_ratio: float
+    _gradient_bytes: int
+    _vector_bytes: float
+    _matrix_bytes: Mapping[str, float]
+    _mean_matrix_bytes: float
+    _embedding_bytes: float
+    _positions_bytes: float
+
+    def gradient_bytes(self, name: str) -> float:
+        """Real bytes of gradient for each element of parameter `name` of the small model."""
+        is_vector = name.endswith(".bias") or "norm" in name
+        if name.startswith("decoder.layers."):
+            (each,) = [
+                num_bytes
+                for matrix, num_bytes in self._matrix_bytes.items()
+                if matrix in name and not is_vector
+            ] or [self._vector_bytes]
+            return each * self.layer_runs[int(name.split(".")[2])]
+        if is_vector:
+            return self._vector_bytes
+        if "position_embeddings" in name:
+            return self._positions_bytes
+        return self._embedding_bytes
+
+    def real_elements(self, name: str, num_elements: int) -> int:
+        """Real parameters for which elements of parameter `name` of the small model stand."""
+        return round(num_elements * self.gradient_bytes(name) / self._gradient_bytes)
+
+    def elements_of(self, num_params: int) -> int:
+        """Elements of the small model's matrices that stand for so many real parameters."""
+        mean_run = sum(self.layer_runs) / len(self.layer_runs)
+        stands_for = self._mean_matrix_bytes * mean_run / self._gradient_bytes
+        return max(1, round(num_params / stands_for))
+
+    def real_layer(self, name: str) -> int:
+        """The first real layer for which parameter `name` stands; `EMBEDDING` before them, the
+        number of layers behind them."""
+        if name.startswith("decoder.layers."):
+            return sum(self.layer_runs[: int(name.split(".")[2])])
+        return EMBEDDING if name.startswith("embedding.") else sum(self.layer_runs)
+
+
+def small_model(plan: Plan, workload: Workload) -> SmallModel:
+    """The rehearsal's model.
+
+    Raises:
+        UnsupportedError: the workload asks for what no asymmetric plan trains yet.
+    """
+    cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
+    chunks = _with_counted_buckets(plan, workload)
+    if chunks:
+        layer = layer_params(workload.model, even_share(workload.model, 1))
+        cuts = _with_pieces(cuts, chunks, MAX_BUCKET_ELEMENTS // (_PIECES_OF_BUCKET * layer))
+    small_plan = replace(
+        plan, replicas=tuple(_renumbered(r, cuts) for r in plan.replicas), estimates=None
+    )
+    num_layers = len(cuts) - 1
+    small_workload = replace(workload, model=replace(workload.model, num_layers=num_layers))
+    shrunk = shrink(small_plan, small_workload, max_layers=num_layers)
+    real, small = workload.model, shrunk.model
+    training = workload.training
+    widths = plan.layout.tensor_parallel_widths
+    rows, small_rows = padded_vocab_size(real, widths), _small_rows(shrunk)
+    gradient = state_bytes(training).gradient
+    crossing = real.seq_length * real.hidden_size * training.element_bytes
+    small_crossing = small.seq_length * small.hidden_size * _SMALL_ELEMENT_BYTES
+    positions = embedding_params(real, 1, 0)
+    layer, small_layer = (layer_params(m, even_share(m, 1)) for m in (real, small))
+    sizes, small_sizes = _layer_matrices(real), _layer_matrices(small)
+    matrices, small_matrices = sum(sizes.values()), sum(small_sizes.values())
+    return SmallModel(
+        shrunk,
+        tuple(b - a for a, b in pairwise(cuts)),
+        crossing / small_crossing,
+        state_bytes(training).weight / gradient,
+        gradient,
+        gradient * (layer - matrices) / (small_layer - small_matrices),
+        {name: gradient * size / small_sizes[name] for name, size in sizes.items()},
+        gradient * matrices / small_matrices,
+        gradient * head_params(real, 1, rows, False) / head_params(small, 1, small_rows, False),
+        gradient * positions / max(embedding_params(small, 1, 0), 1),
+    )
+
+
+def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
+    """Layers whose buckets the small model must have in their real number."""
+    training = workload.training
+    return [
+        chunk
+        for replica in plan.replicas
+        for s, stage in enumerate(replica.stages)
+        for chunk in stage_chunks(stage)
+        if training.use_distributed_optimizer or (training.overlap_grad_reduce and s == 0)
+    ]
+
+
+def _with_pieces(cuts: list[int], chunks: list[LayerRange], most_layers: int) -> list[int]:
+    """Runs inside of any of `chunks` cut into pieces of at most so many layers (or of one)."""
+    found = set(cuts)
+    for first, last in pairwise(cuts):
+        if any(c.first_layer <= first and last <= c.first_layer + c.num_layers for c in chunks):
+            found |= set(range(first, last, max(1, most_layers)))
+    return sorted(found)
+
+
+def _layer_matrices(model: ModelSpec) -> dict[str, int]:
+    """Elements of the four matrices of a layer, two of them of all experts together, by a part of
+    their names in Megatron.  What else a layer has (vectors, a router) is small beside them."""
+    query = model.num_attention_heads * model.kv_channels
+    query_key_value = query + 2 * model.num_query_groups * model.kv_channels
+    columns = (model.num_experts or 1) * model.mlp_columns
+    return {
+        "linear_qkv": model.hidden_size * query_key_value,
+        "linear_proj": model.hidden_size * query,
+        "linear_fc1": model.hidden_size * columns * (2 if model.gated_mlp else 1),
+        "linear_fc2": model.hidden_size * columns,
+    }
+
+
+def _small_rows(shrunk: Shrunk) -> int:
+    from megatron_hetero.lab.verify.text import VOCAB_SIZE
+
+    return -(-VOCAB_SIZE // shrunk.vocab_multiple) * shrunk.vocab_multiple
+
+
+def _ends(replica: Replica) -> list[int]:
+    return [
+        chunk.first_layer + chunk.num_layers
+        for stage in replica.stages
+        for chunk in stage_chunks(stage)
+    ]
+
+
+def _renumbered(replica: Replica, cuts: list[int]) -> Replica:
+    stages = []
+    for stage in replica.stages:
+        chunks = []
+        for chunk in stage_chunks(stage):
+            first = cuts.index(chunk.first_layer)
+            end = cuts.index(chunk.first_layer + chunk.num_layers)
+            chunks.append(LayerRange(first, end - first))
+        shape = replace(stage.shape, num_layers=sum(chunk.num_layers for chunk in chunks))
+        stages.append(
+            replace(
+                stage,
+                first_layer=chunks[0].first_layer,
+                shape=shape,
+                recompute_num_layers=_fewer(stage.recompute_num_layers, shape.num_layers),
+                chunks=tuple(chunks) if stage.chunks else (),
+            )
+        )
+    return replace(replica, stages=tuple(stages))
+
+
+def _fewer(num_recomputed: int | None, num_layers: int) -> int | None:
+    return None if num_recomputed is None else min(num_recomputed, num_layers)

@@ -1,0 +1,112 @@
+"""`megatron-hetero verify` behind the command line: options in, data out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from math import lcm
+from typing import Any
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout, parse_layout
+from megatron_hetero.plan.plan import Layout, Plan
+from megatron_hetero.runtime.job.local_launch import kept_folder, preload
+
+
+def verify_arguments(
+    arguments: argparse.Namespace, on_progress: Callable[[str], None] = lambda words: None
+) -> dict[str, Any]:
+    """Verify the plan of `arguments`, whose fields `cli.verify` lists.
+
+    Args:
+        on_progress: called often with what is going on, in words.
+    Returns:
+        What `outcome_to_data` says; `ok` tells whether the plan trains as one process does.
+    Raises:
+        UsageError: plan, layout and Megatron flags do not go together; or no such planted error.
+        EnvironmentMismatchError: more processes than this machine's memory holds.
+        RankFailedError: a process failed.
+    """
+    # Ranks are forked, which CUDA does not survive; the check is one of arithmetic and order.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    plan, workload = _plan_and_workload(arguments)
+    on_progress("importing Megatron")
+    preload()
+
+    from megatron_hetero.lab.verify.faults import check_fault
+    from megatron_hetero.lab.verify.options import OPTIMIZERS, Options
+    from megatron_hetero.lab.verify.outcome import outcome_to_data
+    from megatron_hetero.lab.verify.run import verify
+
+    if arguments.plant is not None:
+        check_fault(arguments.plant)
+    own = workload.training.optimizer
+    precision = arguments.precision or workload.training.precision
+    others = tuple(o for o in OPTIMIZERS if o != own)
+    options = Options(
+        steps=arguments.steps,
+        optimizers=(arguments.optimizer,) if arguments.optimizer else (own, *others),
+        floor=arguments.floor,
+        precision=precision,
+        # As the job trains, and once more where no rounding hides a difference.
+        fp32_optimizers=() if arguments.optimizer or arguments.precision else others,
+        fault=arguments.plant,
+    )
+
+    def on_step(what: str, step: int) -> None:
+        on_progress(f"{what}: step {min(step + 1, options.steps)} of {options.steps}")
+
+    on_progress("starting")
+    with kept_folder(arguments.keep, "verify") as folder:
+        return outcome_to_data(verify(plan, workload, options, folder, on_step))
+
+
+def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
+    if arguments.layout is not None:
+        layout = parse_layout(arguments.layout)
+        args = (*_defaults(layout), *arguments.megatron_args)
+        # Nothing is planned, so what the planner cannot price may be trained.
+        workload = load_workload(None, args, is_planned=False)
+        return plan_from_layout(layout, workload), workload
+    plan = load_plan(arguments.plan)
+    if arguments.megatron_args:
+        raise UsageError(
+            f"{arguments.plan} says which model it is for; Megatron flags ("
+            f"{' '.join(arguments.megatron_args)}) go with --layout."
+        )
+    if plan.workload is None:
+        raise UsageError(
+            f"{arguments.plan} does not say which model it is for; use "
+            f"--layout '{format_layout(plan.layout)}' with Megatron's model flags after --."
+        )
+    return plan, plan.workload
+
+
+def _defaults(layout: Layout) -> tuple[str, ...]:
+    """Sizes that a layout does not say and that are shrunk anyway; the user's flags come later and
+    win."""
+    shares = (sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None)
+    unit = lcm(*layout.tensor_parallel_widths, *shares)
+    heads = unit * 4
+    contexts = (s.context_parallel for r in layout.replicas for s in r.stages)
+    sequence = unit * 64 * lcm(*contexts)
+    sizes = [r.micro_batch_size or 1 for r in layout.replicas]
+    batch = sum(r.num_micro_batches * s for r, s in zip(layout.replicas, sizes, strict=True))
+    per_token = ("--calculate-per-token-loss",) if len(set(sizes)) > 1 else ()
+    return (
+        f"--num-layers={layout.replicas[0].num_layers}",
+        f"--hidden-size={heads * 16}",
+        f"--ffn-hidden-size={heads * 64}",
+        f"--num-attention-heads={heads}",
+        f"--seq-length={sequence}",
+        f"--max-position-embeddings={sequence}",
+        "--vocab-size=50257",
+        f"--micro-batch-size={sizes[0]}",
+        f"--global-batch-size={batch}",
+        *per_token,
+    )

@@ -1,0 +1,47 @@
+"""How to verify: steps, optimizers, precision, a planted error; and what they train with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hetero.model.spec import Precision
+
+LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
+OPTIMIZERS = tuple(LEARNING_RATE)
+HALF_PRECISION_EPSILON = 1e-2
+"""Of Adam: above the rounding of half precision.  Below it an update is the sign of a gradient that
+may be nothing but rounding."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to verify.
+
+    `optimizers` are trained with one after the other; `fault` names an error of `faults` that is
+    planted in the plan's runs.  `plan_flags` are Megatron flags of the plan's runs alone;
+    `precision` is that of all runs but those of `fp32_optimizers`.
+    """
+
+    steps: int = 5
+    optimizers: tuple[str, ...] = OPTIMIZERS
+    floor: bool = False
+    fault: str | None = None
+    plan_flags: tuple[str, ...] = ()
+    precision: Precision = "fp32"
+    fp32_optimizers: tuple[str, ...] = ()
+
+    def precision_of(self, optimizer: str) -> Precision:
+        """That of the runs with `optimizer`."""
+        return "fp32" if optimizer in self.fp32_optimizers else self.precision
+
+
+def precision_flags(precision: Precision, per_token_loss: bool) -> tuple[str, ...]:
+    """Megatron's flags to train in `precision`; the loss scale of fp16 grows within a few steps.
+
+    It starts where the small model's gradients are far from both ends of fp16: a loss per token is
+    a sum over the batch, otherwise a mean.
+    """
+    if precision != "fp16":
+        return () if precision == "fp32" else ("--bf16",)
+    scale = 2**4 if per_token_loss else 2**12
+    return ("--fp16", f"--initial-loss-scale={scale}", "--loss-scale-window=2", "--hysteresis=1")

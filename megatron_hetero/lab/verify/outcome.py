@@ -1,0 +1,132 @@
+"""What a verification found: every optimizer's distances and bounds, and the same as JSON data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_hetero.lab.verify.compare import Distances, Tolerances
+from megatron_hetero.lab.verify.job_flags import NO_FLAGS, JobFlags
+from megatron_hetero.lab.verify.routing import Flips
+from megatron_hetero.lab.verify.shrink import Shrunk
+from megatron_hetero.lab.verify.traffic import boundaries_to_data, sync_to_data
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Tokens that the plan would have sent to other experts than the one process, and how far apart
+    the scores of the two may be for that to be rounding."""
+
+    flips: Flips
+    allowed_margin: float
+
+    @property
+    def ok(self) -> bool:
+        return self.flips.margin <= self.allowed_margin
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One optimizer's runs.  `floor` is the distance of one process from itself.
+
+    `losses` are (one process, plan) for each step.
+    """
+
+    distances: Distances
+    bounds: Tolerances
+    losses: tuple[tuple[float, float], ...]
+    floor: Distances | None
+    traffic: tuple[RankTraffic, ...] = ()
+    """Of the plan's ranks."""
+    boundaries: tuple[Mapping[int, BoundaryTraffic], ...] = ()
+    """[rank] -> what it sent, by boundary."""
+    routing: Routing | None = None
+
+    @property
+    def ok(self) -> bool:
+        is_routed = self.routing is None or self.routing.ok
+        return self.distances.within(self.bounds) and is_routed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was trained, and how far it was apart, by optimizer.
+
+    `notes` say what of the options is not as the job has it.
+    """
+
+    shrunk: Shrunk
+    comparisons: Mapping[str, Comparison]
+    flags: JobFlags = NO_FLAGS
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return all(c.ok for c in self.comparisons.values())
+
+
+def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
+    """`loss, gradients, gradient_norm, weights, tolerance, ok`, and what helps to read them.
+
+    With several optimizers each number is the worst of them against its tolerance; `runs` has all.
+    """
+    plan = outcome.shrunk.plan
+    runs = {o: _comparison_to_data(plan, c) for o, c in outcome.comparisons.items()}
+    worst = {
+        key: max(runs.values(), key=lambda run: run[key] / run["tolerance"][key])
+        for key in _NUMBERS
+    }
+    return {
+        **{key: run[key] for key, run in worst.items()},
+        "tolerance": {key: run["tolerance"][key] for key, run in worst.items()},
+        "ok": outcome.ok,
+        "layout": format_layout(plan.layout),
+        "shrunk": [*outcome.shrunk.changes, *outcome.flags.shrunk, *outcome.notes],
+        "flags": {
+            "kept": list(outcome.flags.kept),
+            "added": list(outcome.flags.added),
+            "no_effect": {note: list(names) for note, names in outcome.flags.no_effect.items()},
+            "left_out": [{"flag": f, "reason": why} for f, why in outcome.flags.left_out],
+        },
+        "runs": runs,
+    }
+
+
+_NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
+
+
+def _comparison_to_data(plan: Plan, comparison: Comparison) -> dict[str, Any]:
+    d = comparison.distances
+    return {
+        **_values(d),
+        "tolerance": {key: getattr(comparison.bounds, key) for key in _NUMBERS},
+        "ok": comparison.ok,
+        "same_samples": d.same_samples,
+        "same_norm_bits_on_all_ranks": d.same_norm_bits,
+        "same_random_states_in_groups": d.same_random_states,
+        "same_loss_scales": d.same_loss_scales,
+        "same_initial_weights": d.unequal_start is None,
+        "unequal_initial_weights": d.unequal_start,
+        "worst": {key: getattr(d, key).where for key in _NUMBERS},
+        "left_out_of_weights": list(d.left_out),
+        "losses": [{"one_process": a, "plan": b} for a, b in comparison.losses],
+        "floor": None if comparison.floor is None else _values(comparison.floor),
+        "gradient_sync": sync_to_data(comparison.traffic),
+        "boundaries": boundaries_to_data(plan, comparison.boundaries),
+        "routing": comparison.routing
+        and {
+            "flipped": comparison.routing.flips.num_flipped,
+            "tokens": comparison.routing.flips.num_tokens,
+            "margin": comparison.routing.flips.margin,
+            "allowed_margin": comparison.routing.allowed_margin,
+            "ok": comparison.routing.ok,
+        },
+    }
+
+
+def _values(distances: Distances) -> dict[str, float]:
+    return {key: getattr(distances, key).value for key in _NUMBERS}

@@ -1,0 +1,247 @@
+"""Train a plan and one process of stock Megatron side by side, and measure how far they are apart.
+
+Three jobs of forked processes: one makes the data set and the seed checkpoint with stock Megatron,
+then one process of stock Megatron and the plan's processes train from it, both at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.lab.verify.compare import (
+    Distances,
+    Tolerances,
+    compare,
+    half_precision_tolerances,
+    rounding_of,
+    tolerances,
+)
+from megatron_hetero.lab.verify.job_flags import job_flags
+from megatron_hetero.lab.verify.jobs import VerifyJobs
+from megatron_hetero.lab.verify.measure import FLOOR_FACTOR
+from megatron_hetero.lab.verify.options import HALF_PRECISION_EPSILON, Options
+from megatron_hetero.lab.verify.outcome import Comparison as Comparison
+from megatron_hetero.lab.verify.outcome import Outcome as Outcome
+from megatron_hetero.lab.verify.outcome import Routing as Routing
+from megatron_hetero.lab.verify.outcome import outcome_to_data as outcome_to_data
+from megatron_hetero.lab.verify.record import RankRecord, read_record
+from megatron_hetero.lab.verify.routing import UNIT_ROUNDOFF, Flips
+from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.model.spec import ModelSpec, Workload
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.schedule.stock import is_stock
+
+RANK_BYTES = 400 << 20
+"""Memory to keep for each process; most of what a forked rank maps it shares with its parent."""
+JOB_TIMEOUT_S = 900.0
+
+
+def verify(
+    plan: Plan,
+    workload: Workload,
+    options: Options,
+    folder: Path,
+    on_progress: Callable[[str, int], None] = lambda what, step: None,
+) -> Outcome:
+    """Run the comparison; everything that the runs write goes into `folder`.
+
+    Args:
+        on_progress: called often with what is running and the step it has reached.
+    Raises:
+        UsageError: a flag of the job that Megatron does not know.
+        UnsupportedError: a flag that the runtime refuses, or that cannot be compared.
+        EnvironmentMismatchError: more processes than this machine's memory holds.
+        RankFailedError: a process refused the job, or died.
+    """
+    shrunk = shrink(plan, workload)
+    flags = job_flags(replace(plan, workload=workload), workload, shrunk, options.steps)
+    check_capacity(shrunk.plan.layout.num_devices + 1 + options.floor)
+    jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
+    _run([jobs.seed_job()], on_progress)
+    compared = {o: _compare(jobs, o, on_progress) for o in options.optimizers}
+    return Outcome(shrunk, compared, flags, tuple(_notes(jobs, workload)))
+
+
+def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:
+    """What of the job's own optimizer and precision is otherwise here."""
+    training, options, shrunk = workload.training, jobs.options, jobs.shrunk
+    for optimizer in options.optimizers:
+        precision = options.precision_of(optimizer)
+        if optimizer != training.optimizer:
+            second = ", as a second run" if len(options.optimizers) > 1 else ""
+            yield f"{training.optimizer} -> {optimizer}, in {precision}{second}"
+        elif precision != training.precision:
+            yield f"{training.precision} -> {precision}"
+        if precision != "fp32" and optimizer == "adam":
+            yield f"--adam-eps -> {HALF_PRECISION_EPSILON} in {precision}"
+    divided = training.use_distributed_optimizer and is_stock(shrunk.plan)
+    if divided and "sgd" in options.optimizers:
+        yield (
+            "SGD runs without --use-distributed-optimizer, in which stock Megatron, which runs "
+            "this plan, has no SGD"
+        )
+
+
+def check_capacity(num_processes: int) -> None:
+    """Refuse a run that this machine's memory cannot hold.
+
+    Raises:
+        EnvironmentMismatchError: says how many processes fit.
+    """
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(available // RANK_BYTES, 1)
+    if num_processes > most:
+        raise EnvironmentMismatchError(
+            f"verifying this plan takes {num_processes} processes of about "
+            f"{RANK_BYTES >> 20} MiB each; {available / 2**30:.1f} GiB are free here, enough for "
+            f"{most}. Verify on a larger machine, or a plan for fewer devices."
+        )
+
+
+def _compare(
+    jobs: VerifyJobs, optimizer: str, on_progress: Callable[[str, int], None]
+) -> Comparison:
+    """Train with `optimizer`, the plan and one process at once, and measure.
+
+    Where a bound is not kept, the floor of rounding decides, so it is measured then in any case.
+    """
+    running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
+    if jobs.replays_routing(optimizer):
+        _run(running[1:], on_progress)
+        _run(running[:1], on_progress)
+    else:
+        _run(running, on_progress)
+    model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer, True)
+    if jobs.options.precision_of(optimizer) != "fp32":
+        return _compare_in_half_precision(jobs, optimizer, running, on_progress)
+    ranks, (reference,) = [records(job) for job in running]
+    at = data_ranks(jobs.shrunk.plan)
+    groups = tensor_groups(jobs.shrunk.plan)
+    adam, alike = jobs.adam_settings(), is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model)
+    distances = compare(reference, ranks, at, model, optimizer, None, None, groups, adam, alike)
+    floor = None
+    if jobs.options.floor or not distances.within(bounds):
+        job = jobs.floor_job(optimizer)
+        _run([job], on_progress)
+        (reordered,) = records(job)
+        floor = compare(reference, [reordered], [0], model, optimizer, adam=adam, starts_apart=True)
+        distances = compare(
+            reference, ranks, at, model, optimizer, None, reordered, groups, adam, alike
+        )
+    return _comparison(distances, bounds, reference, ranks, floor)
+
+
+def _compare_in_half_precision(
+    jobs: VerifyJobs,
+    optimizer: str,
+    trained: list[LocalJob],
+    on_progress: Callable[[str, int], None],
+) -> Comparison:
+    """Measure the plan and one process, both `trained` in bf16 or fp16, against the same in fp32.
+
+    How much rounding to 8 or 11 bits changes has no bound that is both sound and tight; what it
+    changes of the one process can be measured.  The plan rounds the same numbers at other places,
+    so it may be four times (`FLOOR_FACTOR`) as far from the one process as that one is from fp32.
+    """
+    model, plan = jobs.shrunk.model, jobs.shrunk.plan
+    ranks, (reference,) = [records(job) for job in trained]
+    job = jobs.fp32_job(optimizer, reference.skipped)
+    _run([job], on_progress)
+    (single,) = records(job)
+    steps = range(1, len(reference.steps) + 1)
+    distances = compare(
+        reference,
+        ranks,
+        data_ranks(plan),
+        model,
+        optimizer,
+        steps,
+        single,
+        tensor_groups(plan),
+        is_drawn_alike=is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model),
+    )
+    bounds = half_precision_tolerances(reference, single, model, optimizer)
+    loss, gradients, norm, weights = rounding_of(reference, single, model, optimizer)
+    rounding = replace(
+        distances, loss=loss, gradients=gradients, gradient_norm=norm, weights=weights
+    )
+    routing = _routing(ranks, single, jobs.options.precision_of(optimizer))
+    return replace(_comparison(distances, bounds, reference, ranks, rounding), routing=routing)
+
+
+def _routing(ranks: Sequence[RankRecord], single: RankRecord, precision: str) -> Routing | None:
+    """How the plan's own choice of experts differs; it may by what rounding moves scores."""
+    if single.flips is None:
+        return None
+    flips = sum((r.flips for r in ranks if r.flips is not None), Flips())
+    allowed = max(FLOOR_FACTOR * single.flips.margin, UNIT_ROUNDOFF[precision])
+    return Routing(flips, allowed)
+
+
+def _comparison(
+    distances: Distances,
+    bounds: Tolerances,
+    reference: RankRecord,
+    ranks: Sequence[RankRecord],
+    floor: Distances | None,
+) -> Comparison:
+    losses = {step: loss for record in ranks for step, loss in record.losses.items()}
+    return Comparison(
+        distances,
+        bounds,
+        tuple((reference.losses[step], losses[step]) for step in sorted(losses)),
+        floor,
+        tuple(record.traffic for record in ranks if record.traffic is not None),
+        tuple(record.boundaries for record in ranks),
+    )
+
+
+def is_drawn_alike(plan: Plan, model: ModelSpec) -> bool:
+    """The ranks draw initial weights as one process does; not experts under stock Megatron, which
+    draws them itself, by their numbers on a rank."""
+    return not (model.num_experts and is_stock(plan))
+
+
+def records(job: LocalJob) -> list[RankRecord]:
+    """[rank] -> what it saw."""
+    return [read_record(job.directory / f"record-{rank}") for rank in range(job.num_ranks)]
+
+
+def _run(jobs: list[LocalJob], on_progress: Callable[[str, int], None]) -> None:
+    watched = jobs[0]
+    log = watched.directory / f"rank-{watched.num_ranks - 1}.log"
+    run_jobs(jobs, JOB_TIMEOUT_S, lambda: on_progress(watched.name, _steps_done(log)))
+
+
+def _steps_done(log: Path) -> int:
+    try:
+        return log.read_text(errors="replace").count("elapsed time per iteration")
+    except OSError:
+        return 0
+
+
+def tensor_groups(plan: Plan) -> list[list[int]]:
+    """The ranks of each tensor-parallel group."""
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for rank, place in enumerate(rank_table(plan)):
+        groups.setdefault((place.replica, place.stage, place.context_rank), []).append(rank)
+    return list(groups.values())
+
+
+def data_ranks(plan: Plan) -> list[int]:
+    """For each replica the rank that reads the labels."""
+    return [
+        next(
+            rank
+            for rank, p in enumerate(rank_table(plan))
+            if (p.replica, p.stage, p.tensor_rank, p.context_rank)
+            == (r, len(replica.stages) - 1, 0, 0)
+        )
+        for r, replica in enumerate(plan.replicas)
+    ]

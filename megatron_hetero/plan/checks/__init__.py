@@ -1,0 +1,11 @@
+"""Invariants of a plan, one function each, and the order in which they are checked.
+
+validate   all of them, in an order in which later ones may trust earlier ones
+structure  shapes, layers, micro-batches, recompute
+workload   widths that divide the model, batches that add up
+devices    each GPU in one place, ranks that bind
+cluster    the devices are there, the limits hold
+estimates  estimates of this plan, and possible
+schedule   launch counts, chunks, orders
+violation  what an invariant reports
+"""

@@ -1,0 +1,193 @@
+"""Invariants of a plan's devices and hosts: each GPU in one place, ranks that bind to places."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from megatron_hetero.cluster.makers import mixed_libraries
+from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
+from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.plan import Plan
+
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
+"""RFC 1123.  Host names travel into launch lines: one that begins with '-' would be an option."""
+
+_IPV6_ADDRESS = re.compile(r"[0-9A-Fa-f]{0,4}(:[0-9A-Fa-f]{0,4}){2,7}\Z")
+
+
+def devices_everywhere_or_nowhere(plan: Plan) -> Iterator[Violation]:
+    """Find stages without devices where others have some, and devices without hosts."""
+    named = [(r, s, bool(stage.devices)) for r, s, stage in stages(plan)]
+    if any(has for *_, has in named):
+        for r, s, has in named:
+            if not has:
+                yield Violation(
+                    stage_key(r, s, "devices"),
+                    f"{stage_name(r, s)} names no devices, but other stages do. "
+                    "Name them for every stage, or for none.",
+                )
+        if not plan.hosts:
+            yield Violation(
+                ("hosts",), "stages name devices, but the plan has no hosts to start them on."
+            )
+    elif plan.hosts:
+        yield Violation(("hosts",), "the plan has hosts, but its stages name no devices.")
+
+
+def one_device_for_each_tensor_rank(plan: Plan) -> Iterator[Violation]:
+    """Find stages whose number of devices is not width times context-parallel size."""
+    for r, s, stage in stages(plan):
+        shape = stage.shape
+        if stage.devices and len(stage.devices) != shape.num_devices:
+            times = f" times context-parallel size {shape.context_parallel}"
+            yield Violation(
+                stage_key(r, s, "devices"),
+                f"{stage_name(r, s)} names {len(stage.devices)} devices for tensor-parallel width "
+                f"{shape.tensor_parallel}{times if shape.context_parallel > 1 else ''}; "
+                "the two must be equal.",
+            )
+
+
+def each_device_in_one_place(plan: Plan) -> Iterator[Violation]:
+    """Find devices that stand in two stages, twice among the idle ones, or in both."""
+    place_of_device: dict[str, str] = {}
+    for r, s, stage in stages(plan):
+        for device in stage.devices:
+            if device in place_of_device:
+                yield Violation(
+                    stage_key(r, s, "devices"),
+                    f"device {device} is in {stage_name(r, s)} and in {place_of_device[device]}; "
+                    "a device has one place. Put another device into one of them.",
+                )
+            place_of_device[device] = stage_name(r, s)
+    for device, count in Counter(plan.idle_devices).items():
+        if device in place_of_device:
+            yield Violation(
+                ("idle_devices",),
+                f"device {device} is idle and in {place_of_device[device]}; remove it from one.",
+            )
+        if count > 1:
+            yield Violation(
+                ("idle_devices",), f"device {device} is listed {count} times; once is enough."
+            )
+    for device in sorted(set(plan.idle_reasons) - set(plan.idle_devices)):
+        yield Violation(
+            ("idle_reasons", device),
+            f"idle_reasons explains {device}, which is not among idle_devices.",
+        )
+
+
+def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
+    """Find hosts with a name that no network takes, listed twice, or with unsound GPU indices."""
+    seen: dict[str, int] = {}
+    for i, host in enumerate(plan.hosts):
+        key = ("hosts", i)
+        if not is_host_name(host.host):
+            yield Violation(
+                (*key, "host"),
+                f"host {host.host!r} of node {host.node} is not a host name; allowed are RFC 1123 "
+                "names (letters, digits, '-' inside, '.') and IP addresses.",
+            )
+        if seen.setdefault(host.node, i) != i:
+            yield Violation((*key, "node"), f"node {host.node} is listed twice among the hosts.")
+        if not host.gpu_indices:
+            yield Violation(
+                (*key, "gpu_indices"),
+                f"node {host.node} gives no GPU; leave it out of the hosts.",
+            )
+        if (host.gpu_type is None) != bool(host.gpu_types) or (
+            host.gpu_types and len(host.gpu_types) != len(host.gpu_indices)
+        ):
+            yield Violation(
+                (*key, "gpu_types"),
+                f"node {host.node} has gpu_type {host.gpu_type!r} and {len(host.gpu_types)} "
+                f"gpu_types for {len(host.gpu_indices)} GPUs; give one gpu_type for all, or null "
+                "and one of gpu_types for each of gpu_indices.",
+            )
+        for index, count in Counter(host.gpu_indices).items():
+            if index < 0 or count > 1:
+                trouble = "is negative" if index < 0 else "is listed twice"
+                yield Violation(
+                    (*key, "gpu_indices"), f"GPU index {index} of node {host.node} {trouble}."
+                )
+
+
+def is_host_name(name: str) -> bool:
+    """Whether `name` is an RFC 1123 host name or an IP address: never an option or a command."""
+    return len(name) <= 253 and bool(_HOST_NAME.match(name) or _IPV6_ADDRESS.match(name))
+
+
+def hosts_speak_one_library(plan: Plan) -> Iterator[Violation]:
+    """Find hosts whose GPUs have no communication library in common."""
+    why = mixed_libraries((host.node, host.kind, library_of(host)) for host in plan.hosts)
+    if why:
+        yield Violation(("hosts",), why)
+
+
+def hosts_hold_exactly_the_devices(plan: Plan) -> Iterator[Violation]:
+    """Find devices of stages that are on no host, and GPUs of hosts that no stage uses."""
+    hosted = set(_devices_by_rank(plan))
+    for r, s, stage in stages(plan):
+        for device in stage.devices:
+            if device not in hosted:
+                yield Violation(
+                    stage_key(r, s, "devices"),
+                    f"device {device} of {stage_name(r, s)} is on no host of the plan; add its "
+                    "index to the gpu_indices of its node under hosts.",
+                )
+    used = {device for _, _, stage in stages(plan) for device in stage.devices}
+    for i, host in enumerate(plan.hosts):
+        for index in host.gpu_indices:
+            if f"{host.node}:{index}" not in used:
+                yield Violation(
+                    ("hosts", i, "gpu_indices"),
+                    f"host {host.node} starts a process for GPU {index}, which is in no stage; "
+                    "remove the index.",
+                )
+
+
+def stages_are_in_rank_order(plan: Plan) -> Iterator[Violation]:
+    """Find stages whose devices are not in the order of their ranks."""
+    rank_of_device = {device: rank for rank, device in enumerate(_devices_by_rank(plan))}
+    for r, s, stage in stages(plan):
+        ordered = tuple(sorted(stage.devices, key=lambda device: rank_of_device[device]))
+        if stage.devices != ordered:
+            yield Violation(
+                stage_key(r, s, "devices"),
+                f"{stage_name(r, s)}: devices {', '.join(stage.devices)} are not in rank order; "
+                f"by the order of hosts and gpu_indices it is {', '.join(ordered)}.",
+            )
+
+
+def last_rank_is_the_last_place(plan: Plan) -> Iterator[Violation]:
+    """Megatron prints losses and the log on the last global rank."""
+    if not plan.hosts:
+        return
+    last_device = plan.replicas[-1].stages[-1].devices[-1]
+    device_of_last_rank = _devices_by_rank(plan)[-1]
+    if device_of_last_rank != last_device:
+        yield Violation(
+            ("hosts", len(plan.hosts) - 1),
+            f"the last global rank is {device_of_last_rank}, but Megatron logs there and needs the "
+            f"last device of the last stage of the last replica, {last_device}. Move its host to "
+            "the end of hosts and its index to the end of gpu_indices.",
+        )
+
+
+def _devices_by_rank(plan: Plan) -> list[str]:
+    return [f"{host.node}:{index}" for host in plan.hosts for index in host.gpu_indices]
+
+
+INVARIANTS = (
+    devices_everywhere_or_nowhere,
+    one_device_for_each_tensor_rank,
+    each_device_in_one_place,
+    hosts_are_sound,
+    hosts_speak_one_library,
+    hosts_hold_exactly_the_devices,
+    stages_are_in_rank_order,
+    last_rank_is_the_last_place,
+)

@@ -1,0 +1,215 @@
+"""Invariants of a plan's schedules: launch counts, model chunks, orders of computations.
+
+Whether stages that keep to their orders ever wait for each other in a ring is proved by
+`schedule.of_plan.check_schedules`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.order import Pass, parse_order
+from megatron_hetero.plan.plan import Plan, Stage
+
+
+def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
+    """A stage that launches fewer forwards than the next one would let it wait for ever."""
+    for r, replica in enumerate(plan.replicas):
+        previous: int | None = None
+        for s, stage in enumerate(replica.stages):
+            key = stage_key(r, s, "num_launched_forwards")
+            if stage.order is not None:
+                if stage.num_launched_forwards is not None:
+                    yield Violation(
+                        key,
+                        f"{stage_name(r, s)} has num_launched_forwards and an order, which says it "
+                        "already. Set num_launched_forwards to null.",
+                    )
+                continue
+            count = launched_forwards(plan, r, s)
+            if not 1 <= count <= replica.num_micro_batches:
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: num_launched_forwards is {count}; allowed is 1 to the "
+                    f"replica's {replica.num_micro_batches} micro-batches.",
+                )
+            elif previous is not None and count > previous:
+                named = "" if stage.num_launched_forwards is not None else " (1F1B's own)"
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: num_launched_forwards is {count}{named}, more than the "
+                    f"{previous} of stage {s - 1}, and the pipeline would deadlock. "
+                    f"Allowed is 1 to {previous}.",
+                )
+            previous = count
+
+
+def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+    """Micro-batches whose activations a stage holds at most.
+
+    Its own number of forwards before the first backward, or 1F1B's; of an order the peak of
+    forwards whose gradients are not complete, rounded up where a stage has several chunks.
+    """
+    held = plan.replicas[replica].stages[stage]
+    if held.order is not None:
+        return _peak_in_flight(held)
+    own = held.num_launched_forwards
+    return default_launched_forwards(plan, replica, stage) if own is None else own
+
+
+def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
+    """1F1B: one forward for each stage from this one to the last, if there are as many."""
+    shape = plan.replicas[replica]
+    return min(len(shape.stages) - stage, shape.num_micro_batches)
+
+
+def _peak_in_flight(stage: Stage) -> int:
+    """In micro-batches of the whole stage: a chunk counts by its share of the layers."""
+    chunks = stage_chunks(stage)
+    layers = peak = 0
+    for letter, chunk in parse_order(stage.order or ""):
+        size = chunks[chunk].num_layers
+        layers += {"F": size, "B": -size, "I": 0, "W": -size}[letter]
+        peak = max(peak, layers)
+    return max(1, -(-peak // stage.shape.num_layers))
+
+
+def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
+    """Find model chunks that are empty or do not add up to their stage's layers."""
+    for r, s, stage in stages(plan):
+        if not stage.chunks:
+            continue
+        key, where = stage_key(r, s, "chunks"), stage_name(r, s)
+        counts = [chunk.num_layers for chunk in stage.chunks]
+        if min(counts) < 1:
+            yield Violation(key, f"{where}: a model chunk has {min(counts)} layers; at least 1.")
+        elif sum(counts) != stage.shape.num_layers:
+            yield Violation(
+                key,
+                f"{where}: its chunks have {sum(counts)} layers, its shape {stage.shape.num_layers}"
+                "; both must be equal.",
+            )
+        firsts = [chunk.first_layer for chunk in stage.chunks]
+        if firsts != sorted(firsts) or firsts[0] != stage.first_layer:
+            yield Violation(
+                key,
+                f"{where}: its chunks begin at layers {', '.join(map(str, firsts))}; they must "
+                f"ascend from first_layer, which is {stage.first_layer}.",
+            )
+
+
+def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
+    """Layers in order, without gap, on alternating stages; the ends on the first and last stage."""
+    for r, replica in enumerate(plan.replicas):
+        if not any(stage.chunks for stage in replica.stages):
+            continue
+        key: tuple[str | int, ...] = ("replicas", r, "stages")
+        pieces = sorted(
+            (chunk.first_layer, chunk.num_layers, s)
+            for s, stage in enumerate(replica.stages)
+            for chunk in stage_chunks(stage)
+        )
+        due = 0
+        for first, num_layers, s in pieces:
+            if first != due:
+                yield Violation(
+                    key,
+                    f"replica {r}, stage {s}: a model chunk begins at layer {first}, but layer "
+                    f"{due} is due. Let the chunks of all stages follow each other without gaps.",
+                )
+            due = first + num_layers
+        order = [s for *_, s in pieces]
+        for a, b in pairwise(order):
+            if a == b:
+                yield Violation(
+                    key,
+                    f"replica {r}, stage {a}: two of its model chunks follow each other; make them "
+                    "one.",
+                )
+        if (order[0], order[-1]) != (0, len(replica.stages) - 1):
+            yield Violation(
+                key,
+                f"replica {r}: the first layers are on stage {order[0]} and the last on stage "
+                f"{order[-1]}; the embedding has to be on stage 0 and the loss on stage "
+                f"{len(replica.stages) - 1}.",
+            )
+
+
+def orders_are_complete(plan: Plan) -> Iterator[Violation]:
+    """Find replicas in which some stages have an order and others, which need one, have none."""
+    for r, replica in enumerate(plan.replicas):
+        given = [s for s, stage in enumerate(replica.stages) if stage.order is not None]
+        chunked = any(stage.chunks for stage in replica.stages)
+        if (given or chunked) and len(given) < len(replica.stages):
+            missing = next(s for s in range(len(replica.stages)) if s not in given)
+            why = "its model chunks need one" if chunked else "other stages have one"
+            yield Violation(
+                stage_key(r, missing, "order"),
+                f"{stage_name(r, missing)} has no order, but {why}. Give every stage of replica "
+                f"{r} an order, or none.",
+            )
+        for s in given:
+            for message in _order_faults(replica.stages[s], replica.num_micro_batches):
+                yield Violation(stage_key(r, s, "order"), f"{stage_name(r, s)}: order: {message}")
+    has_order = any(stage.order is not None for *_, stage in stages(plan))
+    if plan.schedule != "1f1b" and not has_order:
+        yield Violation(
+            ("schedule",),
+            f"schedule is {plan.schedule!r}, but no stage has an order, which would be 1F1B. Set "
+            'schedule to "1f1b".',
+        )
+
+
+def _order_faults(stage: Stage, num_micro_batches: int) -> Iterator[str]:
+    try:
+        passes = parse_order(stage.order or "")
+    except PlanFormatError as error:
+        yield f"{error}."
+        return
+    num_chunks = len(stage_chunks(stage))
+    beyond = sorted({chunk for _, chunk in passes if chunk >= num_chunks})
+    if beyond:
+        yield f"names model chunk {beyond[0]}; the stage has {num_chunks}."
+        return
+    for chunk in range(num_chunks):
+        yield from _chunk_faults(passes, chunk, num_micro_batches)
+
+
+def _chunk_faults(passes: Sequence[Pass], chunk: int, num_micro_batches: int) -> Iterator[str]:
+    """Forwards, backwards and their parts of one chunk: as many as micro-batches, in order."""
+    of = f" of chunk {chunk}" if chunk else ""
+    done: Counter[str] = Counter()
+    split = whole = 0
+    for letter, at in passes:
+        if at != chunk:
+            continue
+        done[letter] += 1
+        split, whole = done["I"], done["B"]
+        if split and whole:
+            yield f"has B and I{of}; a chunk's backward passes are all whole or all in two parts."
+            return
+        if split + whole > done["F"]:
+            yield f"has backward pass {split + whole - 1}{of} before its forward."
+            return
+        if done["W"] > split:
+            yield f"has W {done['W'] - 1}{of} before its I."
+            return
+    for wanted in "FIW" if split else "FB":
+        if done[wanted] != num_micro_batches:
+            yield (
+                f"has {done[wanted]} {wanted}{of}; the replica has {num_micro_batches} "
+                "micro-batches."
+            )
+
+
+INVARIANTS = (
+    chunks_are_the_stages_layers,
+    chunks_follow_each_other,
+    orders_are_complete,
+    launch_counts_feed_the_pipeline,
+)

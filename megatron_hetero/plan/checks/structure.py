@@ -1,0 +1,174 @@
+"""Invariants of a plan by itself: shapes, layers, micro-batches, recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.plan.checks.violation import (
+    Violation,
+    layer_range,
+    stage_key,
+    stage_name,
+    stages,
+)
+from megatron_hetero.plan.layout import (
+    MAX_CONTEXT_PARALLEL,
+    MAX_LAYERS,
+    MAX_MICRO_BATCH_SIZE,
+    MAX_MICRO_BATCHES,
+    MAX_SHARE,
+    MAX_TENSOR_PARALLEL,
+)
+from megatron_hetero.plan.plan import PLAN_SCHEMA_VERSION, Plan
+
+
+def known_schema_version(plan: Plan) -> Iterator[Violation]:
+    """Find a plan of another version of the file format."""
+    if plan.schema_version != PLAN_SCHEMA_VERSION:
+        yield Violation(
+            ("schema_version",),
+            f"schema_version is {plan.schema_version}; this version of megatron-hetero reads "
+            f"{PLAN_SCHEMA_VERSION}. Plan again, or use the version that made the plan.",
+        )
+
+
+def something_to_run(plan: Plan) -> Iterator[Violation]:
+    """Find a plan without replicas and replicas without stages."""
+    if not plan.replicas:
+        yield Violation(("replicas",), "the plan has no replica; at least one is needed.")
+    for r, replica in enumerate(plan.replicas):
+        if not replica.stages:
+            yield Violation(("replicas", r, "stages"), f"replica {r} has no stage; give it one.")
+
+
+def numbers_in_bounds(plan: Plan) -> Iterator[Violation]:
+    """Find counts and sizes that are below 1 or above what any job has."""
+    for r, replica in enumerate(plan.replicas):
+        where = f"replica {r}"
+        yield from _bounded(
+            ("replicas", r, "num_micro_batches"),
+            where,
+            replica.num_micro_batches,
+            MAX_MICRO_BATCHES,
+        )
+        if replica.micro_batch_size is not None:
+            yield from _bounded(
+                ("replicas", r, "micro_batch_size"),
+                where,
+                replica.micro_batch_size,
+                MAX_MICRO_BATCH_SIZE,
+            )
+    for r, s, stage in stages(plan):
+        key, where = stage_key(r, s, "shape"), stage_name(r, s)
+        width, num_layers = stage.shape.tensor_parallel, stage.shape.num_layers
+        yield from _bounded((*key, "tensor_parallel"), where, width, MAX_TENSOR_PARALLEL)
+        context = stage.shape.context_parallel
+        yield from _bounded((*key, "context_parallel"), where, context, MAX_CONTEXT_PARALLEL)
+        yield from _bounded((*key, "num_layers"), where, num_layers, MAX_LAYERS)
+        if stage.optimizer_share is not None:
+            own = stage_key(r, s, "optimizer_share")
+            yield from _bounded(own, where, stage.optimizer_share, MAX_SHARE)
+
+
+def _bounded(
+    keypath: tuple[str | int, ...], where: str, value: int, maximum: int
+) -> Iterator[Violation]:
+    if not 1 <= value <= maximum:
+        yield Violation(keypath, f"{where}: {keypath[-1]} is {value}; allowed is 1 to {maximum}.")
+
+
+def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
+    """Find shares that are not one number from 1 to `MAX_SHARE` for each tensor-parallel rank."""
+    for r, s, stage in stages(plan):
+        shares, width = stage.shape.shares, stage.shape.tensor_parallel
+        if shares is None:
+            continue
+        key = stage_key(r, s, "shape", "shares")
+        if len(shares) != width:
+            yield Violation(
+                key,
+                f"{stage_name(r, s)}: {len(shares)} shares for tensor-parallel width {width}; "
+                "give one for each device.",
+            )
+        for share in shares:
+            if not 1 <= share <= MAX_SHARE:
+                yield Violation(
+                    key, f"{stage_name(r, s)}: share {share}; allowed is 1 to {MAX_SHARE}."
+                )
+
+
+def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
+    """Find layers between two stages of a replica that are on neither or on both."""
+    for r, replica in enumerate(plan.replicas):
+        if any(stage.chunks for stage in replica.stages):
+            continue  # `check_schedule.chunks_follow_each_other` sees to these.
+        next_layer = 0
+        for s, stage in enumerate(replica.stages):
+            first = stage.first_layer
+            if first != next_layer:
+                between = layer_range(min(first, next_layer), max(first, next_layer) - 1)
+                trouble = "on no stage" if first > next_layer else "on two stages"
+                yield Violation(
+                    stage_key(r, s, "first_layer"),
+                    f"{stage_name(r, s)} begins at layer {first}, but layer {next_layer} is due: "
+                    f"replica {r} would have {between} {trouble}. "
+                    f"Set first_layer to {next_layer}, or change num_layers before it.",
+                )
+            next_layer = first + stage.shape.num_layers
+
+
+def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
+    """Against the model when there is one, else against the deepest replica."""
+    num_held = [r.shape.num_layers for r in plan.replicas]
+    if plan.workload is not None:
+        num_layers, owner = plan.workload.model.num_layers, "the model"
+    else:
+        num_layers = max(num_held)
+        owner = f"replica {num_held.index(num_layers)}"
+    for r, held in enumerate(num_held):
+        if held < num_layers:
+            verb = "is" if held == num_layers - 1 else "are"
+            yield Violation(
+                ("replicas", r, "stages"),
+                f"replica {r} covers {layer_range(0, held - 1)} of {num_layers}; "
+                f"{layer_range(held, num_layers - 1)} {verb} on no stage. "
+                f"Every replica holds all layers of {owner}: add the missing ones to its stages.",
+            )
+        elif held > num_layers:
+            yield Violation(
+                ("replicas", r, "stages"),
+                f"replica {r} covers {layer_range(0, held - 1)}, but {owner} has {num_layers} "
+                f"(0-{num_layers - 1}). Take {held - num_layers} from its stages.",
+            )
+
+
+def recompute_is_complete(plan: Plan) -> Iterator[Violation]:
+    """Find a number of recomputed layers without full recompute, or of more than the stage has."""
+    for r, s, stage in stages(plan):
+        count = stage.recompute_num_layers
+        if count is None:
+            continue
+        key = stage_key(r, s, "recompute_num_layers")
+        if stage.recompute != "full":
+            yield Violation(
+                key,
+                f"{stage_name(r, s)}: recompute_num_layers is {count}, but recompute is "
+                f"{stage.recompute!r}; it counts layers of 'full' recompute only.",
+            )
+        elif not 1 <= count <= stage.shape.num_layers:
+            yield Violation(
+                key,
+                f"{stage_name(r, s)}: recompute_num_layers is {count}; "
+                f"allowed is 1 to the stage's {stage.shape.num_layers} layers.",
+            )
+
+
+INVARIANTS = (
+    known_schema_version,
+    something_to_run,
+    numbers_in_bounds,
+    shares_fit_widths,
+    layers_follow_each_other,
+    replicas_hold_every_layer,
+    recompute_is_complete,
+)

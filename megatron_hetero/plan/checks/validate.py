@@ -1,0 +1,77 @@
+"""Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
+
+One function states one invariant; they live in `check_structure` (the plan by itself),
+`check_schedule`, `check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every
+way into a Plan ends here.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.plan.checks import cluster as check_cluster
+from megatron_hetero.plan.checks import devices as check_devices
+from megatron_hetero.plan.checks import estimates as check_estimates
+from megatron_hetero.plan.checks import schedule as check_schedule
+from megatron_hetero.plan.checks import structure as check_structure
+from megatron_hetero.plan.checks import workload as check_workload
+from megatron_hetero.plan.checks.violation import Violation
+from megatron_hetero.plan.plan import Plan
+
+MAX_SHOWN = 5
+"""A plan with one wrong number often breaks the same invariant at every stage."""
+
+
+def validate_plan(plan: Plan, cluster: Cluster | None = None, source: str = "") -> None:
+    """Refuse a plan that breaks an invariant; with `cluster`, also one that is not for it.
+
+    Args:
+        source: the plan's file, where there is one; messages begin with it.
+    Raises:
+        PlanFormatError: names replica and stage, the value, what is allowed and what to do.
+    """
+    violations = first_violations(plan, cluster)
+    if violations:
+        where = f"{source}: " if source else ""
+        text = format_messages([f"{where}{v.message}" for v in violations])
+        raise PlanFormatError(text + _which_changed(plan, cluster, source))
+
+
+def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
+    """Whether the plan or the cluster is not what it was when the plan was made."""
+    from megatron_hetero.cluster.file.description import cluster_hash  # the readers of files
+
+    made_for = plan.inputs.get("cluster")
+    if cluster is None or made_for is None or first_violations(plan):
+        return ""
+    name, cluster_name = source or "the plan", cluster.source or "the cluster file"
+    if made_for == cluster_hash(cluster):
+        return f"\n({cluster_name} is what the plan was made for: {name} was changed since.)"
+    return (
+        f"\n({cluster_name} is not what the plan was made for: it was changed since, or is another "
+        f"one. `megatron-hetero plan --cluster {cluster_name} --near {name}` plans again near it.)"
+    )
+
+
+def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violation, ...]:
+    """All violations of the first invariant that is broken; empty for a valid plan."""
+    for invariant in (
+        *check_structure.INVARIANTS,
+        *check_schedule.INVARIANTS,
+        *check_devices.INVARIANTS,
+        *check_workload.INVARIANTS,
+        *check_estimates.INVARIANTS,
+    ):
+        if violations := tuple(invariant(plan)):
+            return violations
+    if cluster is not None:
+        for cluster_invariant in check_cluster.INVARIANTS:
+            if violations := tuple(cluster_invariant(plan, cluster)):
+                return violations
+    return ()
+
+
+def format_messages(messages: list[str]) -> str:
+    """The first few messages, a line each, and how many were left out."""
+    left_out = len(messages) - MAX_SHOWN
+    return "\n".join(messages[:MAX_SHOWN] + ([f"... and {left_out} more"] if left_out > 0 else []))

@@ -1,0 +1,131 @@
+"""Invariants of a plan against its workload: widths that divide the model, batches that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
+from megatron_hetero.plan.plan import Plan
+
+
+def divided_sizes(model: ModelSpec) -> tuple[tuple[str, str, int], ...]:
+    """What tensor parallelism cuts: (words, Megatron's flag, units).  The vocabulary is padded."""
+    sizes = [
+        ("attention heads", "--num-attention-heads", model.num_attention_heads),
+        ("query groups", "--num-query-groups", model.num_query_groups),
+    ]
+    if model.num_experts:
+        sizes.append(("columns of an expert", "--moe-ffn-hidden-size", model.moe_ffn_hidden_size))
+    else:
+        sizes.append(("MLP columns", "--ffn-hidden-size", model.ffn_hidden_size))
+    return tuple(sizes)
+
+
+def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
+    """Find widths and shares that do not divide the model's heads, columns or groups."""
+    if plan.workload is None:
+        return
+    for r, s, stage in stages(plan):
+        width, shares = stage.shape.tensor_parallel, stage.shape.shares
+        for words, flag, units in divided_sizes(plan.workload.model):
+            key = stage_key(r, s, "shape", "tensor_parallel")
+            if shares is None and units % width:
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: tensor-parallel width {width} does not divide the "
+                    f"model's {units} {words} ({flag}). Use a width that divides them"
+                    + (f", or shares, as in {_example_shares(width)}." if width <= units else "."),
+                )
+            elif units < width:
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: {units} {words} ({flag}) cannot give each of {width} "
+                    "devices one. Use a smaller width.",
+                )
+
+
+def _example_shares(width: int) -> str:
+    shown = ":".join(["2"] * (width - 1) + ["1"]) if width <= 8 else "2:2:...:1"
+    return f"tp{width}({shown})"
+
+
+def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
+    """Megatron cuts a sequence into two chunks for each context-parallel rank."""
+    if plan.workload is None:
+        return
+    seq_length = plan.workload.model.seq_length
+    for r, s, stage in stages(plan):
+        context = stage.shape.context_parallel
+        if context > 1 and seq_length % (2 * context):
+            yield Violation(
+                stage_key(r, s, "shape", "context_parallel"),
+                f"{stage_name(r, s)}: context-parallel size {context} needs a --seq-length that "
+                f"is a multiple of {2 * context}, not {seq_length}. Change one of them.",
+            )
+
+
+def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
+    """Find widths that do not divide the tokens of a rank under `--sequence-parallel`."""
+    if plan.workload is None or not plan.workload.training.sequence_parallel:
+        return
+    whole = plan.workload.model.seq_length
+    for r, s, stage in stages(plan):
+        width, context = stage.shape.tensor_parallel, stage.shape.context_parallel
+        seq_length = whole // context
+        if context > 1 and not whole % (2 * context) and seq_length % width:
+            yield Violation(
+                stage_key(r, s, "shape", "tensor_parallel"),
+                f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide the "
+                f"{seq_length} tokens of a context-parallel rank (--seq-length {whole} / "
+                f"{context}). Change one of them, or drop --sequence-parallel.",
+            )
+        elif context == 1 and seq_length % width:
+            yield Violation(
+                stage_key(r, s, "shape", "tensor_parallel"),
+                f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide "
+                f"--seq-length {seq_length}. Change one of them, or drop --sequence-parallel.",
+            )
+
+
+def micro_batches_make_the_global_batch(plan: Plan) -> Iterator[Violation]:
+    """Find micro-batches that do not add up to the global batch."""
+    if plan.workload is None:
+        return
+    training = plan.workload.training
+    parts = [
+        (r.num_micro_batches, r.micro_batch_size or training.micro_batch_size)
+        for r in plan.replicas
+    ]
+    total = sum(count * size for count, size in parts)
+    if total != training.global_batch_size:
+        equation = " + ".join(f"{count}*{size}" for count, size in parts)
+        yield Violation(
+            ("replicas",),
+            f"the replicas' micro-batches make {equation} = {total} sequences, but "
+            f"--global-batch-size is {training.global_batch_size}. Change num_micro_batches "
+            "(after '@' in a layout) or --global-batch-size.",
+        )
+
+
+def unlike_sizes_are_weighted_by_token(plan: Plan) -> Iterator[Violation]:
+    """Megatron's mean over micro-batches would weigh a short micro-batch like a long one."""
+    if plan.workload is None or plan.workload.training.per_token_loss:
+        return
+    sizes = [r.micro_batch_size or plan.workload.training.micro_batch_size for r in plan.replicas]
+    for r, size in enumerate(sizes):
+        if size != sizes[0]:
+            yield Violation(
+                ("replicas", r, "micro_batch_size"),
+                f"replica {r} has micro-batch size {size}, replica 0 has {sizes[0]}: unlike sizes "
+                "need --calculate-per-token-loss among the Megatron flags.",
+            )
+
+
+INVARIANTS = (
+    widths_divide_the_model,
+    context_parallel_divides,
+    sequence_parallel_divides,
+    micro_batches_make_the_global_batch,
+    unlike_sizes_are_weighted_by_token,
+)

@@ -1,0 +1,34 @@
+"""The machines of a launch: which GPUs each contributes, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.plan.libraries import stated
+from megatron_hetero.plan.plan import Host
+
+
+def hosts_of(devices: Iterable[str], cluster: Cluster) -> tuple[Host, ...]:
+    """The machines of some devices, by first appearance; in each its devices in the order given.
+
+    `devices` ("node:index") are of `cluster`.
+    """
+    found: dict[str, list[Device]] = {}
+    for name in devices:
+        device = cluster.device_by_name[name]
+        found.setdefault(cluster.node_by_name[device.node].machine, []).append(device)
+    return tuple(_host(machine, own, cluster) for machine, own in found.items())
+
+
+def _host(machine: str, devices: Sequence[Device], cluster: Cluster) -> Host:
+    types = tuple(cluster.gpu_type(device).name for device in devices)
+    are_alike = len(set(types)) == 1
+    return Host(
+        machine,
+        cluster.machines[machine][0].host,
+        types[0] if are_alike else None,
+        tuple(device.index for device in devices),
+        () if are_alike else types,
+        stated(cluster.gpu_type(devices[0])),
+    )

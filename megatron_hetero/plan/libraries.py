@@ -1,0 +1,26 @@
+"""The communication library of a plan's machines."""
+
+from __future__ import annotations
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library, library_of_name
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.errors import ClusterError
+from megatron_hetero.plan.plan import Host
+
+
+def library_of(host: Host) -> Library:
+    """What a host of a plan speaks: as it says, else as its type of GPU is known."""
+    return host.library or _usual(next(iter(host.type_by_device.values()), ""))
+
+
+def stated(gpu: GpuType) -> Library | None:
+    """What a host with this GPU has to say of its library: nothing where the name says it."""
+    return None if gpu.library == _usual(gpu.name) else gpu.library
+
+
+def _usual(name: str) -> Library:
+    try:
+        return gpu_type(name).library
+    except ClusterError:
+        return library_of_name(name) or DEFAULT_LIBRARY

@@ -1,0 +1,16 @@
+"""Words about a plan: why it is so, what else there is, what would help.
+
+explain       what binds, where the time goes, what was next best
+alternatives  plans beside the one chosen
+simplest      the plan nearest to stock within some percent
+faster_flags  Megatron flags that would shorten the step
+idle          why a GPU stays unused
+infeasible    what to say, and to try, when nothing fits
+first_fit     a plan that fits, however slow
+relaxations   changes of a job and its cluster, the cheapest first
+tries         what was tried, for the message
+capacity      an upper bound on the layers that a cluster holds
+holding       GPUs that would hold a model, without a cluster
+what_if       what to add first
+growth        a cluster with one thing more
+"""

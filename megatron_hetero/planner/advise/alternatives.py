@@ -1,0 +1,209 @@
+"""Plans beside the one that was chosen: how each of them loses, or what it lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.stock.search import StockResult
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.estimate import plan_cost
+from megatron_hetero.schedule.stock import reasons_not_stock
+from megatron_hetero.units import format_duration
+
+_NUM_RUNNERS_UP = 3
+_AS_PRICED = 0.02
+_WITHOUT_QUEUES = "priced without waiting for paths that replicas share"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another plan that fits, and how it loses."""
+
+    layout: str
+    strategy: str
+    step_time_s: float
+    slower_by: float
+    """Ratio to the plan's step time, minus 1."""
+    because: str
+    settings: str = ""
+    """What it has beside its layout, in words."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A plan that does not fit, and what each GPU of its worst stage lacks beside the reserve."""
+
+    layout: str
+    devices: tuple[str, ...]
+    gpu_type: str
+    missing_bytes: int
+    reserve_bytes: int
+
+
+def layout_text(placement: Placement) -> str:
+    """The one-line layout of a placement."""
+    return format_layout(
+        Layout(
+            tuple(
+                ReplicaShape(
+                    tuple(
+                        StageShape(s.width, s.num_layers, s.shares, s.context_parallel)
+                        for s in r.stages
+                    ),
+                    r.num_micro_batches,
+                    r.micro_batch_size,
+                )
+                for r in placement.replicas
+            )
+        )
+    )
+
+
+def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
+    """What a placement lacks on the stage that lacks most."""
+    stages = [
+        (cost.missing_bytes, stage)
+        for replica, replica_cost in zip(miss.placement.replicas, miss.cost.replicas, strict=True)
+        for stage, cost in zip(replica.stages, replica_cost.stages, strict=True)
+    ]
+    missing_bytes, stage = max(stages, key=lambda item: item[0])
+    return Shortage(
+        layout_text(miss.placement),
+        tuple(device.name for device in stage.devices),
+        problem.cluster.node_by_name[stage.devices[0].node].gpu_type.name,
+        missing_bytes,
+        problem.cluster.limits.memory_reserve_bytes,
+    )
+
+
+def alternative_to(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
+    """Another candidate beside the best."""
+    return Alternative(
+        layout_text(other.placement),
+        other.strategy,
+        other.step_time_s,
+        other.step_time_s / best.step_time_s - 1,
+        _why_worse(problem, other, best),
+    )
+
+
+def simplest_beside(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
+    """A candidate that is simpler than the best; `settings` says what stock Megatron lacks."""
+    reasons = () if other.is_stock else reasons_not_stock(bare_plan(problem, other, {}))
+    needs = f"plug-in needed for {'; '.join(reasons)}" if reasons else "stock Megatron runs it"
+    return replace(alternative_to(problem, other, best), settings=needs)
+
+
+def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
+    """Stock Megatron's best plan of all that its flags can say, beside the best."""
+    plan, cluster = found.plan, problem.cluster
+    assert plan.workload is not None  # the search gives it one
+    costs = CostModel(cluster, plan.workload, problem.costs.profile)
+    cost = plan_cost(plan, costs, placement_of(plan, cluster))
+    longer_s = found.step_time_s - best.step_time_s
+    # Where its exchange, which is not the plug-in's, makes a difference, the parts say nothing.
+    is_as_priced = abs(cost.step_time_s - found.step_time_s) <= _AS_PRICED * found.step_time_s
+    return Alternative(
+        format_layout(plan.layout),
+        "stock",
+        found.step_time_s,
+        found.step_time_s / best.step_time_s - 1,
+        _why_slower(cost, best.cost)
+        if is_as_priced and plan.schedule == "1f1b"
+        else f"its simulated step takes {format_duration(max(longer_s, 0.0))} more",
+        settings_text(plan),
+    )
+
+
+def settings_text(plan: Plan) -> str:
+    """Micro-batch size, recompute and model chunks of a plan of stock Megatron."""
+    training = plan.workload.training if plan.workload else None
+    words = []
+    if training is not None and training.micro_batch_size > 1:
+        words.append(f"micro-batches of {training.micro_batch_size}")
+    stages = plan.replicas[0].stages
+    some = max((stage.recompute_num_layers or 0 for stage in stages), default=0)
+    if some:
+        words.append(f"{some} layers of a stage recomputed")
+    elif training is not None and training.recompute != "none":
+        words.append(f"{training.recompute} recompute")
+    if stages[0].chunks:
+        words.append(f"interleaved, {len(stages[0].chunks)} chunks a stage")
+    return "; ".join(words)
+
+
+def runners_up(
+    problem: Problem, board: Scoreboard, best: Candidate, stock: Candidate | None
+) -> tuple[Alternative, ...]:
+    """The next best plans that differ from the best two (of all and of stock Megatron) and from
+    each other in more than layer counts and which of several equal nodes they use.
+
+    Each is priced like the plan itself, with its queues; `settings` names those too large for it.
+    """
+    seen = [_structure(problem, best.placement)]
+    if stock is not None:
+        seen.append(_structure(problem, stock.placement))
+    rescorer = Rescorer(board)
+    found: list[Alternative] = []
+    for candidate in board.ranking_of_all:
+        structure = _structure(problem, candidate.placement)
+        if candidate.keeps_limits and structure not in seen and len(found) < _NUM_RUNNERS_UP:
+            seen.append(structure)
+            if rescorer.may_simulate(candidate):
+                other = alternative_to(problem, rescorer.with_queues(candidate), best)
+            else:
+                other = replace(
+                    alternative_to(problem, candidate, best), settings=_WITHOUT_QUEUES
+                )
+            found.append(other)
+    if problem.objective.name == "throughput":
+        found.sort(key=lambda other: other.step_time_s)
+    return tuple(found)
+
+
+def _structure(problem: Problem, placement: Placement) -> list[list[tuple[str, str, int]]]:
+    """Site, GPU and width of each stage."""
+    nodes = problem.cluster.node_by_name
+    return sorted(
+        [
+            (nodes[d.node].site, nodes[d.node].gpu_type.name, stage.width)
+            for stage in replica.stages
+            for d in stage.devices[:1]
+        ]
+        for replica in placement.replicas
+    )
+
+
+def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
+    """What the objective holds against it, else what makes it slower."""
+    more, least = (
+        problem.objective.standing(problem.costs, c.placement, c.cost, c.step_time_s).value
+        for c in (other, best)
+    )
+    if more <= least:
+        return _why_slower(other.cost, best.cost)
+    if problem.objective.name == "fewest-gpus":
+        return f"it takes {more - least:.0f} more GPUs"
+    return f"its tokens cost {more / least - 1:.1%} more"
+
+
+def _why_slower(other: PlacementCost, best: PlacementCost) -> str:
+    """The part of the step that grew most."""
+    growth = {
+        "its slowest pipeline": other.pipelines_s - best.pipelines_s,
+        "its gradient exchange": other.gradient_sync_s - best.gradient_sync_s,
+        "its optimizer update": other.update_s - best.update_s,
+    }
+    cause = max(growth, key=lambda key: growth[key])
+    if growth[cause] <= 0:
+        return "it takes no longer"
+    return f"{cause} takes {format_duration(growth[cause])} more"

@@ -1,0 +1,138 @@
+"""Megatron flags that the job does not have and that would shorten the step of its plan.
+
+Each is really priced: the plan, as it is, under the flags, with the same cost model.  Only flags
+that leave the numbers what they are (to rounding) are tried.  A search under them may find a plan
+that gains more.
+
+One more is tried where it lets idle GPUs train: --fp16 in place of --bf16 where GPUs lack bf16.
+Its plan is another one, so it is searched for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import HeteroError, InfeasiblePlanError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.api import plan_cluster
+from megatron_hetero.planner.precision import lacking, used_types, with_precision
+from megatron_hetero.schedule.estimate import estimate_plan
+
+DIVIDE, OVERLAP, GATHER = (
+    "--use-distributed-optimizer",
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+)
+_FIELDS = {
+    DIVIDE: "use_distributed_optimizer",
+    OVERLAP: "overlap_grad_reduce",
+    GATHER: "overlap_param_gather",
+}
+_TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
+"""Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
+
+_WORTH_SAYING = 5e-3
+"""Flags that gain less than this part of the step are not named."""
+_MANY_GPUS = 64
+"""Above this the search in another precision is a short one."""
+
+
+@dataclass(frozen=True)
+class FlagGain:
+    """What flags would bring: a step of `step_time_s` in the place of `from_s`."""
+
+    flags: tuple[str, ...]
+    from_s: float
+    step_time_s: float
+    in_place_of: str | None = None
+    """The flag that goes away."""
+    joining: str = ""
+    """GPUs that train only then."""
+
+    @property
+    def gain(self) -> float:
+        """The part of the step that they save."""
+        return 1 - self.step_time_s / self.from_s
+
+
+def faster_flags(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> tuple[FlagGain, ...]:
+    """Flags that gain, the greatest gain first; sets only where they gain more than their parts.
+
+    Of a plan of one replica, whose gradients nobody exchanges, and of one whose passes are split,
+    only the precision; nothing for one that cannot be priced.
+    """
+    if plan.workload is None:
+        return ()
+    try:
+        from_s = estimate_plan(plan, cluster, profile).step_time_s
+        found = list(_precision_gains(plan, plan.workload, cluster, profile, from_s))
+        if len(plan.replicas) > 1 and not _splits_passes(plan):
+            found += _gains(plan, plan.workload, cluster, profile, from_s)
+    except HeteroError:
+        # Whoever made the plan has said what cannot be priced about it.
+        return ()
+    return tuple(sorted(found, key=lambda gain: gain.step_time_s))
+
+
+def _gains(
+    plan: Plan, workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
+) -> Iterator[FlagGain]:
+    best_of: dict[frozenset[str], float] = {}
+    for flags in _TRIED:
+        lacking = tuple(flag for flag in flags if not getattr(workload.training, _FIELDS[flag]))
+        if not lacking or frozenset(lacking) in best_of:
+            continue
+        asked = replace(plan, workload=_with_flags(workload, lacking))
+        estimates = estimate_plan(asked, cluster, profile)
+        if any(d.peak_bytes > d.capacity_bytes for d in estimates.devices.values()):
+            continue
+        step_s = best_of[frozenset(lacking)] = estimates.step_time_s
+        parts = (t for tried, t in best_of.items() if tried < frozenset(lacking))
+        if step_s < min((from_s, *parts)) - _WORTH_SAYING * from_s:
+            yield FlagGain(lacking, from_s, step_s)
+
+
+def _precision_gains(
+    plan: Plan, workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
+) -> Iterator[FlagGain]:
+    """fp16 in place of bf16, by the best plan with it."""
+    if workload.training.precision != "bf16":
+        return
+    joining = set(lacking(used_types(cluster), "bf16")) - set(lacking(used_types(cluster), "fp16"))
+    if not joining:
+        return
+    asked = with_precision(workload, "fp16")
+    is_large = len(cluster.devices) > _MANY_GPUS
+    strategy = "columns" if is_large else "auto"
+    try:
+        other = plan_cluster(cluster, asked, profile=profile, strategy=strategy)
+    except InfeasiblePlanError:
+        return
+    then = Counter(
+        cluster.node_of(d).gpu_type.name
+        for d in (d for r in other.replicas for s in r.stages for d in s.devices)
+    )
+    words = [f"{then[name]} {name}" for name in sorted(joining) if then[name]]
+    step_s = other.estimates.step_time_s if other.estimates else inf
+    if words and step_s < (1 - _WORTH_SAYING) * from_s:
+        yield FlagGain(("--fp16",), from_s, step_s, "--bf16", " and ".join(words))
+
+
+def _with_flags(workload: Workload, flags: Sequence[str]) -> Workload:
+    asked: dict[str, Any] = {_FIELDS[flag]: True for flag in flags}
+    training = replace(workload.training, **asked)
+    return replace(workload, training=training, megatron_args=(*workload.megatron_args, *flags))
+
+
+def _splits_passes(plan: Plan) -> bool:
+    """Orders with I and W passes refuse overlaps (`runtime.job.refused_flags`)."""
+    return any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)

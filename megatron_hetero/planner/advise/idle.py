@@ -1,0 +1,88 @@
+"""Why a GPU stays unused."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.moves.local import insertions
+from megatron_hetero.planner.problem import Problem, Unit, chains_of
+from megatron_hetero.units import format_duration
+
+_MAX_WORK = 20_000
+"""Stages priced for a node with idle GPUs."""
+_MAX_WORK_IN_ALL = 200_000
+"""Stages priced for all nodes together: in a plan of thousands each try prices thousands."""
+_MAX_GPUS_APART = 64
+"""In larger clusters one of several nodes or replicas that are alike answers for all."""
+
+
+def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
+    """A sentence for every GPU outside the plan: forbidden, unable, or tried and slower."""
+    used = {device.name for device in best.placement.devices()}
+    reasons = dict(problem.idle_reasons)
+    filler = Filler(problem)
+    chains = chains_of(best.placement)
+    known: dict[tuple[object, ...], str] = {}
+    shape = filler.shape if problem.num_gpus > _MAX_GPUS_APART else None
+    stages = sum(map(len, chains))
+    work = 0
+    for node in problem.nodes:
+        idle = [i for i in problem.gpus[node.name] if Device(node.name, i).name not in used]
+        if not idle:
+            continue
+        # Nodes that are alike, with as many idle GPUs, are tried once.
+        kind = (
+            *(node.gpu_type.name, node.site, len(idle), problem.widths[node.name], node.link),
+            node.uplink_bytes_per_s,
+        )
+        if kind in known:
+            reasons.update({Device(node.name, i).name: known[kind] for i in idle})
+            continue
+        # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
+        if best.placement.has_shares or work >= _MAX_WORK_IN_ALL:
+            reason = (
+                "not tried: the plan has groups that only its own shares divide"
+                if best.placement.has_shares
+                else "not tried: explaining idle GPUs had used up its work on nodes before it"
+            )
+            reasons.update({Device(node.name, i).name: reason for i in idle})
+            continue
+        widths = [width for width in problem.widths[node.name] if width <= len(idle)]
+        units = [Unit(node.name, tuple(idle[: widths[0]]))] if widths else []
+        found = []
+        tries = insertions(chains, units, problem.replica_counts(), shape)
+        for moved in islice(tries, max(1, _MAX_WORK // stages)):
+            work += stages
+            placement = filler.placement(moved)
+            if placement is None:
+                continue
+            candidate = board.score_with_counts(placement, "idle check", whole=True)
+            if candidate is not None:
+                found.append(candidate)
+        if found:
+            reason = _reason(problem, min(found, key=lambda c: c.key), best)
+        else:
+            reason = "no place for it fits memory, limits and the number of layers"
+        if problem.num_gpus > _MAX_GPUS_APART:
+            known[kind] = reason
+        reasons.update({Device(node.name, i).name: reason for i in idle})
+    return dict(sorted(reasons.items()))
+
+
+def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
+    """What a plan with the GPU does worse, the best of those tried."""
+    if tried.standing.excess > best.standing.excess:
+        return "in the best place tried it breaks a limit of time or money"
+    longer_s = tried.step_time_s - best.step_time_s
+    if tried.standing.value <= best.standing.value:
+        longer = format_duration(max(longer_s, 0.0))
+        return f"in the best place tried it makes a step {longer} longer"
+    step = f"a step {format_duration(abs(longer_s))} {'longer' if longer_s >= 0 else 'shorter'}"
+    if problem.objective.name == "fewest-gpus":
+        return "the deadline is kept without it"
+    dearer = tried.standing.value / best.standing.value - 1
+    return f"in the best place tried it makes {step} and a token {dearer:.1%} dearer"

@@ -1,0 +1,101 @@
+"""The plan nearest to stock Megatron within a part of the best.
+
+Nearest is the first in this order: what stock Megatron runs; fewer reasons for the plug-in
+(`schedule.stock.num_reasons_not_stock`); fewer unlike things (widths, depths, layers of a stage's
+place, numbers and sizes of micro-batches, settings of stages, launch counts); and faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.work.share import even_share_or_none
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.stock import num_reasons_not_stock
+
+USUAL_PART = 0.05
+"""How far behind the best the simplest plan may be where nobody says it."""
+_MAX_MADE_PLAIN = 16
+_MAX_COMPARED = 48
+_MAX_SIMULATED = 8
+
+
+def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
+    """The nearest to stock of the placements that the search kept, and of the best of them without
+    settings of their own; `best` where none is nearer.
+
+    Args:
+        within: of the best's step time, or of what the objective makes small.
+    """
+    known: dict[Placement, Candidate] = {best.placement: best}
+    for candidate in _kept(board):
+        if _is_near(candidate, best, within):
+            known.setdefault(candidate.placement, candidate)
+    few = sorted(known.values(), key=lambda c: (not c.is_stock, num_unlike(c.placement), c.key))
+    ranked = sorted(few[:_MAX_COMPARED], key=lambda c: _rank(board, c))
+    rescorer = Rescorer(board)
+    for candidate in ranked[:_MAX_SIMULATED]:
+        if candidate.placement == best.placement:
+            break
+        # Without its queues a placement is never slower than with them.
+        simulated = rescorer.with_queues(candidate)
+        if simulated.keeps_limits and _is_near(simulated, best, within):
+            return simulated
+    return best
+
+
+def num_unlike(placement: Placement) -> int:
+    """How many things of the replicas and stages are not all alike."""
+    stages = [(i, s) for r in placement.replicas for i, s in enumerate(r.stages)]
+    kinds = (
+        {(s.width, s.shares, s.context_parallel) for _, s in stages},
+        {len(r.stages) for r in placement.replicas},
+        {tuple(s.num_layers for s in r.stages) for r in placement.replicas},
+        {s.num_layers for _, s in stages},
+        {r.num_micro_batches for r in placement.replicas},
+        {r.micro_batch_size for r in placement.replicas},
+        {s.own_settings for _, s in stages},
+        {r.launch_counts is not None for r in placement.replicas} | {False},
+    )
+    return sum(len(kind) - 1 for kind in kinds)
+
+
+def _rank(board: Scoreboard, candidate: Candidate) -> tuple[object, ...]:
+    plan = bare_plan(board.problem, candidate, {})
+    num_reasons = 0 if candidate.is_stock else num_reasons_not_stock(plan)
+    return not candidate.is_stock, num_reasons, num_unlike(candidate.placement), candidate.key
+
+
+def _kept(board: Scoreboard) -> Iterator[Candidate]:
+    yield from board.ranking_of_stock
+    ranking = board.ranking_of_all
+    yield from ranking
+    for candidate in ranking[:_MAX_MADE_PLAIN]:
+        if _can_be_plain(board, candidate.placement):
+            # Without launch counts and settings of its stages; its micro-batches stay as they are.
+            plain = board.score(candidate.placement, "simplest", whole=True)
+            if plain is not None:
+                yield plain
+
+
+def _can_be_plain(board: Scoreboard, placement: Placement) -> bool:
+    """Whether what `Scoreboard.score` leaves of a placement (GPUs, layers and numbers of
+    micro-batches) can be run: in parts that are equal, of whole sequences, of the job's size."""
+    model = board.problem.workload.model
+    stages = [stage for replica in placement.replicas for stage in replica.stages]
+    return all(r.micro_batch_size is None for r in placement.replicas) and all(
+        s.context_parallel == 1 and even_share_or_none(model, s.width) is not None for s in stages
+    )
+
+
+def _is_near(candidate: Candidate, best: Candidate, within: float) -> bool:
+    """Whether it keeps the limits and is at most `within` behind."""
+    if not candidate.keeps_limits:
+        return False
+    if best.standing.value:
+        return candidate.standing.value <= (1 + within) * best.standing.value
+    return candidate.step_time_s <= (1 + within) * best.step_time_s

@@ -1,0 +1,120 @@
+"""What to add first: every addition is looked at by a bound or a price, the best few are planned.
+
+A node is looked at by how far it moves the lower bound on the step time, which is what the dual
+price of its GPUs says of one more GPU.  The bound leaves links out, so a faster link is looked at
+by what the plan itself takes on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatron_hetero.bounds.step_time import step_time_bound_s
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import Placement, placement_of
+from megatron_hetero.cost.price import price_per_hour
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import UsageError
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.advise.growth import Growth, growths
+from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.one_library import kept_to_plan
+from megatron_hetero.planner.portfolio import search
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.schedule.simulator.shared_paths import queued
+
+_WORTH_PLANNING = 1e-3
+"""Additions that promise less than this part of a step are not planned."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One addition.
+
+    `promised_step_s`: what the first look at it says; `step_time_s`: of the plan found with it, no
+    longer than that of the plan as it is; None where it promised too little to be planned.
+    `gain`: the part of the step that it saves.  `price_per_hour` is of all machines of the new
+    plan.
+    """
+
+    what: str
+    promised_step_s: float
+    step_time_s: float | None
+    gain: float | None
+    price_per_hour: float | None = None
+
+
+def what_to_add(
+    plan: Plan,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    *,
+    num_planned: int = 4,
+    say: Callable[[str], None] = lambda words: None,
+) -> tuple[WhatIf, ...]:
+    """Additions to the cluster of a validated plan, those that gain most first.
+
+    Args:
+        num_planned: so many of the most promising are really planned.
+        say: told what is being planned.
+    Raises:
+        UsageError: the plan carries no workload.
+    """
+    if plan.workload is None:
+        raise UsageError("the plan carries no model, so nothing can be planned for it")
+    problem = make_problem(kept_to_plan(cluster, plan), plan.workload, profile)
+    placement = placement_of(plan, problem.cluster)
+    own_s = _step_s(problem.costs, placement)
+    bound_s = step_time_bound_s(problem.costs)
+    looked_at = []
+    for growth in growths(problem):
+        promised_s = _promised_s(problem, growth, placement, own_s, bound_s)
+        looked_at.append((promised_s, growth))
+    looked_at.sort(key=lambda entry: (entry[0], entry[1].what))
+    found = []
+    for number, (promised_s, growth) in enumerate(looked_at):
+        if number >= num_planned or promised_s > (1 - _WORTH_PLANNING) * own_s:
+            found.append(WhatIf(growth.what, promised_s, None, None))
+            continue
+        say(f"planning with {growth.what}")
+        found.append(_planned(problem, growth, placement, own_s, promised_s))
+    return tuple(
+        sorted(found, key=lambda w: (w.step_time_s is None, w.step_time_s or 0, w.promised_step_s))
+    )
+
+
+def _promised_s(
+    problem: Problem, growth: Growth, placement: Placement, own_s: float, bound_s: float
+) -> float:
+    costs = _costs(problem, growth.cluster)
+    if growth.kind == "link":
+        return min(own_s, _step_s(costs, placement))
+    return own_s * min(1.0, step_time_bound_s(costs) / bound_s)
+
+
+def _planned(
+    problem: Problem, growth: Growth, placement: Placement, own_s: float, promised_s: float
+) -> WhatIf:
+    """Planned anew; where the plan as it is remains the best, that."""
+    grown = make_problem(
+        growth.cluster, problem.workload, problem.costs.profile, problem.make_costs
+    )
+    best = Rescorer(search(grown)).best()
+    kept_s = min(own_s, _step_s(grown.costs, placement))
+    if best is None or best.step_time_s >= kept_s:
+        step_s, devices = kept_s, placement.devices()
+    else:
+        step_s, devices = best.step_time_s, best.placement.devices()
+    price = price_per_hour(grown.cluster, devices)
+    return WhatIf(growth.what, promised_s, step_s, 1 - step_s / own_s, price)
+
+
+def _step_s(costs: CostModel, placement: Placement) -> float:
+    """The step with its queues on shared paths, as plans are compared."""
+    return queued(costs, placement, costs.placement(placement)).step_time_s
+
+
+def _costs(problem: Problem, cluster: Cluster) -> CostModel:
+    return problem.make_costs(cluster, problem.workload, problem.costs.profile)

@@ -1,0 +1,324 @@
+"""From a cluster and a workload to a plan: run the strategies, keep the best, write it down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from megatron_hetero.bounds.effort import PROOF
+from megatron_hetero.bounds.estimate import estimates_of
+from megatron_hetero.bounds.step_time import Prove, bound_by_work, step_time_bound, thorough_bound
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.choices import may_choose
+from megatron_hetero.cost.model import CostModel, MakeCosts
+from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import InfeasiblePlanError, UsageError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.advise.alternatives import (
+    alternative_to,
+    shortage_of,
+    simplest_beside,
+)
+from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
+from megatron_hetero.planner.advise.first_fit import FirstFit
+from megatron_hetero.planner.advise.idle import idle_reasons
+from megatron_hetero.planner.advise.infeasible import infeasible_error
+from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
+from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
+from megatron_hetero.planner.moves.refine import Refine
+from megatron_hetero.planner.objective import THROUGHPUT, Objective
+from megatron_hetero.planner.one_library import for_each_library
+from megatron_hetero.planner.oracle.exact import EXACT_RELAXES
+from megatron_hetero.planner.outcome import Outcome, limits_error, outcome_of
+from megatron_hetero.planner.portfolio import no_collector, search, strategies_of
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.stock.search import stock_beside_a_plan
+from megatron_hetero.planner.stock.strategy import STOCK, stock_plan_and_explanation
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.estimate import has_orders, plan_cost
+from megatron_hetero.schedule.orders.best import best_of_orders
+from megatron_hetero.units import format_bytes
+
+Schedules = Literal["counts", "best"]
+
+_NOT_TRIED = "not tried: the search was interrupted"
+_NEAR = 0.05
+_MAX_NEAR = 6
+"""Of the plans that follow the best, those that may come first with other orders."""
+
+
+@no_collector()
+@for_each_library
+def plan_cluster(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    profile: Profile | None = None,
+    progress: Progress | None = None,
+    make_costs: MakeCosts = CostModel,
+    strategy: str = "auto",
+    objective: Objective = THROUGHPUT,
+    schedules: Schedules = "counts",
+    prove: bool = False,
+    simplest_within: float | None = None,
+) -> Plan:
+    """The best plan found for training `workload` on `cluster`; it fits and is validated.
+
+    Equal inputs give equal plans, whatever the order of nodes in the file.
+
+    Args:
+        progress: called with each better plan; see `scoreboard.Progress`.
+        make_costs: prices that take the place of the project's own cost model.
+        strategy: a name of `run.STRATEGIES`, or "stock": the best plan of stock Megatron, which may
+            have another micro-batch size and recompute than the job.
+        objective: what the plan is the best by, its limits of time and money, and whether it must
+            be one that stock Megatron runs.
+        schedules: "counts" for 1F1B with launch counts, "best" for other orders of computations
+            where they make the step shorter (`schedule.orders.best`).
+        prove: the lower bound as far as a minute or more takes it, in clusters of any size.
+            Interrupted there, the plan comes with what is proved so far.
+        simplest_within: not the best plan, but the one nearest to stock Megatron that is at most
+            this part behind it (`advise.simplest`).
+    Raises:
+        InfeasiblePlanError: nothing fits; names the shortage and a relaxation that was tried.  Or
+            what fits is too slow or too dear; names the nearest.
+        UnsupportedError, UsageError: the job itself cannot be planned.
+        LibraryError: on none of the GPUs anything trains.
+        KeyboardInterrupt: interrupted before any plan was found.
+    """
+    problem = make_problem(cluster, workload, profile, make_costs, objective)
+    _check_schedules(problem, schedules, strategy)
+    _check_proof(prove, schedules, strategy)
+    _check_simplest(simplest_within, schedules, strategy)
+    if strategy == STOCK:
+        return stock_plan_and_explanation(problem)[0]
+    return _searched(problem, progress, strategy, schedules, prove, simplest_within)[3]
+
+
+@no_collector()
+@for_each_library
+def plan_and_explain(
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    profile: Profile | None = None,
+    progress: Progress | None = None,
+    make_costs: MakeCosts = CostModel,
+    strategy: str = "auto",
+    objective: Objective = THROUGHPUT,
+    schedules: Schedules = "counts",
+    prove: bool = False,
+    simplest_within: float | None = None,
+) -> tuple[Plan, Explanation]:
+    """`plan_cluster`, with why the plan is good from the same search.
+
+    Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
+    """
+    problem = make_problem(cluster, workload, profile, make_costs, objective)
+    _check_schedules(problem, schedules, strategy)
+    _check_proof(prove, schedules, strategy)
+    _check_simplest(simplest_within, schedules, strategy)
+    if strategy == STOCK:
+        return stock_plan_and_explanation(problem)
+    found = _searched(problem, progress, strategy, schedules, prove, simplest_within)
+    board, first, best, plan = found
+    if has_orders(plan):
+        placement = placement_of(plan, problem.cluster)
+        best = replace(best, placement=placement, cost=plan_cost(plan, problem.costs, placement))
+    searched_stock = None
+    try:
+        searched_stock = None if board.interrupted else stock_beside_a_plan(problem)
+    except KeyboardInterrupt:
+        board.interrupted = True
+    explanation = explain_candidate(problem, board, best, plan.idle_reasons, searched_stock)
+    outcome = outcome_of(problem, board, best)
+    if has_orders(plan):
+        explanation = replace(explanation, hidden_hops=())  # its orders are more than counts
+        outcome = _with_bound_of(plan, outcome)
+    if simplest_within is not None:
+        fastest = None if first is best else alternative_to(problem, first, best)
+        explanation = replace(explanation, fastest=fastest, simplest_within=simplest_within)
+    elif not (board.interrupted or best.is_stock or has_orders(plan)):
+        simple = simplest(board, first, USUAL_PART)
+        other = None if simple is first else simplest_beside(problem, simple, best)
+        explanation = replace(explanation, simplest=other, simplest_within=USUAL_PART)
+    return plan, replace(explanation, outcome=outcome)
+
+
+def _searched(
+    problem: Problem,
+    progress: Progress | None,
+    strategy: str,
+    schedules: Schedules,
+    prove: bool,
+    simplest_within: float | None,
+) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
+    """The board, the best on it, and the one that was asked for, as it is and as a plan."""
+    board = search(problem, progress, strategies_of(strategy))
+    objective = problem.objective
+    stock_only = objective.stock_only
+    first = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
+    best = first
+    if simplest_within is not None and not board.interrupted:
+        best = simplest(board, first, simplest_within)
+    plan = _with_bound(problem, board, best, prove, progress)
+    is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
+    if is_proved and plan.estimates is not None:
+        proved = replace(
+            plan.estimates,
+            bound_s=first.step_time_s,
+            gap=best.step_time_s / first.step_time_s - 1,
+            bound_relaxes=EXACT_RELAXES,
+        )
+        plan = replace(plan, estimates=proved)
+    if schedules == "best" and not board.interrupted:
+        near = _near_plans(problem, board, best)
+        plan = best_of_orders(plan, near, problem.cluster, problem.costs.profile)
+    return board, first, best, plan
+
+
+def _with_bound(
+    problem: Problem, board: Scoreboard, best: Candidate, prove: bool, progress: Progress | None
+) -> Plan:
+    """The plan with its bound; interrupted, with what is known at once."""
+
+    proved_s = 0.0
+    reasons: Mapping[str, str] | None = None
+
+    def say(bound_s: float) -> None:
+        nonlocal proved_s
+        proved_s = bound_s
+        if progress is not None:
+            progress(best.step_time_s, board.num_priced, bound_s)
+
+    try:
+        if not board.interrupted:
+            reasons = idle_reasons(problem, board, best)
+            proof = partial(step_time_bound, effort=PROOF, progress=say)
+            return plan_of(problem, best, reasons, prove=proof if prove else thorough_bound)
+    except KeyboardInterrupt:
+        board.interrupted = True
+    if reasons is None:
+        used = {device.name for device in best.placement.devices()}
+        idle = {d.name: _NOT_TRIED for d in problem.cluster.devices if d.name not in used}
+        reasons = idle | dict(problem.idle_reasons)
+    return plan_of(problem, best, reasons, True, partial(bound_by_work, proved_s=proved_s))
+
+
+def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterator[Plan]:
+    """Plans of other shapes that are nearly as fast, and all that the objective lets compare by
+    their steps."""
+    if problem.objective.name != "throughput":
+        return
+    most_s = (1 + _NEAR) * best.step_time_s
+    for candidate in distinct(board.ranking_of_all)[:_MAX_NEAR]:
+        if candidate.placement != best.placement and candidate.step_time_s <= most_s:
+            yield bare_plan(problem, candidate, idle_reasons(problem, board, candidate))
+
+
+def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
+    """The bound on the step holds for the plan's orders; bounds on other aims are of counts."""
+    estimates = plan.estimates
+    if outcome.objective != "throughput" or estimates is None:
+        return replace(outcome, bound=None, gap=None, bound_relaxes="")
+    return replace(
+        outcome,
+        bound=estimates.bound_s,
+        gap=estimates.gap,
+        bound_relaxes=estimates.bound_relaxes,
+    )
+
+
+def _check_schedules(problem: Problem, schedules: Schedules, strategy: str) -> None:
+    if schedules != "best":
+        return
+    if not may_choose(problem.costs, "schedule"):
+        raise UsageError(
+            "limits.as_given of the cluster file keeps the schedule as given: leave away either "
+            "--schedule best or that limit"
+        )
+    if strategy == STOCK or problem.objective.stock_only:
+        raise UsageError(
+            "stock Megatron runs no other orders of computations than its own: leave away either "
+            "--schedule best or what asks for a plan of stock Megatron"
+        )
+
+
+def _check_simplest(within: float | None, schedules: Schedules, strategy: str) -> None:
+    if within is not None and (schedules == "best" or strategy == STOCK):
+        other = "--schedule best" if schedules == "best" else f"--strategy {STOCK}"
+        raise UsageError(f"--simplest does not go with {other}: leave one of them away")
+
+
+def _check_proof(prove: bool, schedules: Schedules, strategy: str) -> None:
+    if prove and (schedules == "best" or strategy == STOCK):
+        other = "--schedule best" if schedules == "best" else f"--strategy {STOCK}"
+        raise UsageError(f"--prove does not go with {other} yet: leave one of them away")
+
+
+def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
+    try:
+        best = Rescorer(board).best()
+    except KeyboardInterrupt:
+        best, board.interrupted = board.best, True
+    if best is None and board.nearest is None and not board.interrupted:
+        for strategy in (FirstFit(), Refine()):
+            strategy.search(board)
+        best = Rescorer(board).best()
+    if best is None:
+        raise infeasible_or_limits(problem, board)
+    if not best.keeps_limits:  # queues on shared paths made it too slow
+        raise limits_error(problem, best)
+    return best
+
+
+def infeasible_or_limits(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
+    """The error to raise where a board has no best plan."""
+    if board.nearest is not None:
+        return limits_error(problem, board.nearest)
+    return infeasible_error(problem, board)
+
+
+def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
+    stock = Rescorer(board).best_stock()
+    if stock is not None:
+        return stock
+    if board.nearest_stock is not None:
+        raise limits_error(problem, board.nearest_stock, "plan of stock Megatron")
+    miss = board.misses.nearest_stock
+    if miss is None:
+        raise InfeasiblePlanError(
+            "Stock Megatron has no plan at all under the limits and numbers of this job: equal "
+            "replicas of one tensor-parallel width must divide its micro-batches "
+            f"({problem.num_micro_batches}). Leave --stock away, or change the job or the limits"
+        )
+    short = shortage_of(problem, miss)
+    raise InfeasiblePlanError(
+        f"No plan of stock Megatron fits: the nearest, {short.layout}, lacks "
+        f"{format_bytes(short.missing_bytes)} on {', '.join(short.devices)} ({short.gpu_type}), "
+        f"with {format_bytes(short.reserve_bytes)} in reserve. Leave --stock away for a plan of "
+        "the plug-in, or make the job smaller"
+    )
+
+
+def plan_of(
+    problem: Problem,
+    best: Candidate,
+    reasons: Mapping[str, str],
+    interrupted: bool = False,
+    prove: Prove = thorough_bound,
+) -> Plan:
+    """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
+    estimates = estimates_of(
+        problem.costs, best.placement, best.cost, is_stock=best.is_stock, prove=prove
+    )
+    plan = replace(bare_plan(problem, best, reasons, interrupted), estimates=estimates)
+    validate_plan(plan, problem.cluster)
+    return plan

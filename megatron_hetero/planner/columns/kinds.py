@@ -1,0 +1,136 @@
+"""Equal nodes form kinds: what a large cluster is made of, however many nodes it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.planner.problem import Problem
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Nodes that a plan may exchange: same GPUs, as many usable ones, same link and uplink, site
+    and pins."""
+
+    nodes: tuple[Node, ...]
+    num_gpus: int
+    """Usable GPUs of each node."""
+    widths: tuple[int, ...]
+    may_start: bool
+    may_end: bool
+
+    @property
+    def node(self) -> Node:
+        """One of them."""
+        return self.nodes[0]
+
+    @property
+    def machine(self) -> tuple[object, ...]:
+        """Equal for kinds whose stages have the same times and memory, wherever they are."""
+        gpu = self.node.gpu_type
+        return gpu.name, gpu.memory_bytes, self.num_gpus, self.widths, self.node.link
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """Equal for kinds that differ in nothing but their names and their site."""
+        return len(self.nodes), self.machine, self.may_start, self.may_end
+
+
+def kinds_of(problem: Problem) -> tuple[Kind, ...]:
+    """All kinds, by site, GPU type, size, and their first nodes' names."""
+    first, last = problem.cluster.limits.first_stage_nodes, problem.cluster.limits.last_stage_nodes
+    nodes_of: dict[tuple[object, ...], list[Node]] = {}
+    for node in problem.nodes:
+        gpu = node.gpu_type
+        key: tuple[object, ...] = (
+            node.site,
+            gpu.name,
+            gpu.memory_bytes,
+            -len(problem.gpus[node.name]),
+            problem.widths[node.name],
+            (node.link.bytes_per_s, node.link.latency_s, *node.link.terms),
+            node.uplink_bytes_per_s,
+            node.name in first,
+            node.name in last,
+        )
+        nodes_of.setdefault(key, []).append(node)
+    kinds = []
+    for key in sorted(nodes_of, key=repr):
+        nodes = tuple(nodes_of[key])
+        name = nodes[0].name
+        kinds.append(
+            Kind(
+                nodes,
+                len(problem.gpus[name]),
+                problem.widths[name],
+                not first or name in first,
+                not last or name in last,
+            )
+        )
+    return tuple(kind for kind in kinds if kind.widths)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What `num_nodes` nodes of a kind give each replica of a slab: stages of these widths.
+
+    A slab is `num_replicas` equal replicas side by side on whole nodes, so that the GPUs that hold
+    the same layers share a node wherever a node serves several replicas.
+    """
+
+    kind: int
+    num_nodes: int
+    widths: tuple[int, ...]
+
+
+_MAX_CUTS = 12
+_MAX_NODES_CUT_FREELY = 16
+
+
+def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[Block]:
+    """Every way in which a node, or as few nodes as it takes, serves so many replicas; in a large
+    cluster those that cut it into groups of one width."""
+    is_large = sum(len(kind.nodes) for kind in kinds) > _MAX_NODES_CUT_FREELY
+    for index, kind in enumerate(kinds):
+        num_nodes = -(-num_replicas // kind.num_gpus)
+        if num_nodes > len(kind.nodes):
+            continue
+        gpus = kind.num_gpus // num_replicas if num_nodes == 1 else 1
+        for widths in cuts(gpus, kind.widths, 0 if is_large else _MAX_CUTS):
+            yield Block(index, num_nodes, widths)
+
+
+def cuts(num_gpus: int, allowed: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Ways to cut GPUs into groups, the widest group first; as many GPUs used as can be.
+
+    With more than `most` ways, those of one width (and a rest) remain.
+    """
+    found = list(islice(_partitions(num_gpus, allowed), most + 1))
+    if len(found) > most or not found:
+        plain = {cut(num_gpus, width, allowed) for width in allowed if width <= num_gpus}
+        found = sorted(plain, reverse=True)
+    return found
+
+
+def _partitions(total: int, allowed: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if not total:
+        yield ()
+    for width in reversed(allowed):
+        if width <= total:
+            for rest in _partitions(total - width, [w for w in allowed if w <= width]):
+                yield (width, *rest)
+
+
+def cut(num_gpus: int, width: int, allowed: Sequence[int]) -> tuple[int, ...]:
+    """GPUs in groups of `width`; what is left over in the widest groups that fit."""
+    groups = []
+    while num_gpus:
+        fitting = [w for w in allowed if w <= min(width, num_gpus)]
+        if not fitting:
+            break
+        groups.append(fitting[-1])
+        num_gpus -= fitting[-1]
+    return tuple(groups)

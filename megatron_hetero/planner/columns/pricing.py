@@ -1,0 +1,261 @@
+"""The best slabs for given prices of nodes: a shortest path over blocks, from the last stage on.
+
+The dual prices of a linear programme (`columns`) say what a node is worth in micro-batches.  A slab
+whose replicas end a step of `step_s` seconds, at one micro-batch each `period_s`, does
+``num_replicas * (1 + (step_s - fill_s) / period_s)`` of them, and that is linear in the seconds of
+its stages.  For every period of a grid, the dynamic programme finds the sequence of blocks that
+covers all layers and is worth most beyond its nodes' prices.  A stage takes as many layers as the
+period and its memory (which depends on its place, for the micro-batches in flight) allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.planner.columns.kinds import Block, Kind, blocks_of
+from megatron_hetero.planner.columns.slab_paths import (
+    BlockMenu,
+    Floats,
+    HeldLayers,
+    Ints,
+    SlabPaths,
+)
+from megatron_hetero.planner.problem import Problem
+
+_NUM_PERIODS = 20
+
+
+class StageTable:
+    """Times and memory limits of one stage by kind and width, priced once."""
+
+    def __init__(self, problem: Problem, kinds: Sequence[Kind]) -> None:
+        self.problem = problem
+        self.kinds = kinds
+        widths = sorted({width for kind in kinds for width in kind.widths})
+        self.rows = problem.costs.vocab_rows(widths)
+        self._max_layers: dict[tuple[int, int, bool, bool, int], int] = {}
+        self._fitting: dict[tuple[int, int, bool], Ints] = {}
+        self._held: dict[tuple[Block, bool, int], tuple[Ints, Floats]] = {}
+        self._layer_sync_s: dict[int, float] = {}
+        self._pair_sync_s: dict[int, float] = {}
+        self._alike = _first_alike(kinds)
+
+    def times_s(self, kind: int, width: int) -> tuple[float, float, float]:
+        """Seconds of the embedding, one layer and the head for one micro-batch."""
+        pieces = self.problem.costs.pieces(self.kinds[kind].node, width, self.rows)
+        return pieces.embedding.total_s, pieces.layer.total_s, pieces.head.total_s
+
+    def max_layers(self, kind: int, width: int, first: bool, last: bool, place: int) -> int:
+        """Layers that fit into a stage which is `place`-th from the end."""
+        key = (kind, width, first, last, place)
+        if key not in self._max_layers:
+            in_flight = min(place, self.problem.num_micro_batches)
+            memory = self.problem.costs.memory(
+                self.kinds[kind].node, width, first, last, in_flight, self.rows
+            )
+            self._max_layers[key] = max(0, min(memory.max_layers, self.problem.num_layers))
+        return self._max_layers[key]
+
+    def held(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+        """Layers of a block, shape [stages behind it, period] (zero where it holds none), and its
+        seconds for a micro-batch without those layers, shape [stages behind it].
+
+        Args:
+            first: whether its first stage holds the embedding.
+        """
+        key = (replace(block, kind=self._alike[block.kind]), first, max_node_layers)
+        if key not in self._held:
+            self._held[key] = self._hold(*key)
+        return self._held[key]
+
+    def _hold(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+        depth = self.problem.max_stages()
+        most = max_node_layers // len(block.widths)
+        layers = np.zeros((depth, len(self.periods_s)), np.int64)
+        room = max(depth - len(block.widths) + 1, 0)  # behind more stages it were too long
+        holds = np.ones((room, len(self.periods_s)), bool)
+        base_s = np.zeros(depth)
+        for i, width in enumerate(reversed(block.widths)):
+            is_first = first and i == len(block.widths) - 1
+            fitting = np.minimum(self._stage_layers(block.kind, width, is_first), most)
+            fitting = fitting[i : i + room]
+            holds &= fitting >= 1
+            layers[:room] += fitting
+            embedding_s, _, head_s = self.times_s(block.kind, width)
+            base_s += embedding_s * is_first
+            base_s[0] += head_s * (i == 0)
+        if len(block.widths) > 1:
+            base_s += (len(block.widths) - 1) * self.inside_hop_s(block.kind)
+        layers[:room] = np.where(holds, np.minimum(layers[:room], self.problem.num_layers), 0)
+        return layers, base_s
+
+    def _stage_layers(self, kind: int, width: int, first: bool) -> Ints:
+        """Layers of a stage by period and memory, shape [stages behind it, period]."""
+        key = (kind, width, first)
+        if key not in self._fitting:
+            embedding_s, layer_s, head_s = self.times_s(kind, width)
+            rows = []
+            for place in range(1, self.problem.max_stages() + 1):
+                last = place == 1
+                ends_s = embedding_s * first + head_s * last
+                by_time = np.floor((self.periods_s - ends_s) / layer_s + 1e-9).astype(np.int64)
+                rows.append(np.minimum(by_time, self.max_layers(kind, width, first, last, place)))
+            self._fitting[key] = np.array(rows)
+        return self._fitting[key]
+
+    def hop_s(self, sender: int, receiver: int) -> float:
+        """There and back between nodes of two kinds (two nodes of one where it has as many)."""
+        nodes = self.kinds[sender].nodes
+        one, other = nodes[0], self.kinds[receiver].nodes[-1]
+        if one.name == other.name:
+            return 0.0
+        return self._round_trip_s(one.devices[0], other.devices[0])
+
+    def inside_hop_s(self, kind: int) -> float:
+        """There and back between two GPUs of a node."""
+        devices = self.kinds[kind].node.devices
+        return self._round_trip_s(devices[0], devices[-1])
+
+    def _round_trip_s(self, one: Device, other: Device) -> float:
+        costs = self.problem.costs
+        return costs.hop([one], [other]).total_s + costs.hop([other], [one]).total_s
+
+    def layer_sync_s(self, kind: int) -> float:
+        """Seconds of the gradient exchange for each layer that a node of this kind holds, with its
+        neighbours in a ring on its site; zero where there are none."""
+        if kind not in self._layer_sync_s:
+            own = self.kinds[kind].nodes
+            there = [k.nodes[0] for k in self.kinds if k.node.site == own[0].site]
+            others = {node.name for node in (*there, own[-1])} - {own[0].name}
+            self._layer_sync_s[kind] = max(
+                (self.pair_sync_s(own[0].name, name) for name in others), default=0.0
+            )
+        return self._layer_sync_s[kind]
+
+    def pair_sync_s(self, one: str, other: str) -> float:
+        """Seconds of the gradient exchange between two replicas on two nodes, for each layer."""
+        problem = self.problem
+        if max(problem.replica_counts(), default=1) < 2:
+            return 0.0
+        link = problem.likeness.hop(one, other)
+        if link not in self._pair_sync_s:
+            nodes = problem.cluster.node_by_name
+            pair = tuple(
+                PlacedReplica(
+                    (PlacedStage(nodes[name].devices[:1], problem.num_layers),), 1
+                )
+                for name in (one, other)
+            )
+            total_s = problem.costs.sync_s(Placement(pair), self.rows)
+            self._pair_sync_s[link] = total_s / problem.num_layers
+        return self._pair_sync_s[link]
+
+    @cached_property
+    def periods_s(self) -> Floats:
+        """Periods worth trying: from one layer on the fastest stage to all on the slowest."""
+        layer_s = [self.times_s(k, w)[1] for k in set(self._alike) for w in self.kinds[k].widths]
+        longest_s = self.problem.num_layers * max(layer_s)
+        return np.geomspace(min(layer_s), longest_s, _NUM_PERIODS)
+
+
+def _first_alike(kinds: Sequence[Kind]) -> list[int]:
+    """For each kind the first one that has the same times and memory; sites do not count."""
+    first: dict[tuple[object, ...], int] = {}
+    return [first.setdefault(kind.machine, index) for index, kind in enumerate(kinds)]
+
+
+@dataclass(frozen=True)
+class SlabShape:
+    """`num_replicas` equal replicas side by side on blocks of whole nodes, first stage first."""
+
+    num_replicas: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline depth."""
+        return sum(len(block.widths) for block in self.blocks)
+
+    def num_nodes(self) -> Mapping[int, int]:
+        """Nodes that it takes of each kind."""
+        taken: dict[int, int] = {}
+        for block in self.blocks:
+            taken[block.kind] = taken.get(block.kind, 0) + block.num_nodes
+        return taken
+
+
+class SlabPricer:
+    """Finds slabs of `num_replicas` replicas with at most `max_node_layers` layers on a node."""
+
+    def __init__(
+        self, table: StageTable, kinds: Sequence[int], num_replicas: int, max_node_layers: int
+    ) -> None:
+        self.table = table
+        self.num_replicas = num_replicas
+        self.max_stages = table.problem.max_stages()
+        self.blocks = tuple(
+            Block(kinds[block.kind], block.num_nodes, block.widths)
+            for block in blocks_of([table.kinds[k] for k in kinds], num_replicas)
+            if len(block.widths) <= min(max_node_layers, self.max_stages)
+        )
+        self.max_node_layers = max_node_layers
+
+    @cached_property
+    def menu(self) -> BlockMenu:
+        """The blocks as arrays."""
+        table, kinds = self.table, [self.table.kinds[block.kind] for block in self.blocks]
+        sites = sorted({kind.node.site for kind in kinds})
+        hops_s = np.zeros((len(sites), len(self.blocks)))
+        for number, site in enumerate(sites):
+            there = {b.kind for b in self.blocks if table.kinds[b.kind].node.site == site}
+            for i, block in enumerate(self.blocks):
+                hops_s[number, i] = min(table.hop_s(block.kind, kind) for kind in there)
+        layer_s = [
+            float(np.mean([table.times_s(b.kind, w)[1] for w in b.widths])) for b in self.blocks
+        ]
+        return BlockMenu(
+            self.blocks,
+            table.problem.num_layers,
+            table.periods_s,
+            np.array(layer_s),
+            self._held(False),
+            self._held(True),
+            np.array([sites.index(kind.node.site) for kind in kinds], np.int64),
+            hops_s,
+            np.array([kind.may_start for kind in kinds], bool),
+            np.array([kind.may_end for kind in kinds], bool),
+        )
+
+    def _held(self, first: bool) -> HeldLayers:
+        shape = (self.max_stages, len(self.blocks), len(self.table.periods_s))
+        layers, base_s = np.zeros(shape, np.int64), np.zeros(shape[:2])
+        for index, block in enumerate(self.blocks):
+            layers[:, index], base_s[:, index] = self.table.held(block, first, self.max_node_layers)
+        return HeldLayers(layers, base_s)
+
+    def best(
+        self, step_s: float, node_values: Mapping[int, float], slab_value: float = 0.0
+    ) -> list[SlabShape]:
+        """Slabs worth more micro-batches than their nodes' values, the best of each period.
+
+        Args:
+            node_values: micro-batches that a node of each kind is worth.
+            slab_value: micro-batches that any slab costs beside its nodes.
+        """
+        if not self.blocks:
+            return []
+        values = [node_values.get(b.kind, 0.0) * b.num_nodes for b in self.blocks]
+        paths = SlabPaths(self.menu, np.array(values) / self.num_replicas, step_s)
+        worths = (1 + step_s / paths.periods_s - paths.end_cost) * self.num_replicas
+        found: dict[SlabShape, float] = {}
+        for period, worth in enumerate(worths):
+            if worth > slab_value:
+                shape = SlabShape(self.num_replicas, paths.blocks(period))
+                found[shape] = max(worth, found.get(shape, 0.0))
+        return sorted(found, key=lambda shape: (-found[shape], repr(shape)))

@@ -1,0 +1,122 @@
+"""What each of several sites is divided into, and about how long a step of them together takes.
+
+Pipelines stay on their sites; the gradient exchange joins them.  It lasts as long as the busiest
+network card: one of a node that holds many layers on a slow network holds up all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from megatron_hetero.planner.columns.kinds import Kind
+from megatron_hetero.planner.columns.slab_mix import Mix, PoolSlabs, Slab
+from megatron_hetero.planner.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One place in which slabs are put: its pool's slabs, and its own kinds in the same order."""
+
+    slabs: PoolSlabs
+    kinds: tuple[Kind, ...]
+
+
+Choice = tuple[tuple[Site, Mix], ...]
+"""What each chosen site is divided into."""
+
+
+def quick_step_s(problem: Problem, choice: Choice) -> float | None:
+    """About the step's time: slabs that end together, and the exchange between the nodes of two or
+    more; None where the batch or the limits do not allow so many replicas."""
+    counted: dict[Slab, int] = {}
+    for _, mix in choice:
+        for slab, count in mix:
+            counted[slab] = counted.get(slab, 0) + count * slab.shape.num_replicas
+    num_replicas = sum(counted.values())
+    if num_replicas not in problem.replica_counts():
+        return None
+    if problem.counts_alike:
+        each = -(-problem.num_micro_batches // num_replicas)
+        pipelines_s = max(slab.filled.quick_time_s(each) for slab in counted)
+    else:
+        pipelines_s = _together_s(problem.num_micro_batches, counted)
+    if num_replicas == next(iter(counted)).shape.num_replicas:
+        return pipelines_s
+    factor = 2 * (num_replicas - 1) / num_replicas
+    return pipelines_s + factor * exchange_s(problem, choice)
+
+
+def _together_s(num_micro_batches: int, counted: Mapping[Slab, int]) -> float:
+    """The time until which replicas without whole micro-batches would do them all."""
+    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
+    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
+    pipelines_s = (num_micro_batches + lost) / per_s
+    return max(pipelines_s, *(slab.filled.fill_s for slab in counted))
+
+
+def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choice]:
+    """For each time that cards may take, of each site the mix that does most with cards no slower;
+    sites without one idle.
+
+    Args:
+        tried: the sites with each limit on layers, in one order.
+        step_s: seconds of the pipelines.
+    """
+    options: dict[int, list[tuple[float, float, Mix]]] = {}
+    for slabs in {id(site.slabs): site.slabs for sites in tried for site in sites}.values():
+        options[id(slabs)] = [
+            (-sum(n * slab.micro_batches(step_s) for slab, n in mix), _card_s(slabs, mix), mix)
+            for mix in slabs.mixes(step_s)
+            if mix
+        ]
+    places = [
+        sorted(
+            (
+                (*option[:2], number, site, option[2])
+                for number, site in enumerate(of_place)
+                for option in options[id(site.slabs)]
+            ),
+            key=lambda entry: entry[:3],
+        )
+        for of_place in zip(*tried, strict=True)
+    ]
+    for limit_s in sorted({entry[1] for entries in places for entry in entries}):
+        best = (next((e for e in entries if e[1] <= limit_s), None) for entries in places)
+        yield tuple((entry[3], entry[4]) for entry in best if entry is not None)
+
+
+def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
+    """One pass of the gradients over the card of a node that has most to do, between the nodes of
+    its site; a node that is alone there has nothing to do."""
+    table = slabs.table
+    if sum(count * sum(slab.shape.num_nodes().values()) for slab, count in mix) == 1:
+        return 0.0
+    return max(
+        layers * table.layer_sync_s(kind) for slab, _ in mix for kind, layers in slab.node_layers
+    )
+
+
+def exchange_s(problem: Problem, choice: Choice) -> float:
+    """About one pass of the gradients through a ring over all nodes: the card that has most to do,
+    or the slowest way between two sites that follow each other, whose latencies add up."""
+    table, cluster = choice[0][0].slabs.table, problem.cluster
+    used = [(site, mix) for site, mix in choice if mix]
+    card_s = max(_card_s(site.slabs, mix) for site, mix in used)
+    if len(used) == 1:
+        return card_s
+    ring = sorted(
+        (cluster.site_places[node.site], node.name, _most_layers(mix))
+        for node, mix in ((site.kinds[0].node, mix) for site, mix in used)
+    )
+    across_s = latency_s = 0.0
+    for (_, one, here), (_, other, there) in pairwise((*ring, ring[0])):
+        across_s = max(across_s, min(here, there) * table.pair_sync_s(one, other))
+        latency_s += cluster.node_links[one, other].latency_s
+    return max(card_s, across_s) + latency_s
+
+
+def _most_layers(mix: Mix) -> int:
+    """Most layers that a node holds."""
+    return max(layers for slab, _ in mix for _, layers in slab.node_layers)

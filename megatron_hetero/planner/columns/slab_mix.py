@@ -1,0 +1,289 @@
+"""Which slabs a pool's nodes are divided into: column generation, and diving for whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron_hetero.planner.columns.packing import Floats, pack
+from megatron_hetero.planner.columns.pricing import SlabPricer, SlabShape, StageTable
+from megatron_hetero.planner.columns.slab_shapes import all_shapes
+from megatron_hetero.planner.completion.fill import FilledChain, Filler
+from megatron_hetero.planner.problem import Chain, Unit
+
+_STEP_RATIO = 1.25
+"""Slabs are generated for step times on a geometric grid, and shared by the times between."""
+_MAX_ROUNDS = 3
+_MAX_SCARCITY_ROUNDS = 3
+_MIN_GAIN = 5e-3
+"""A slab must bring this part of its pool's micro-batches more than its nodes do already."""
+_MAX_ENUMERATED = 1000
+"""Slabs of a pool that are made without asking for their worth."""
+_MAX_KNOWN = 40
+SLACKS = (1.0, 1.04)
+"""Whole slabs do less than fractions of them: times for which they are chosen, over those."""
+
+
+@dataclass(frozen=True)
+class Slab:
+    """A shape with its layers and quick times."""
+
+    shape: SlabShape
+    filled: FilledChain
+
+    def micro_batches(self, step_s: float) -> float:
+        """How many it does in a step, as a real number; zero where none comes through."""
+        after_first_s = step_s - self.filled.fill_s
+        done = self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
+        return 0.0 if after_first_s < 0 else done
+
+    @property
+    def node_layers(self) -> Iterator[tuple[int, int]]:
+        """Of each block its kind and the layers that a node of it holds."""
+        start = 0
+        for block in self.shape.blocks:
+            end = start + len(block.widths)
+            yield block.kind, sum(self.filled.layers[start:end])
+            start = end
+
+
+Mix = tuple[tuple[Slab, int], ...]
+"""Slabs, and how many of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlabColumns:
+    """Slabs as the columns of a programme: `rows` are the nodes that they take, [kind, slab]."""
+
+    slabs: tuple[Slab, ...]
+    num_replicas: Floats
+    fill_s: Floats
+    period_s: Floats
+    rows: Floats
+
+    def micro_batches(self, step_s: float) -> Floats:
+        """How many each does in a step, as real numbers; zero where none comes through."""
+        after_first_s = step_s - self.fill_s
+        done = self.num_replicas * (1 + after_first_s / self.period_s)
+        return np.where(after_first_s < 0, 0.0, done)
+
+
+class PoolSlabs:
+    """Slabs of one pool with at most `max_node_layers` layers on a node; remembers what it made.
+
+    Args:
+        kinds: the pool's kinds, as positions in the table's.
+        replica_counts: equal replicas of a slab to try.
+        known: slabs found for more layers on a node.
+        effort: the part of the work of a whole search that this pool is worth.
+    """
+
+    def __init__(
+        self,
+        table: StageTable,
+        filler: Filler,
+        kinds: Sequence[int],
+        replica_counts: Sequence[int],
+        max_node_layers: int,
+        known: Iterable[SlabShape] = (),
+        effort: float = 1.0,
+    ) -> None:
+        self.table = table
+        self.filler = filler
+        self.kinds = tuple(kinds)
+        self.capacity = {kind: len(table.kinds[kind].nodes) for kind in kinds}
+        self.max_node_layers = max_node_layers
+        self.effort = effort
+        self.pricers = [
+            SlabPricer(table, kinds, count, max_node_layers) for count in replica_counts
+        ]
+        self.slabs: dict[SlabShape, Slab | None] = {}
+        self._generated: set[int] = set()
+        self._made: SlabColumns | None = None
+        known = list(known)
+        for shape in known:
+            self.slabs[shape] = self._slab(shape)
+        if not known:
+            self._enumerate()
+
+    def mixes(self, step_s: float) -> list[Mix]:
+        """The best division of the pool for a step time: over all slabs, and over those of each
+        number of replicas alone."""
+        replicas = self.columns().num_replicas
+        counts = np.unique(replicas)
+        worths = self.columns().micro_batches(step_s)
+        mixes = [self.solve(worths)]
+        if len(counts) > 1:
+            mixes += [self.solve(np.where(replicas == count, worths, 0.0)) for count in counts]
+        return mixes
+
+    def nodes(self) -> Floats:
+        """How many there are of each kind."""
+        return np.array([self.capacity[kind] for kind in self.kinds], float)
+
+    def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
+        """As many equal slabs as there is room for, and one alone; the soonest to end first."""
+        ranked = []
+        for index, slab in enumerate(self.columns().slabs):
+            most = min(self.capacity[k] // n for k, n in slab.shape.num_nodes().items())
+            for count in {1, most}:
+                share = -(-num_micro_batches // (count * slab.shape.num_replicas))
+                ranked.append((slab.filled.quick_time_s(share), count, index, slab))
+        ranked.sort(key=lambda entry: entry[:3])
+        return [((slab, count),) for _, count, _, slab in ranked]
+
+    def best_shapes(self, step_s: float) -> list[SlabShape]:
+        """Of each number of replicas, the slabs that do most for the nodes that they take."""
+        values, columns = self._first_values(step_s), self.columns()
+        price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
+        worth = columns.micro_batches(step_s) / price
+        best = []
+        for count in np.unique(columns.num_replicas):
+            index = np.flatnonzero(columns.num_replicas == count)
+            ranked = index[np.argsort(-worth[index], kind="stable")]
+            best += [columns.slabs[i].shape for i in ranked[: self._part_of(_MAX_KNOWN)]]
+        return best
+
+    def micro_batches(self, step_s: float) -> float:
+        """Micro-batches of the whole pool in a step, by the slabs known, taken in fractions."""
+        return self._relaxed(step_s)[0]
+
+    def _part_of(self, whole: int) -> int:
+        return max(1, round(self.effort * whole))
+
+    def generate(self, step_s: float) -> bool:
+        """Column generation at the grid's step time next above `step_s`; whether it was new."""
+        level = int(np.ceil(np.log(step_s) / np.log(_STEP_RATIO)))
+        if level in self._generated:
+            return False
+        self._generated.add(level)
+        step_s = _STEP_RATIO**level
+        values = self._first_values(step_s)
+        for _ in range(self._part_of(_MAX_ROUNDS)):
+            total = 0.0
+            if self.columns().slabs:
+                total, values = self._relaxed(step_s)
+            found = False
+            for pricer in self.pricers:
+                found |= self._price(pricer, step_s, values, _MIN_GAIN * total)
+            if not found:
+                break
+        return True
+
+    def _price(
+        self, pricer: SlabPricer, step_s: float, values: Mapping[int, float], least: float
+    ) -> bool:
+        """Add the slabs worth more than their nodes; whether there were new ones.
+
+        The path does not count nodes: kinds of which it took too many become dearer for it.
+        """
+        found = False
+        values = dict(values)
+        for _ in range(self._part_of(_MAX_SCARCITY_ROUNDS)):
+            scarce: set[int] = set()
+            for shape in pricer.best(step_s, values, least):
+                if shape not in self.slabs:
+                    self.slabs[shape] = self._slab(shape)
+                    found |= self.slabs[shape] is not None
+                scarce |= {k for k, n in shape.num_nodes().items() if n > self.capacity[k]}
+            if not scarce:
+                break
+            spread = max(values.values())
+            values |= {k: 1.5 * values[k] + 0.05 * spread for k in scarce}
+        return found
+
+    def _enumerate(self) -> None:
+        """Slabs of which the nodes are surely there: kinds one after the other, in all orders."""
+        most = self._part_of(_MAX_ENUMERATED)
+        most //= max(1, len(self.pricers), sum(self.capacity.values()) // 2)
+        for pricer in self.pricers:
+            for shape in all_shapes(self.table, pricer, self.capacity, most):
+                if shape not in self.slabs:
+                    self.slabs[shape] = self._slab(shape)
+
+    def columns(self) -> SlabColumns:
+        """The slabs that may be used; slabs only ever come."""
+        slabs = tuple(slab for slab in self.slabs.values() if slab is not None)
+        if self._made is None or len(self._made.slabs) < len(slabs):
+            taken = [slab.shape.num_nodes() for slab in slabs]
+            rows = [[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds]
+            self._made = SlabColumns(
+                slabs,
+                np.array([slab.shape.num_replicas for slab in slabs], float),
+                np.array([slab.filled.fill_s for slab in slabs]),
+                np.array([slab.filled.period_s for slab in slabs]),
+                np.array(rows, float).reshape(len(self.kinds), len(slabs)),
+            )
+        return self._made
+
+    def _slab(self, shape: SlabShape) -> Slab | None:
+        """None where it takes more nodes than there are, or a stage's memory does not hold it."""
+        if any(count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
+            return None
+        if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
+            return None
+        chain = self._first_chain(shape)
+        most = tuple(
+            self.max_node_layers // len(block.widths)
+            for block in shape.blocks
+            for _ in block.widths
+        )
+        filled = self.filler.chain(
+            chain, self.table.rows, self.table.problem.num_micro_batches, most
+        )
+        return Slab(shape, filled) if filled.fits else None
+
+    def _first_chain(self, shape: SlabShape) -> Chain:
+        """The first chain that `slab_chains` would make on the pool's nodes."""
+        taken: dict[int, int] = {}
+        chain = []
+        for block in shape.blocks:
+            number = taken.get(block.kind, 0)
+            taken[block.kind] = number + block.num_nodes
+            node = self.table.kinds[block.kind].nodes[number].name
+            gpus, start = self.table.problem.gpus[node], 0
+            for width in block.widths:
+                chain.append(Unit(node, gpus[start : start + width]))
+                start += width
+        return tuple(chain)
+
+    def _first_values(self, step_s: float) -> dict[int, float]:
+        """Before any slab is known: a node's share of layers, were there no fill."""
+        values = {}
+        for kind in self.kinds:
+            per_layer_s = min(
+                width * self.table.times_s(kind, width)[1]
+                for width in self.table.kinds[kind].widths
+            )
+            gpus = self.table.kinds[kind].num_gpus
+            values[kind] = step_s * gpus / per_layer_s / self.table.problem.num_layers / 2
+        return values
+
+    def _relaxed(self, step_s: float) -> tuple[float, dict[int, float]]:
+        """Most micro-batches with slabs in fractions, and what a node of each kind adds."""
+        columns = self.columns()
+        found = pack(columns.micro_batches(step_s), columns.rows, self.nodes())
+        values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
+        return found.worth, values
+
+    def solve(self, worths: Floats) -> Mix:
+        """Whole slabs by diving: the whole part of the relaxed answer, then again for the nodes
+        that are left; where there is no whole part, one more of the slab taken most."""
+        columns = self.columns()
+        counts = np.zeros(len(worths), np.int64)
+        left = self.nodes()
+        while True:
+            fitting = (worths > 0) & (columns.rows <= left[:, None]).all(axis=0)
+            index = np.flatnonzero(fitting)
+            if not len(index):
+                return tuple((columns.slabs[i], int(counts[i])) for i in np.flatnonzero(counts))
+            worth, rows = worths[index], columns.rows[:, index]
+            worth = worth - 1e-6 * worth.max() * rows.sum(axis=0)  # of equals, on fewer nodes
+            taken = pack(worth, rows, left).taken
+            whole = np.floor(taken + 1e-6)
+            if not whole.any():
+                whole[np.argmax(taken)] = 1
+            counts[index] += whole.astype(np.int64)
+            left -= rows @ whole

@@ -1,0 +1,209 @@
+"""The dynamic programme behind `pricing`: the cheapest sequence of blocks for every period.
+
+It goes from the last stage of a pipeline to the first.  A state is the stages and the layers behind
+the next block, and the site of the block before it; all blocks and periods are looked at together,
+as arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from megatron_hetero.planner.columns.kinds import Block
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class HeldLayers:
+    """What blocks hold: shape [stages behind the block, block, period]; zero is nothing.
+
+    `base_s` is a micro-batch's seconds beside those of the layers, [stages behind it, block].
+    """
+
+    layers: Ints
+    base_s: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMenu:
+    """The blocks that a pipeline is made of; every array's axis "block" is in their order.
+
+    `first` is what a block holds that also has the embedding.  `site` is a number of its site;
+    `hops_s[site, block]` a round trip from a block of that site, behind it, to this one.
+    """
+
+    blocks: tuple[Block, ...]
+    num_layers: int
+    periods_s: Floats
+    layer_s: Floats
+    held: HeldLayers
+    first: HeldLayers
+    site: Ints
+    hops_s: Floats
+    may_start: npt.NDArray[np.bool_]
+    may_end: npt.NDArray[np.bool_]
+
+    @cached_property
+    def num_widths(self) -> Ints:
+        """Stages of each block."""
+        return np.array([len(block.widths) for block in self.blocks])
+
+    @cached_property
+    def groups(self) -> list[tuple[npt.NDArray[np.bool_], int, int]]:
+        """Blocks of as many stages on one site: which, how many stages, and the site."""
+        keys = sorted({(int(n), int(s)) for n, s in zip(self.num_widths, self.site, strict=True)})
+        return [((self.num_widths == n) & (self.site == s), n, s) for n, s in keys]
+
+
+@dataclass(frozen=True, eq=False)
+class _Behind:
+    """What is behind a block: the cost by the layers behind, [block (or one for all), period,
+    layer]; what its hop adds, [block, period]; and the site that it leads from (None: the only)."""
+
+    cost: Floats
+    hops: Floats
+    site: Ints | None
+
+
+class SlabPaths:
+    """Of each period up to `step_s`, the blocks of the pipeline that costs least.
+
+    A pipeline costs the prices of its blocks and its seconds for one micro-batch over the period.
+
+    Args:
+        prices: of each block, shape [block]; not negative.
+    """
+
+    def __init__(self, menu: BlockMenu, prices: Floats, step_s: float) -> None:
+        self.menu = menu
+        self.periods_s = menu.periods_s[menu.periods_s <= step_s]
+        self.prices = prices
+        num_periods, num_sites = len(self.periods_s), len(menu.hops_s)
+        self.end_cost = np.full(num_periods, np.inf)
+        """[period]"""
+        self._end = np.zeros((num_periods, 4), np.int64)
+        """Stages behind the first block, its index, the site behind it, and the layers behind."""
+        self._by: dict[int, Ints] = {}
+        """The block before and the site behind that, as block * num_sites + site; by stages,
+        [site, period, layer]."""
+        self._cost: dict[int, Floats] = {}
+        self._shape = (num_sites, num_periods, menu.num_layers)
+        if num_periods and menu.blocks:
+            self._search()
+
+    def blocks(self, period: int) -> tuple[Block, ...]:
+        """The cheapest pipeline of a period, first block first; empty if there is none."""
+        if not np.isfinite(self.end_cost[period]):
+            return ()
+        menu, num_sites = self.menu, self._shape[0]
+        num_stages, index, site, layer = (int(value) for value in self._end[period])
+        blocks = [menu.blocks[index]]
+        while num_stages:
+            index, before = divmod(int(self._by[num_stages][site, period, layer]), num_sites)
+            blocks.append(menu.blocks[index])
+            num_stages -= len(menu.blocks[index].widths)
+            layer -= int(menu.held.layers[num_stages, index, period])
+            site = before
+        return tuple(blocks)
+
+    def _search(self) -> None:
+        menu, num_periods = self.menu, len(self.periods_s)
+        start = np.full(self._shape, np.inf)
+        start[0, :, 0] = 0.0
+        self._cost[0] = start
+        for num_stages in range(len(menu.held.layers)):
+            before = self._cost.pop(num_stages, None)
+            # What costs more than a whole pipeline leads to no better one.
+            if before is None or not (before < self.end_cost[None, :, None]).any():
+                continue
+            behind = self._behind(num_stages, before)
+            usable = menu.may_end | (num_stages > 0)
+            first = menu.first.layers[num_stages, :, :num_periods]
+            index = np.flatnonzero(usable & menu.may_start & (first > 0).any(axis=1))
+            if len(index):
+                self._finish(num_stages, index, behind)
+            held = menu.held.layers[num_stages, :, :num_periods]
+            index = np.flatnonzero(usable & (held > 0).any(axis=1))
+            if len(index):
+                self._extend(num_stages, index, behind)
+
+    def _behind(self, num_stages: int, before: Floats) -> _Behind:
+        menu = self.menu
+        if not num_stages:
+            return _Behind(before[:1], np.zeros((len(menu.blocks), 1)), None)
+        hops = menu.hops_s[:, :, None] / self.periods_s
+        if len(before) == 1:
+            return _Behind(before, hops[0], None)
+        crossed = before[:, None] + hops[..., None]
+        site = np.argmin(crossed, axis=0)
+        cost = np.take_along_axis(crossed, site[None], axis=0)[0]
+        return _Behind(cost, np.zeros((len(menu.blocks), 1)), site)
+
+    def _finish(self, num_stages: int, index: Ints, behind: _Behind) -> None:
+        """Close with a block that holds the first layers."""
+        menu, num_periods = self.menu, len(self.periods_s)
+        most = menu.first.layers[num_stages, index, :num_periods]
+        start = menu.num_layers - int(most.max())
+        left = menu.num_layers - np.arange(start, menu.num_layers)
+        over_period = 1 / self.periods_s
+        fixed = self.prices[index, None] + menu.first.base_s[num_stages, index, None] * over_period
+        per_layer = menu.layer_s[index, None] * over_period
+        total = behind.cost[index % len(behind.cost), :, start:] + per_layer[..., None] * left
+        total += (fixed + behind.hops[index])[..., None]
+        fits = (left <= most[..., None]) & (left >= menu.num_widths[index, None, None])
+        total = np.where(fits, total, np.inf).transpose(1, 0, 2).reshape(num_periods, -1)
+        choice = np.argmin(total, axis=1)
+        least = total[np.arange(num_periods), choice]
+        better = np.flatnonzero(least < self.end_cost)
+        if not len(better):
+            return
+        chosen, layer = np.divmod(choice[better], len(left))
+        block, layer = index[chosen], layer + start
+        self.end_cost[better] = least[better]
+        self._end[better, 0] = num_stages
+        self._end[better, 1] = block
+        self._end[better, 2] = 0 if behind.site is None else behind.site[block, better, layer]
+        self._end[better, 3] = layer
+
+    def _extend(self, num_stages: int, index: Ints, behind: _Behind) -> None:
+        """Put a block before what is there; the states behind it are found by its layers."""
+        menu, num_layers, num_sites = self.menu, self.menu.num_layers, self._shape[0]
+        held = menu.held.layers[num_stages, index, : len(self.periods_s)]
+        seconds = held * menu.layer_s[index, None] + menu.held.base_s[num_stages, index, None]
+        added = self.prices[index, None] + seconds / self.periods_s + behind.hops[index]
+        # Rows of states shifted by the layers held; before the first state there is none.
+        padded = np.full((*behind.cost.shape[:2], 2 * num_layers), np.inf)
+        padded[..., num_layers:] = behind.cost
+        windows = sliding_window_view(padded, num_layers, axis=2)
+        shift = np.where(held > 0, np.minimum(held, num_layers), num_layers)
+        rows = (index % len(padded))[:, None], np.arange(len(self.periods_s)), num_layers - shift
+        new = windows[rows] + added[..., None]
+        by = index[:, None, None] * num_sites
+        if behind.site is not None:
+            source = np.maximum(np.arange(num_layers) - shift[..., None], 0)
+            by = by + np.take_along_axis(behind.site[index], source, axis=2)
+        for group, num_more, site in menu.groups:
+            chosen = group[index]
+            if chosen.any():
+                self._keep(num_stages + num_more, site, new[chosen], by[chosen])
+
+    def _keep(self, num_stages: int, site: int, cost: Floats, by: Ints) -> None:
+        best = np.argmin(cost, axis=0)
+        least = cost.min(axis=0)
+        if num_stages not in self._cost:
+            self._cost[num_stages] = np.full(self._shape, np.inf)
+            self._by[num_stages] = np.zeros(self._shape, np.int64)
+        better = least < self._cost[num_stages][site]
+        if by.shape[1:] == (1, 1):
+            chosen = by[:, 0, 0][best]
+        else:
+            chosen = np.take_along_axis(by, best[None], axis=0)[0]
+        np.copyto(self._cost[num_stages][site], least, where=better)
+        np.copyto(self._by[num_stages][site], chosen, where=better)

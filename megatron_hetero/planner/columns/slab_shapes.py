@@ -1,0 +1,102 @@
+"""Slabs that are made without asking for their worth, and a slab's chains on nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, permutations, product
+from math import prod
+
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.planner.columns.kinds import cut
+from megatron_hetero.planner.columns.pricing import SlabPricer, SlabShape, StageTable
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+
+_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""A kind's nodes are also tried in so many equal parts."""
+
+
+def all_shapes(
+    table: StageTable, pricer: SlabPricer, capacity: Mapping[int, int], most: int
+) -> Iterator[SlabShape]:
+    """Slabs in which each kind's nodes are neighbours and cut alike.
+
+    Where that were more than `most`, the menus shrink: numbers of nodes to equal parts of all, then
+    cuts to those of one width, then orders to larger memories first.
+    """
+    kinds = sorted({b.kind for b in pricer.blocks}, key=lambda k: _memory_key(table, k))
+    counts = {k: list(range(capacity[k] + 1)) for k in kinds}
+    menus = {k: [b for b in pricer.blocks if b.kind == k] for k in kinds}
+    orders = list(permutations(kinds)) if len(kinds) <= 3 else [tuple(kinds), tuple(kinds[::-1])]
+
+    def total() -> int:
+        per_kind = [(len(counts[k]) - 1) * len(menus[k]) + 1 for k in kinds]
+        return prod(per_kind) * len(orders)
+
+    if total() > most:
+        counts = {k: sorted({capacity[k] // x for x in _PARTS} | {0}) for k in kinds}
+    if total() > most:
+        menus = {k: [b for b in menu if len(set(b.widths)) == 1] for k, menu in menus.items()}
+    if total() > most:
+        orders = orders[:1]
+    if total() > most:
+        counts = {k: sorted({0, 1, capacity[k]}) for k in kinds}
+    seen = set(_plain_shapes(table, pricer, capacity, orders))
+    yield from sorted(seen, key=repr)
+    stride = -(-total() // most)
+    for order in orders:
+        choices = [
+            [()] + [(block,) * (n // block.num_nodes) for n in counts[k] if n for block in menus[k]]
+            for k in order
+        ]
+        for chosen in islice(product(*choices), 0, None, stride):
+            shape = SlabShape(pricer.num_replicas, tuple(b for blocks in chosen for b in blocks))
+            if 0 < shape.num_stages <= pricer.max_stages and shape not in seen:
+                seen.add(shape)
+                yield shape
+
+
+def _plain_shapes(
+    table: StageTable,
+    pricer: SlabPricer,
+    capacity: Mapping[int, int],
+    orders: Sequence[tuple[int, ...]],
+) -> Iterator[SlabShape]:
+    """One width for all kinds (or the widest that they have below it), and equal parts of all."""
+    for width in sorted({w for b in pricer.blocks for w in b.widths}):
+        blocks = {}
+        for block in pricer.blocks:
+            gpus = sum(block.widths)
+            if block.widths == cut(gpus, width, table.kinds[block.kind].widths):
+                blocks[block.kind] = block
+        for order, part in product(orders, _PARTS):
+            chosen = tuple(
+                blocks[k]
+                for k in order
+                if k in blocks
+                for _ in range(capacity[k] // part // blocks[k].num_nodes)
+            )
+            shape = SlabShape(pricer.num_replicas, chosen)
+            if 0 < shape.num_stages <= pricer.max_stages:
+                yield shape
+
+
+def _memory_key(table: StageTable, kind: int) -> tuple[int, int]:
+    return -table.kinds[kind].node.gpu_type.memory_bytes, kind
+
+
+def slab_chains(
+    shape: SlabShape, nodes: Mapping[int, list[Node]], problem: Problem
+) -> tuple[Chain, ...]:
+    """The chains of a slab on the first nodes of each list, which are taken off it."""
+    chains: list[list[Unit]] = [[] for _ in range(shape.num_replicas)]
+    for block in shape.blocks:
+        taken = [nodes[block.kind].pop(0) for _ in range(block.num_nodes)]
+        on_each = -(-shape.num_replicas // len(taken))
+        gpus = sum(block.widths)
+        for replica, chain in enumerate(chains):
+            node = taken[replica // on_each].name
+            start = replica % on_each * gpus
+            for width in block.widths:
+                chain.append(Unit(node, problem.gpus[node][start : start + width]))
+                start += width
+    return tuple(tuple(chain) for chain in chains)

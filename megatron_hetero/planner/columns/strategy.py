@@ -1,0 +1,282 @@
+"""The main search: divide the nodes into slabs of equal replicas, in the best mix for a step time.
+
+Nodes that are alike form kinds (`kinds`), whole nodes form slabs (`pricing`), and a linear
+programme divides each pool of nodes into slabs (`slab_mix`).  What the programme does not see, the
+gradient exchange above all, is tried: layers on a node are limited more and more, since a node's
+card carries the gradients of all its layers, and sites are left out: the weakest, and those whose
+cards are too slow (`site_mixes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.columns.even_mixes import even_choices
+from megatron_hetero.planner.columns.kinds import Kind, kinds_of
+from megatron_hetero.planner.columns.pricing import StageTable
+from megatron_hetero.planner.columns.site_mixes import (
+    Choice,
+    Site,
+    by_exchange,
+    exchange_s,
+    quick_step_s,
+)
+from megatron_hetero.planner.columns.slab_mix import SLACKS, PoolSlabs
+from megatron_hetero.planner.columns.slab_shapes import slab_chains
+from megatron_hetero.planner.completion.fill import FilledChain, Filler, filled_placement
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.problem import Chain, Problem
+
+_MAX_JOINED_SITES = 4
+"""So many sites are also planned as one pool, with replicas across them."""
+_NODE_LAYER_PARTS = (1, 2, 3, 4, 6, 10, 16, 24)
+_MAX_GENERATIONS = 3
+_MAX_SECANTS = 6
+_MAX_UNIFORM = 60
+_MAX_WHOLE_EFFORTS = 8
+"""Of more unlike sites than these each gets a part of the work only, and every second limit on
+layers is tried, with one generation of slabs."""
+
+
+class Columns:
+    """Slabs by column generation; see the module."""
+
+    name = "columns"
+
+    def __init__(self, max_work: int = 15_000) -> None:
+        self.max_work = max_work
+        """Limit in stages priced (a placement of n stages counts n)."""
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        problem = board.problem
+        kinds = kinds_of(problem)
+        if not kinds:
+            return
+        table, filler = StageTable(problem, kinds), Filler(problem)
+        found: dict[Choice, float] = {}
+        for pools in _poolings(kinds):
+            sites: list[Site] = []
+            tried: list[list[Site]] = []
+            least_s = min(found.values(), default=inf)
+            many = len(pools) > _MAX_WHOLE_EFFORTS
+            for limit in _node_layer_limits(problem)[:: 2 if many else 1]:
+                sites = _sites(table, filler, pools, limit, sites, least_s)
+                tried.append(sites)
+                if not self._collect(problem, sites, found, least_s):
+                    break
+                least_s = min(found.values(), default=inf)
+            if found and len(pools) > 1:
+                best = min(found, key=lambda choice: found[choice])
+                pipelines_s = found[best] - exchange_s(problem, best)
+                for choice in by_exchange(tried, pipelines_s):
+                    _add(problem, found, choice)
+        work = 0
+        for choice in _in_order(found):
+            placement = _placed(problem, choice)
+            if placement is not None:
+                board.score(placement, self.name)
+                work += sum(len(replica.stages) for replica in placement.replicas)
+                if work > self.max_work:
+                    break
+
+    def _collect(
+        self,
+        problem: Problem,
+        sites: Sequence[Site],
+        found: dict[Choice, float],
+        least_s: float,
+    ) -> bool:
+        """Add choices of mixes with their quick times; whether some may beat `least_s`."""
+        may_gain = False
+        for chosen in _site_choices(sites):
+            step_s = _least_step_s(problem, chosen)
+            if step_s is None or step_s > least_s:
+                continue
+            may_gain = True
+            for choice in _choices(problem, chosen, step_s):
+                _add(problem, found, choice)
+            if problem.counts_alike:
+                for choice in even_choices(problem, chosen):
+                    _add(problem, found, choice)
+        return may_gain
+
+
+def _add(problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
+    if choice not in found:
+        time_s = quick_step_s(problem, choice)
+        if time_s is not None:
+            found[choice] = time_s
+
+
+def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
+    """By quick time; first the soonest of each number of sites."""
+    ranked = sorted(found, key=lambda choice: found[choice])
+    soonest: dict[int, Choice] = {}
+    for choice in ranked:
+        soonest.setdefault(len(choice), choice)
+    firsts = list(soonest.values())
+    known = set(firsts)
+    return [*firsts, *(choice for choice in ranked if choice not in known)]
+
+
+def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
+    """Mixes for each site."""
+    for slack in SLACKS:
+        mixes = {id(site.slabs): site.slabs.mixes(slack * step_s) for site in sites}
+        for number in range(max(len(found) for found in mixes.values())):
+            picked = []
+            for site in sites:
+                found = mixes[id(site.slabs)]
+                picked.append((site, found[min(number, len(found) - 1)]))
+            yield tuple(picked)
+    if len(sites) == 1:
+        for mix in sites[0].slabs.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
+            yield ((sites[0], mix),)
+
+
+def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:
+    """Kinds by site; and all sites as one, where they are few."""
+    by_site: dict[str, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        by_site.setdefault(kind.node.site, []).append(index)
+    yield list(by_site.values())
+    if 1 < len(by_site) <= _MAX_JOINED_SITES:
+        yield [list(range(len(kinds)))]
+
+
+def _node_layer_limits(problem: Problem) -> list[int]:
+    limits = [-(-problem.num_layers // part) for part in _NODE_LAYER_PARTS]
+    return list(dict.fromkeys(limits))
+
+
+def _sites(
+    table: StageTable,
+    filler: Filler,
+    pools: Sequence[Sequence[int]],
+    max_node_layers: int,
+    before: Sequence[Site],
+    step_s: float,
+) -> list[Site]:
+    """The sites of a pooling; those with the same nodes and network share their slabs.
+
+    Args:
+        before: the same sites with a higher limit, of which the best slabs are taken over.
+        step_s: the best time found with that limit.
+    """
+    shared: dict[object, PoolSlabs] = {}
+    sites = []
+    contents = [
+        tuple((table.kinds[index].content, table.layer_sync_s(index)) for index in pool)
+        for pool in pools
+    ]
+    effort = min(1.0, _MAX_WHOLE_EFFORTS / len(set(contents)))
+    for number, (pool, content) in enumerate(zip(pools, contents, strict=True)):
+        kinds = tuple(table.kinds[index] for index in pool)
+        if content not in shared:
+            counts = _slab_replica_counts(table.problem, kinds)
+            has_best = before and step_s < inf
+            known = before[number].slabs.best_shapes(step_s) if has_best else ()
+            shared[content] = PoolSlabs(table, filler, pool, counts, max_node_layers, known, effort)
+        sites.append(Site(shared[content], kinds))
+    return sites
+
+
+def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
+    """Equal replicas side by side: powers of two, and as many as a node has GPUs."""
+    largest = max(kind.num_gpus for kind in kinds)
+    counts = {2**i for i in range(largest.bit_length()) if 2**i <= largest}
+    counts |= {kind.num_gpus for kind in kinds}
+    allowed = problem.replica_counts()
+    return sorted(count for count in counts if count <= max(allowed, default=0))
+
+
+def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:
+    """All sites, and ever fewer of them: the strongest ones."""
+    yield list(sites)
+    ranked = sorted(sites, key=lambda site: -_strength(site))
+    num_sites = len(sites) // 2
+    while num_sites:
+        yield ranked[:num_sites]
+        num_sites //= 2
+
+
+def _strength(site: Site) -> float:
+    table = site.slabs.table
+    return sum(
+        len(kind.nodes) * kind.num_gpus / min(w * table.times_s(index, w)[1] for w in kind.widths)
+        for index, kind in zip(site.slabs.kinds, site.kinds, strict=True)
+    )
+
+
+def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
+    """About the least step time in which the sites' slabs, taken in fractions, do the batch."""
+    pools = list({id(site.slabs): site.slabs for site in sites}.values())
+    low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
+    step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
+    for attempt in range(_MAX_GENERATIONS if len(pools) <= _MAX_WHOLE_EFFORTS else 1):
+        # Without a slab that fits, only longer steps may have one: with fewer, wider stages.
+        wanted_s = low_s * 4 ** (attempt + 1) if step_s is None else step_s
+        new = [pool.generate(wanted_s) for pool in pools]
+        if not any(new):
+            break
+        step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
+    return step_s
+
+
+def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> float | None:
+    """The least step time of the slabs known; None if there are none."""
+    counts: dict[int, int] = {}
+    for site in sites:
+        counts[id(site.slabs)] = counts.get(id(site.slabs), 0) + 1
+    pools = {id(site.slabs): site.slabs for site in sites}
+
+    def done(step_s: float) -> float:
+        return sum(counts[key] * pool.micro_batches(step_s) for key, pool in pools.items())
+
+    step_s = 1.25 * low_s
+    slowest_s = 1e3 * low_s
+    while (total := done(step_s)) == 0.0:
+        step_s *= 2
+        if step_s > slowest_s:
+            return None
+    # What is done grows with time, ever faster or in a straight line: secants come from above.
+    for _ in range(_MAX_SECANTS):
+        if abs(total - num_micro_batches) < 0.005 * num_micro_batches:
+            break
+        later_s = 1.05 * step_s
+        slope = (done(later_s) - total) / (later_s - step_s)
+        wanted_s = max(low_s, step_s + (num_micro_batches - total) / slope)
+        if wanted_s == step_s:
+            break
+        # Below the fill of every slab nothing is done: go there by halves.
+        step_s = max(wanted_s, step_s / 2) if wanted_s < step_s else wanted_s
+        total = done(step_s)
+        while total == 0.0:
+            step_s *= 1.2
+            total = done(step_s)
+    return step_s
+
+
+def _placed(problem: Problem, chosen: Choice) -> Placement | None:
+    """Slabs on nodes, and micro-batches in proportion to speed; None with more replicas than the
+    batch or the limits allow."""
+    chains: list[Chain] = []
+    filled: list[FilledChain] = []
+    for site, mix in chosen:
+        nodes = {
+            index: list(kind.nodes)
+            for index, kind in zip(site.slabs.kinds, site.kinds, strict=True)
+        }
+        for slab, count in mix:
+            for _ in range(count):
+                made = slab_chains(slab.shape, nodes, problem)
+                chains += made
+                filled += [slab.filled] * len(made)
+    if len(chains) not in problem.replica_counts():
+        return None
+    if not all(problem.chain_is_allowed(chain) for chain in chains):
+        return None
+    return filled_placement(problem, chains, filled)

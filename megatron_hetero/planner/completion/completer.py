@@ -1,0 +1,278 @@
+"""All replicas of a structure completed: micro-batch size, stages, and shares of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from megatron_hetero.cost.choices import micro_batch_sizes
+from megatron_hetero.cost.memory.device import StateHolders
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.pipeline import steady_period_s
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.planner.completion.filled import Filled, shares
+from megatron_hetero.planner.completion.refill import minimax
+from megatron_hetero.planner.completion.stage_ways import StagePlace, StageWays, Way
+from megatron_hetero.planner.completion.tuner import Tuner
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
+
+_NEGLIGIBLE = 0.01
+"""Round trips below this part of a period are not hidden by launch counts (as in `counts`)."""
+_MAX_TURNS = 3
+"""Pipelines are tuned anew for other shares of the batch so often at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A structure with everything that its placement needs, and about when its pipelines end."""
+
+    structure: tuple[Chain, ...]
+    filled: tuple[Filled, ...]
+    num_micro_batches: tuple[int, ...]
+    quick_s: float
+    is_given: bool
+
+    def placement(self, own_size: int) -> Placement:
+        """Its placement; `own_size` is the job's micro-batch size."""
+        replicas = []
+        for chain, filled, number in zip(
+            self.structure, self.filled, self.num_micro_batches, strict=True
+        ):
+            stages = tuple(
+                [
+                    PlacedStage(unit.devices, n, None, way.recompute, way.num_recomputed)
+                    for unit, n, way in zip(chain, filled.layers, filled.ways, strict=True)
+                ]
+            )
+            counts = None
+            if filled.counts is not None:
+                depth = len(chain)
+                counts = tuple([min(c, number) for c in filled.counts])
+                if counts == tuple([min(depth - i, number) for i in range(depth)]):
+                    counts = None
+            size = None if filled.size == own_size else filled.size
+            replicas.append(PlacedReplica(stages, number, counts, size))
+        return Placement(tuple(replicas))
+
+
+class Tables:
+    """Stage options of one micro-batch size, vocabulary and set of holders."""
+
+    def __init__(self, costs: CostModel, rows: int, given: bool) -> None:
+        self.ways = StageWays(costs, rows)
+        if given:
+            self.ways.choices = (self.ways.own,)
+        self.costs = costs
+        self.known: dict[tuple[object, ...], tuple[tuple[Way, ...], tuple[float, ...]]] = {}
+        self.filled: dict[tuple[object, ...], Filled | None] = {}
+        self.hops: dict[tuple[object, ...], tuple[float, float]] = {}
+
+
+class Completer:
+    """Completes structures of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.costs = problem.costs
+        self.own_size = problem.workload.training.micro_batch_size
+        self.batch = problem.workload.training.global_batch_size
+        self.sharded = problem.workload.training.use_distributed_optimizer
+        self.work = 0
+        self._tables: dict[tuple[object, ...], Tables] = {}
+        self._group: dict[Unit, int] = {}
+        self._groups: dict[Hashable, int] = {}
+        self._shape: dict[Chain, tuple[int, ...]] = {}
+        self._rows: dict[frozenset[int], int] = {}
+
+    def group(self, unit: Unit) -> int:
+        """Equal for groups of equal times and memory."""
+        found = self._group.get(unit)
+        if found is None:
+            key = self.problem.likeness.node(unit.node), unit.width
+            found = self._group[unit] = self._groups.setdefault(key, len(self._groups))
+        return found
+
+    def shape(self, chain: Chain) -> tuple[int, ...]:
+        """Equal for chains that are completed alike."""
+        found = self._shape.get(chain)
+        if found is None:
+            hop = self.problem.likeness.hop
+            found = self._shape[chain] = (
+                *[self.group(unit) for unit in chain],
+                -2,
+                *[hop(a.node, b.node) for a, b in pairwise(chain)],
+            )
+        return found
+
+    def sizes(self, num_replicas: int) -> tuple[int, ...]:
+        """Micro-batch sizes that so many replicas may have."""
+        return micro_batch_sizes(self.costs, num_replicas)
+
+    def complete(
+        self, structure: tuple[Chain, ...], size: int, given: bool = False
+    ) -> Completion | None:
+        """The structure at one micro-batch size; None where it does not fit.
+
+        Args:
+            given: all stages as the job's flags say.
+        """
+        total, rest = divmod(self.batch, size)
+        if rest or total < len(structure):
+            return None
+        tables = self._table(structure, size, given)
+        most = total - len(structure) + 1
+        filled = []
+        for chain in structure:
+            found = self._chain(tables, chain, size, most, given)
+            if found is None:
+                return None
+            filled.append(found)
+        counts, quick_s = shares(total, filled)
+        return Completion(structure, tuple(filled), counts, quick_s, given)
+
+    def _table(self, structure: tuple[Chain, ...], size: int, given: bool) -> Tables:
+        widths = frozenset([len(unit.indices) for chain in structure for unit in chain])
+        rows = self._rows.get(widths)
+        if rows is None:
+            rows = self._rows[widths] = self.costs.vocab_rows(sorted(widths))
+        holders = None
+        if self.sharded:
+            ends = sum([min(len(chain), 2) for chain in structure])
+            holders = StateHolders(len(structure), ends)
+        key = (size, rows, holders, given)
+        if key not in self._tables:
+            costs = self.costs.variant(micro_batch_size=size, holders=holders)
+            self._tables[key] = Tables(costs, rows, given)
+        return self._tables[key]
+
+    def _chain(
+        self, tables: Tables, chain: Chain, size: int, most: int, given: bool
+    ) -> Filled | None:
+        depth = len(chain)
+        key = (self.shape(chain), most)
+        if key in tables.filled:
+            return tables.filled[key]
+        self.work += 4 * depth
+        found = self._filled(
+            tables, chain, size, [min(depth - i, most) for i in range(depth)], False
+        )
+        if found is not None and not given and depth > 1 and self.costs.has_launch_counts:
+            ahead = self._ahead(tables, chain, size, most, found)
+            if ahead is not None and ahead.period_s < found.period_s:
+                found = ahead
+        tables.filled[key] = found
+        return found
+
+    def _ahead(
+        self, tables: Tables, chain: Chain, size: int, most: int, plain: Filled
+    ) -> Filled | None:
+        depth = len(chain)
+        times_s = [way.time_s for way in plain.ways]
+        period_s = max(times_s)
+        trips_s, _ = self.trips(tables, chain)
+        hops_s = [trip_s / 2 if trip_s > _NEGLIGIBLE * period_s else 0.0 for trip_s in trips_s]
+        if not any(hops_s):
+            return None
+        wanted = [min(count, most) for count in launch_counts(times_s, hops_s)]
+        if all(count <= min(depth - i, most) for i, count in enumerate(wanted)):
+            return None
+        return self._filled(tables, chain, size, wanted, True)
+
+    def _filled(
+        self, tables: Tables, chain: Chain, size: int, in_flight: list[int], has_counts: bool
+    ) -> Filled | None:
+        options = self.options(tables, chain, in_flight, has_counts)
+        layers = minimax(self.problem.num_layers, [times for _, times in options])
+        if layers is None:
+            return None
+        ways = tuple([ways[n - 1] for n, (ways, _) in zip(layers, options, strict=True)])
+        times_s = [way.time_s for way in ways]
+        fill_s, period_s = self._quick(tables, chain, times_s, has_counts)
+        counts = tuple(in_flight) if has_counts else None
+        return Filled(layers, ways, counts, size, fill_s, period_s)
+
+    def _quick(
+        self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool
+    ) -> tuple[float, float]:
+        """Seconds of the first micro-batch and of each further one."""
+        trips_s, busiest_s = self.trips(tables, chain)
+        slowest_s, longest_s = max(times_s), max(trips_s, default=0.0)
+        if has_counts:
+            period_s = max(slowest_s, busiest_s)
+        elif longest_s < _NEGLIGIBLE * slowest_s:
+            period_s = max(slowest_s + longest_s, busiest_s)
+        else:
+            period_s = steady_period_s(times_s, trips_s, busiest_s)
+        return sum(times_s) + sum(trips_s), period_s
+
+    def trips(self, tables: Tables, chain: Chain) -> tuple[list[float], float]:
+        """Seconds there and back over each boundary, and of the slowest message on its link."""
+        trips_s, busiest_s = [], 0.0
+        for a, b in pairwise(chain):
+            key = (a.node, len(a.indices), b.node, len(b.indices))
+            known = tables.hops.get(key)
+            if known is None:
+                there = tables.costs.hop(a.devices, b.devices)
+                back = tables.costs.hop(b.devices, a.devices)
+                known = tables.hops[key] = (
+                    there.total_s + back.total_s,
+                    max(there.serialisation_s, back.serialisation_s),
+                )
+            trips_s.append(known[0])
+            if known[1] > busiest_s:
+                busiest_s = known[1]
+        return trips_s, busiest_s
+
+    def options(
+        self, tables: Tables, chain: Chain, in_flight: Sequence[int], has_counts: bool
+    ) -> list[tuple[tuple[Way, ...], tuple[float, ...]]]:
+        """Of every stage its ways by layers, and their seconds."""
+        last = len(chain) - 1
+        options = []
+        for index, unit in enumerate(chain):
+            kept = None
+            if has_counts:
+                kept = 0 if index == last else in_flight[index]
+                kept += in_flight[index - 1] if index else 0
+                for before, after in pairwise(in_flight[max(index - 1, 0) : index + 2]):
+                    kept += max(before - after, 0)
+            key = (self.group(unit), index == 0, index == last, in_flight[index], kept)
+            known = tables.known.get(key)
+            if known is None:
+                place = StagePlace(
+                    unit.devices, None, index == 0, index == last, in_flight[index], kept
+                )
+                ways = tables.ways.of(place)
+                known = tables.known[key] = ways, tuple([way.time_s for way in ways])
+            options.append(known)
+        return options
+
+    def tune(self, found: Completion, max_work: int) -> Completion:
+        """Layers and warm-up depths by the recurrence, replica by replica; then the shares."""
+        tables = self._table(found.structure, found.filled[0].size, found.is_given)
+        tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
+        total = sum(found.num_micro_batches)
+        best, before = found, found
+        for turn in range(_MAX_TURNS):
+            filled, times_s = [], []
+            for chain, own, number in zip(
+                before.structure, before.filled, before.num_micro_batches, strict=True
+            ):
+                key = self.shape(chain), number
+                if key not in tuned:
+                    tuner = Tuner(self, tables, chain, number, found.is_given)
+                    tuned[key] = tuner.run(own, max_work)
+                    self.work += tuner.work // 16
+                filled.append(tuned[key][0])
+                times_s.append(tuned[key][1])
+            made = replace(before, filled=tuple(filled), quick_s=max(times_s))
+            if turn and made.quick_s >= best.quick_s:
+                break
+            best = made
+            counts, quick_s = shares(total, filled)
+            if counts == made.num_micro_batches or quick_s >= made.quick_s:
+                break
+            before = replace(made, num_micro_batches=counts)
+        return best

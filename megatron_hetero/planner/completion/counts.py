@@ -1,0 +1,207 @@
+"""Launch counts: how many forwards each stage runs ahead, so that a slow hop hides behind work.
+
+1F1B waits, over a slow hop, for a round trip in every period.  Forwards launched further ahead fill
+that time, for the memory of the activations they leave (rule: `schedule.programme.launch_counts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
+from megatron_hetero.cost.placement import PlacedReplica, Placement, own_launch_counts
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
+
+MIN_GAIN = 0.005
+"""Counts of their own must shorten a step by this part: less is not worth a plug-in."""
+
+_STEPS = (1, 2, 4, 8, -1)
+_WORTH = 1 - 1e-3
+"""A step of the search must bring a pipeline's time below this part of it, to be worth memory."""
+
+_NEGLIGIBLE = 0.01
+"""Round trips below this part of a period are not hidden: they lengthen it by half of that."""
+
+Counted = tuple[PlacedReplica, ReplicaCost]
+
+
+class LaunchRule:
+    """Gives replicas launch counts by the rule, as far as memory goes; remembers what it gave."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.costs = costs
+        self._counted: dict[int, tuple[ReplicaCost, Counted | None]] = {}
+        """By the identity of a replica's own cost: replicas that are alike share one."""
+
+    def apply(
+        self, placement: Placement, cost: PlacementCost, vocab_rows: int
+    ) -> tuple[Placement, PlacementCost] | None:
+        """A placement of 1F1B's own counts, with counts on the replicas that hold up the step.
+
+        None where no counts, or not those of the rule, gain `MIN_GAIN` of the step.
+        """
+        if not self.costs.has_launch_counts:
+            return None
+        if cost.least_step_s > (1 - MIN_GAIN) * cost.step_time_s:
+            return None
+        priced = list(zip(placement.replicas, cost.replicas, strict=True))
+        costs = self.costs.sharded_as(placement)
+        options = [(own, self._counts(costs, *own, vocab_rows) or own) for own in priced]
+        pipelines_s = max(cost.card_s, *(counted[1].pipeline_s for _, counted in options))
+        saved_s = cost.pipelines_s - pipelines_s
+        if saved_s < MIN_GAIN * cost.step_time_s:
+            return None
+        chosen = [own if own[1].pipeline_s <= pipelines_s else counted for own, counted in options]
+        found = with_replicas(costs, chosen, vocab_rows)
+        return found if found[1].step_time_s <= (1 - MIN_GAIN) * cost.step_time_s else None
+
+    def _counts(
+        self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
+    ) -> Counted | None:
+        """The replica with counts that are faster than 1F1B's own, and fit; else None."""
+        if id(cost) not in self._counted:
+            self._counted[id(cost)] = cost, self._price(costs, replica, cost, vocab_rows)
+        _, counted = self._counted[id(cost)]
+        # An equal replica on other devices may have been priced.
+        return counted and (replace(replica, launch_counts=counted[0].launch_counts), counted[1])
+
+    def _price(
+        self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
+    ) -> Counted | None:
+        round_trips_s = [
+            there.total_s + back.total_s
+            for there, back in zip(cost.forward_hops, cost.backward_hops, strict=True)
+        ]
+        times_s = [s.times.total_s for s in cost.stages]
+        least_s = _NEGLIGIBLE * max(times_s)
+        hops_s = [trip_s / 2 if trip_s > least_s else 0.0 for trip_s in round_trips_s]
+        wanted = launch_counts(times_s, hops_s)
+        counted = _most_that_fit(costs, replica, wanted, vocab_rows)
+        if counted.launch_counts is None:
+            return None
+        counted_cost = costs.replica(counted, vocab_rows)
+        faster = counted_cost.pipeline_s < _WORTH * cost.pipeline_s
+        return (counted, counted_cost) if faster and _fits(counted_cost) else None
+
+
+def search_counts(
+    costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int, max_work: int
+) -> tuple[Counted, int]:
+    """Coordinate search: single stages launch more or fewer forwards, while that is faster.
+
+    The rule covers every round trip, but unequal stages sometimes gain from more.  Lower counts
+    that are as fast are left alone: the rule's slack is for hops that are late now and then.
+
+    Args:
+        max_work: limit in operations of the recurrence (stages times micro-batches).
+    Returns:
+        The replica, as it was where nothing is faster, and the work done.
+    """
+    priced: dict[tuple[int, ...], Counted] = {}
+
+    def fits(counts: tuple[int, ...]) -> bool:
+        moved = with_counts(replica, counts)
+        priced[counts] = moved, costs.replica(moved, vocab_rows)
+        return _fits(priced[counts][1])
+
+    counts, work = climb_counts(
+        [s.times for s in cost.stages],
+        (cost.forward_hops, cost.backward_hops),
+        replica.num_micro_batches,
+        replica.num_in_flight,
+        cost.pipeline_s,
+        max_work,
+        fits,
+    )
+    return priced.get(counts, (replica, cost)), work
+
+
+def climb_counts(
+    stages: Sequence[PassTimes],
+    hops: tuple[Sequence[BoundaryTime], Sequence[BoundaryTime]],
+    num_micro_batches: int,
+    counts: tuple[int, ...],
+    time_s: float,
+    max_work: int,
+    fits: Callable[[tuple[int, ...]], bool],
+) -> tuple[tuple[int, ...], int]:
+    """The search itself, for a pipeline whose stages and hops are known; (counts, work done).
+
+    Args:
+        hops: forward and backward, as `pipeline_time_s` has them.
+        counts: where to start, a pipeline of `time_s` seconds.
+        fits: whether memory allows counts that are faster.
+    """
+    work, improved = 0, True
+    least_s = least_pipeline_time_s(stages, *hops, num_micro_batches)
+    while improved and least_s < _WORTH * time_s:
+        improved = False
+        for index in range(len(stages) - 1):
+            for step, together in product(_STEPS, (False, True)):
+                moved = moved_counts(counts, index, step, num_micro_batches, together)
+                if moved is None:
+                    continue
+                if work >= max_work:
+                    return counts, work
+                work += len(stages) * num_micro_batches
+                moved_s = pipeline_time_s(stages, *hops, num_micro_batches, moved)
+                if moved_s < _WORTH * time_s and fits(moved):
+                    counts, time_s, improved = moved, moved_s, True
+    return counts, work
+
+
+def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
+    """The replica with launch counts; 1F1B's own are left unsaid."""
+    own = replace(replica, launch_counts=None)
+    counts = tuple(counts)
+    return own if counts == own.num_in_flight else replace(own, launch_counts=counts)
+
+
+def with_replicas(
+    costs: CostModel, counted: Sequence[Counted], vocab_rows: int
+) -> tuple[Placement, PlacementCost]:
+    """A placement of other launch counts, from replicas that are priced already."""
+    placement = Placement(tuple(replica for replica, _ in counted))
+    return placement, costs.combine(placement, tuple(price for _, price in counted), vocab_rows)
+
+
+def moved_counts(
+    counts: Sequence[int], index: int, step: int, num_micro_batches: int, together: bool
+) -> tuple[int, ...] | None:
+    """One stage's count changed, those of the stages before it as far as they have to follow, or,
+    `together`, as much.  None where 1F1B's own counts or the micro-batches leave no room."""
+    count = counts[index] + step
+    least = max(counts[index + 1], min(len(counts) - index, num_micro_batches))
+    if not least <= count <= num_micro_batches or (together and (index == 0 or step < 0)):
+        return None
+    more = step if together else 0
+    before = (min(max(c + more, count), num_micro_batches) for c in counts[:index])
+    return (*before, count, *counts[index + 1 :])
+
+
+def _most_that_fit(
+    costs: CostModel, replica: PlacedReplica, wanted: Sequence[int], vocab_rows: int
+) -> PlacedReplica:
+    """The wanted counts, cut to the micro-batches, each stage's memory, and the stage before."""
+    own = own_launch_counts(len(replica.stages))
+    counts = [min(count, replica.num_micro_batches) for count in wanted]
+    for index in range(len(counts)):
+        if index:
+            counts[index] = min(counts[index], counts[index - 1])
+        while counts[index] > own[index]:
+            trial = replace(replica, launch_counts=tuple(counts))
+            memory = costs.stage_memory(trial, index, vocab_rows)
+            if memory.peak_bytes(replica.stages[index].num_layers) <= memory.capacity_bytes:
+                break
+            counts[index] -= 1
+    return with_counts(replica, counts)
+
+
+def _fits(cost: ReplicaCost) -> bool:
+    return all(stage.missing_bytes <= 0 for stage in cost.stages)

@@ -1,0 +1,118 @@
+"""The stages of one replica completed, and what all replicas share: a batch, in straight lines."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from megatron_hetero.planner.completion.refill import minimax
+from megatron_hetero.planner.completion.stage_ways import Way
+
+_HALVINGS = 10
+"""Of the interval in which the least time of a pipeline is sought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The stages of one replica for one micro-batch size."""
+
+    layers: tuple[int, ...]
+    ways: tuple[Way, ...]
+    counts: tuple[int, ...] | None
+    size: int
+    fill_s: float
+    period_s: float
+
+    @property
+    def is_given(self) -> bool:
+        """Whether all stages do as the job's flags say (its micro-batch size aside)."""
+        return self.counts is None and all(
+            way.recompute is None and way.num_recomputed is None for way in self.ways
+        )
+
+
+def balanced(
+    num_layers: int, times_s: Sequence[Sequence[float]], trips_s: Sequence[float], number: int
+) -> tuple[int, ...] | None:
+    """Layers by stage for stages that launch as far ahead as it takes: the slowest stage ends
+    early, counting the way to it and back; None if they do not fit.
+
+    Args:
+        times_s: as of `minimax`.
+        trips_s: over each boundary and back.
+        number: micro-batches.
+    """
+    layers = minimax(num_layers, times_s)
+    if layers is None or len(layers) == 1:
+        return layers
+    most_s = _least_s(layers, times_s, trips_s, number)
+    low_s, high_s = 0.0, most_s
+    for _ in range(_HALVINGS):
+        limit_s = (low_s + high_s) / 2 if low_s else 0.8 * high_s
+        made, way_s = [], 0.0
+        for index, times in enumerate(times_s):
+            count = bisect_right(times, (limit_s - way_s) / number)
+            if not count:
+                break
+            made.append(count)
+            way_s += times[count - 1] + (trips_s[index] if index < len(trips_s) else 0.0)
+        if len(made) == len(times_s) and sum(made) >= num_layers:
+            high_s = limit_s
+            excess = sum(made) - num_layers
+            for index in range(len(made)):
+                less = min(excess, made[index] - 1)
+                made[index] -= less
+                excess -= less
+                if not excess:
+                    break
+            layers = tuple(made)
+        else:
+            low_s = limit_s
+    return layers
+
+
+def _least_s(
+    layers: Sequence[int], times_s: Sequence[Sequence[float]], trips_s: Sequence[float], number: int
+) -> float:
+    way_s = least_s = 0.0
+    for index, (n, times) in enumerate(zip(layers, times_s, strict=True)):
+        least_s = max(least_s, way_s + number * times[n - 1])
+        way_s += times[n - 1] + (trips_s[index] if index < len(trips_s) else 0.0)
+    return least_s
+
+
+def shares(total: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...], float]:
+    """Micro-batches of each replica, at least 1, and when the last one ends."""
+    if len(filled) == 1:
+        one = filled[0]
+        return (total,), one.fill_s + (total - 1) * one.period_s
+    # All but a few by the straight lines that they are; the rest one by one to who ends first.
+    active = filled
+    while True:
+        rate = sum([1 / f.period_s for f in active])
+        end_s = (
+            total
+            - (len(filled) - len(active))
+            - len(active)
+            + sum([f.fill_s / f.period_s for f in active])
+        ) / rate
+        still = [f for f in active if f.fill_s < end_s]
+        if len(still) == len(active) or not still:
+            break
+        active = still
+    counts = [max(1, int((end_s - f.fill_s) / f.period_s)) for f in filled]
+    left = total - sum(counts)
+    if left < 0:
+        counts, left = [1] * len(filled), total - len(filled)
+    heap = [
+        (f.fill_s + n * f.period_s, i) for i, (f, n) in enumerate(zip(filled, counts, strict=True))
+    ]
+    heapify(heap)
+    for _ in range(left):
+        next_s, i = heappop(heap)
+        counts[i] += 1
+        heappush(heap, (next_s + filled[i].period_s, i))
+    quick_s = max([f.fill_s + (n - 1) * f.period_s for f, n in zip(filled, counts, strict=True)])
+    return tuple(counts), quick_s

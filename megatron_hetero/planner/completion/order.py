@@ -1,0 +1,75 @@
+"""The order of a replica's stages: fast links between neighbours, large memories early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import permutations
+
+from megatron_hetero.planner.completion.fill import FilledChain, Filler
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+
+_MAX_PERMUTED = 4
+"""Blocks (units of one node) that are permuted exhaustively: 24 orders."""
+
+
+class Orderer:
+    """Finds, for the units of a replica, the stage order with the best quick time."""
+
+    def __init__(self, problem: Problem, filler: Filler) -> None:
+        self.problem = problem
+        self.filler = filler
+        self._orders: dict[tuple[tuple[Unit, ...], int, int], Chain | None] = {}
+
+    def best(self, units: Iterable[Unit], vocab_rows: int, num_replicas: int) -> Chain | None:
+        """The best order for one of `num_replicas` replicas; None if the limits allow none."""
+        key = (tuple(sorted(units)), vocab_rows, num_replicas)
+        if key not in self._orders:
+            self._orders[key] = self._search(*key)
+        return self._orders[key]
+
+    def _search(self, units: tuple[Unit, ...], vocab_rows: int, num_replicas: int) -> Chain | None:
+        num_micro_batches = self.problem.num_micro_batches / num_replicas
+        most = self.problem.num_micro_batches - num_replicas + 1
+        best: tuple[tuple[bool, float, Chain], FilledChain] | None = None
+        for chain in self._orders_of(units):
+            if not self.problem.chain_is_allowed(chain):
+                continue
+            filled = self.filler.chain(chain, vocab_rows, most)
+            rank = (not filled.fits, filled.quick_time_s(num_micro_batches), chain)
+            if best is None or rank < best[0]:
+                best = (rank, filled)
+        return best[0][2] if best else None
+
+    def _orders_of(self, units: tuple[Unit, ...]) -> Iterator[Chain]:
+        """Orders worth pricing: whole nodes one after the other."""
+        blocks: dict[str, list[Unit]] = {}
+        for unit in units:
+            blocks.setdefault(unit.node, []).append(unit)
+        for block in blocks.values():
+            block.sort(key=lambda u: (-u.width, u.indices))
+        names = sorted(blocks)
+        few = len(names) <= _MAX_PERMUTED
+        orders: Iterable[tuple[str, ...]] = permutations(names) if few else self._walks(names)
+        for order in orders:
+            yield tuple(unit for name in order for unit in blocks[name])
+
+    def _walks(self, names: list[str]) -> Iterator[tuple[str, ...]]:
+        """Memory-large first, memory-small first, and from every node to the nearest next one."""
+        nodes = self.problem.cluster.node_by_name
+        by_memory = sorted(names, key=lambda n: (-nodes[n].gpu_type.memory_bytes, nodes[n].site, n))
+        yield tuple(by_memory)
+        yield tuple(reversed(by_memory))
+        bytes_sent = self.problem.costs.activation_bytes
+        for start in names:
+            walk, left = [start], [n for n in by_memory if n != start]
+            while left:
+                here = walk[-1]
+
+                def time_s(name: str, here: str = here) -> float:
+                    link = self.problem.cluster.node_links[here, name]
+                    return link.latency_s + bytes_sent / link.bytes_per_s
+
+                nearest = min(left, key=time_s)  # ties: larger memory first, as `left` is sorted
+                walk.append(nearest)
+                left.remove(nearest)
+            yield tuple(walk)

@@ -1,0 +1,129 @@
+"""Small moves of a filled placement, each priced exactly: single layers inside its slowest
+replicas, single micro-batches from them to others, and last their launch counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.step_cost import ReplicaCost
+from megatron_hetero.planner.completion.counts import search_counts
+from megatron_hetero.planner.completion.refill import Refiller, on_devices_of, places, with_way
+
+_WORTH = 1 - 1e-4
+"""A move must bring the slowest pipeline below this part of its time."""
+
+
+class Polish:
+    """Moves on one placement; replicas that are alike move together."""
+
+    def __init__(self, refiller: Refiller, placement: Placement) -> None:
+        self.refiller = refiller
+        self.replicas = list(placement.replicas)
+        self.own_size = refiller.costs.workload.training.micro_batch_size
+        self.priced = [refiller.price(replica) for replica in self.replicas]
+        self.work = 0
+
+    def run(self, max_work: int) -> Placement:
+        """The placement after all moves that help, or as many as `max_work` (stages times
+        micro-batches priced) allows."""
+        while self.work < max_work:
+            slowest_s = max(cost.pipeline_s for cost in self.priced)
+            if not self._move_micro_batch(slowest_s) and not self._move_layer(slowest_s, max_work):
+                break
+        if not self.refiller.given:
+            self._search_counts(max_work)
+        return Placement(tuple(self.replicas))
+
+    def _search_counts(self, max_work: int) -> None:
+        """Launch counts of the replicas that end last, as long as better ones are found."""
+        costs, rows = self.refiller.costs, self.refiller.vocab_rows
+        left = max_work if costs.has_launch_counts else 0
+        while left > 0:
+            last = self._slowest()
+            before = self.replicas[last]
+            (found, cost), work = search_counts(costs, before, self.priced[last], rows, left)
+            left -= work
+            if found == before:
+                return
+            self._put(before, found, cost)
+
+    def _put(self, before: PlacedReplica, after: PlacedReplica, cost: ReplicaCost) -> None:
+        """Change all replicas that are like `before`."""
+        shape = self.refiller.key(before)
+        for r, replica in enumerate(self.replicas):
+            if self.refiller.key(replica) == shape:
+                self.replicas[r], self.priced[r] = on_devices_of(after, replica), cost
+
+    def _slowest(self) -> int:
+        return max(range(len(self.replicas)), key=lambda r: self.priced[r].pipeline_s)
+
+    def _move_micro_batch(self, slowest_s: float) -> bool:
+        """From the replica that ends last to the one that ends first, where sizes are equal."""
+        source = self._slowest()
+        giver = self.replicas[source]
+        takers = [
+            r
+            for r, replica in enumerate(self.replicas)
+            if r != source and replica.micro_batch_size == giver.micro_batch_size
+        ]
+        if giver.num_micro_batches == 1 or not takers:
+            return False
+        target = min(takers, key=lambda r: (self.priced[r].pipeline_s, r))
+        changed = {
+            source: _with_micro_batches(giver, giver.num_micro_batches - 1),
+            target: _with_micro_batches(
+                self.replicas[target], self.replicas[target].num_micro_batches + 1
+            ),
+        }
+        costs = {r: self.refiller.price(replica) for r, replica in changed.items()}
+        self.work += sum(len(x.stages) * x.num_micro_batches for x in changed.values())
+        limit_s = _WORTH * slowest_s
+        if any(cost.pipeline_s >= limit_s or not _fits(cost) for cost in costs.values()):
+            return False
+        for r, replica in changed.items():
+            self.replicas[r], self.priced[r] = replica, costs[r]
+        return True
+
+    def _move_layer(self, slowest_s: float, max_work: int) -> bool:
+        """One layer between two stages of the replicas that end last."""
+        source = self._slowest()
+        before = self.replicas[source]
+        for moved in self._with_layer_moved(before):
+            if self.work >= max_work:
+                return False
+            self.work += len(moved.stages) * moved.num_micro_batches
+            cost = self.refiller.price(moved)
+            if cost.pipeline_s < _WORTH * slowest_s and _fits(cost):
+                self._put(before, moved, cost)
+                return True
+        return False
+
+    def _with_layer_moved(self, replica: PlacedReplica) -> Iterator[PlacedReplica]:
+        size = replica.micro_batch_size or self.own_size
+        table = self.refiller.ways(size)
+        has_counts = replica.launch_counts is not None
+        ways = [table.of(p) for p in places(replica, replica.num_in_flight, has_counts)]
+        stages = replica.stages
+        for source, giver in enumerate(stages):
+            for target, taker in enumerate(stages):
+                more = taker.num_layers + 1
+                if target == source or giver.num_layers == 1 or more > len(ways[target]):
+                    continue
+                fewer = giver.num_layers - 1
+                changed = list(stages)
+                changed[source] = with_way(giver, fewer, ways[source][fewer - 1])
+                changed[target] = with_way(taker, more, ways[target][more - 1])
+                yield replace(replica, stages=tuple(changed))
+
+
+def _with_micro_batches(replica: PlacedReplica, count: int) -> PlacedReplica:
+    counts = replica.launch_counts
+    if counts is not None:
+        counts = tuple(min(launched, count) for launched in counts)
+    return replace(replica, num_micro_batches=count, launch_counts=counts)
+
+
+def _fits(cost: ReplicaCost) -> bool:
+    return all(stage.missing_bytes <= 0 for stage in cost.stages)

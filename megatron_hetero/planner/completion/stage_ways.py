@@ -1,0 +1,193 @@
+"""What a stage takes with so many layers, when it may recompute as much as its memory asks for.
+
+A stage that does not fit recomputes some of its layers (Megatron's `--recompute-method block`),
+one that has memory to spare recomputes none, whatever the job's own flags say; the gradient is the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.choices import recomputes
+from megatron_hetero.cost.memory.device import StageMemory, StateHolders
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.seconds import slowest_link
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.work.pieces import PieceTimes
+from megatron_hetero.cost.work.share import member_shares
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """A stage without its layers: who it is, where in its pipeline, and what it has to keep.
+
+    `num_sends_kept` as in `CostModel.memory`; `holders` are those of its optimizer states, None as
+    the price list has them.
+    """
+
+    devices: tuple[Device, ...]
+    shares: tuple[int, ...] | None
+    first: bool
+    last: bool
+    num_in_flight: int
+    num_sends_kept: int | None = None
+    holders: StateHolders | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One number of layers on a stage: seconds of a micro-batch there and back, and what it
+    recomputes, in the terms of `PlacedStage`."""
+
+    forward_s: float
+    backward_s: float
+    recompute: Recompute | None
+    num_recomputed: int | None
+
+    @property
+    def time_s(self) -> float:
+        """There and back."""
+        return self.forward_s + self.backward_s
+
+
+class StageWays:
+    """The fastest way that fits, by layers; places that are alike are looked at once."""
+
+    def __init__(self, costs: CostModel, vocab_rows: int) -> None:
+        self.costs = costs
+        self.vocab_rows = vocab_rows
+        self.own: Recompute = costs.workload.training.recompute
+        self.choices = recomputes(costs)
+        self._found: dict[Hashable, tuple[Way, ...]] = {}
+
+    def of(self, place: StagePlace) -> tuple[Way, ...]:
+        """Ways with 1, 2, ... layers, as many as fit; empty where not even one does."""
+        key = self._key(place)
+        if key not in self._found:
+            self._found[key] = self._look(place)
+        return self._found[key]
+
+    def _key(self, place: StagePlace) -> Hashable:
+        cluster = self.costs.cluster
+        gpus = tuple(
+            (gpu.name, gpu.memory_bytes)
+            for gpu in (cluster.gpu_type(device) for device in place.devices)
+        )
+        link = slowest_link(cluster, place.devices)
+        ends = place.first, place.last
+        kept = place.num_in_flight, place.num_sends_kept, place.holders
+        return gpus, link, place.shares, ends, kept
+
+    def _look(self, place: StagePlace) -> tuple[Way, ...]:
+        lines = [self._line(recompute, place) for recompute in self.choices]
+        ways: list[Way] = []
+        for num_layers in range(1, self.costs.workload.model.num_layers + 1):
+            found = [way for line in lines if (way := line.way(num_layers)) is not None]
+            if not found:
+                break
+            ways.append(min(found, key=_time_s))
+        return tuple(ways)
+
+    def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
+        """Ways that recompute like this; of "full" as few layers as will do."""
+        pieces, memories = self._pieces(recompute, place), self._memories(recompute, place)
+        partly = recompute == "full" and "none" in self.choices
+        plain = self._pieces("none", place) if partly else pieces
+        ends = pieces.stage(0, place.first, place.last)
+        kept = self._memories("none", place) if partly else memories
+        rooms = []
+        for without, with_all in zip(kept, memories, strict=True):
+            part = "activations"
+            saved = without.per_layer[part] - with_all.per_layer[part] if partly else 0
+            rooms.append(
+                (
+                    without.capacity_bytes - without.base_bytes,
+                    without.bytes_per_layer,
+                    without.capacity_bytes - with_all.base_bytes,
+                    saved,
+                )
+            )
+        return _Line(
+            recompute,
+            self.own,
+            partly,
+            (ends.forward_s, ends.backward_s),
+            (pieces.layer.forward_s, pieces.layer.backward_s),
+            (plain.layer.forward_s, plain.layer.backward_s),
+            tuple(rooms),
+        )
+
+    def _pieces(self, recompute: Recompute, place: StagePlace) -> PieceTimes:
+        costs = self.costs.variant(recompute=recompute)
+        return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
+
+    def _memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
+        """Of the unlike devices of the stage."""
+        costs = self.costs.variant(recompute=recompute, holders=place.holders)
+        width = len(place.devices)
+        shares = member_shares(costs.workload.model, width, place.shares)
+        unlike = {
+            (costs.cluster.gpu_type(device).name, share): (device, share)
+            for device, share in zip(place.devices, shares, strict=True)
+        }
+        return tuple(
+            costs.memory(
+                costs.cluster.node_by_name[device.node],
+                width,
+                place.first,
+                place.last,
+                place.num_in_flight,
+                self.vocab_rows,
+                place.num_sends_kept,
+                share,
+            )
+            for device, share in unlike.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One kind of recompute on a stage, whose times and memory are straight lines."""
+
+    recompute: Recompute
+    own: Recompute
+    partly: bool
+    """Whether only as many layers recompute as have to."""
+    ends_s: tuple[float, float]
+    """Forward and backward without layers."""
+    layer_s: tuple[float, float]
+    plain_s: tuple[float, float]
+    """Of a layer that does not recompute."""
+    rooms: tuple[tuple[int, int, int, int], ...]
+    """Of each unlike device: bytes free without layers, bytes of a layer; bytes free without
+    layers where some recompute, and what one that recomputes saves."""
+
+    def way(self, num_layers: int) -> Way | None:
+        """With so many layers; None where they do not fit."""
+        num = 0
+        for free, per_layer, free_of_some, saved in self.rooms:
+            if num_layers * per_layer <= free:
+                continue
+            if saved <= 0:
+                return None
+            num = max(num, -(-(num_layers * per_layer - free_of_some) // saved), 1)
+            if num > num_layers:
+                return None
+        if not self.partly:
+            num = num_layers
+        (forward_s, backward_s), plain = self.ends_s, num_layers - num
+        forward_s += self.layer_s[0] * num + self.plain_s[0] * plain
+        backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
+        recompute: Recompute = self.recompute
+        if self.partly and 0 < num < num_layers:
+            return Way(forward_s, backward_s, "full", num)
+        if self.partly and num == 0:
+            recompute = "none"
+        return Way(forward_s, backward_s, None if recompute == self.own else recompute, None)
+
+
+def _time_s(way: Way) -> float:
+    return way.time_s

@@ -1,0 +1,122 @@
+"""A placement that a search has priced, and how candidates are ranked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_hetero.cost.placement import NO_SETTINGS, Placement
+from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
+
+CALM = 0.5, 0.85
+"""Up to which crowding placements are gone through before more crowded ones."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A priced placement and the strategy that found it."""
+
+    placement: Placement
+    cost: PlacementCost
+    strategy: str
+    rank_order: RankOrder | None = None
+    """The order of Megatron's that the replicas are arranged for, so that stock Megatron can run
+    the placement; None if it cannot."""
+    standing: Standing = KEEPS_LIMITS
+    """How it stands by the problem's objective and limits."""
+
+    @property
+    def keeps_limits(self) -> bool:
+        """Whether it is fast and cheap enough."""
+        return self.standing.excess == 0.0
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether stock Megatron can run it, without the plug-in."""
+        return self.rank_order is not None
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted seconds of one step."""
+        return self.cost.step_time_s
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether some replica has launch counts of its own."""
+        return any(r.launch_counts is not None for r in self.placement.replicas)
+
+    @property
+    def crowding(self) -> float:
+        """For how much of the pipelines' time the busiest path between two nodes is taken: its
+        messages wait for each other, which the quick price leaves out
+        (`schedule.simulator.shared_paths`)."""
+        return self.cost.card_s / max(r.pipeline_s for r in self.cost.replicas)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether messages wait for each other much."""
+        return self.crowding > CALM[0]
+
+    @property
+    def structure(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """Node and width of every stage: what is left without layers and micro-batches."""
+        return tuple(
+            tuple((s.devices[0].node, s.width) for s in r.stages) for r in self.placement.replicas
+        )
+
+    @property
+    def pattern(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """`structure` with nodes numbered as they come: equal for placements, of equal times, in
+        which like nodes are exchanged as a whole."""
+        numbers: dict[str, int] = {}
+        return tuple(
+            tuple((numbers.setdefault(node, len(numbers)), width) for node, width in replica)
+            for replica in self.structure
+        )
+
+    @cached_property
+    def coarse_key(self) -> tuple[Standing, float]:
+        """What `key` compares first; quick."""
+        return self.standing, ranked_time_s(self.placement, self.cost)
+
+    @cached_property
+    def key(self) -> tuple[Standing, float, int, bool, tuple[object, ...]]:
+        """Total order: nearer to the limits, better by the objective, faster, then fewer GPUs, then
+        without the plug-in, then by devices and layers (never by chance)."""
+        devices = tuple(self.placement.devices())
+        shape = tuple(
+            (
+                r.num_micro_batches,
+                tuple(s.num_layers for s in r.stages),
+                r.launch_counts or (),
+                r.micro_batch_size or 0,
+                repr([s.own_settings for s in r.stages]),
+            )
+            for r in self.placement.replicas
+        )
+        return (*self.coarse_key, len(devices), not self.is_stock, (devices, shape))
+
+
+def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
+    """The step time that the ranking counts: what the job's flags do not say must make up for
+    `MIN_GAIN`."""
+    return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
+
+
+def is_plain(placement: Placement) -> bool:
+    """Whether all of it is as the job's flags say: no launch counts, micro-batch sizes, recompute
+    or shares of its own."""
+    counts = (replica.launch_counts for replica in placement.replicas)
+    return has_the_jobs_settings(placement) and all(own is None for own in counts)
+
+
+def has_the_jobs_settings(placement: Placement) -> bool:
+    """`is_plain`, whatever the launch counts."""
+    return all(
+        replica.micro_batch_size is None
+        and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
+        for replica in placement.replicas
+    )

@@ -1,0 +1,156 @@
+"""The end of a search: its best placements with queues on the paths that replicas share.
+
+The strategies compare by the cost model, which is quick and never slower than the simulation
+(`schedule.simulator.shared_paths`).  So the best by simulation is found by pricing placements in
+the order of the cost model until the next one is behind even without queues.  Only stock Megatron's
+own exchange may take less than the model's: its best are priced beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.completion.counts import with_counts, with_replicas
+from megatron_hetero.planner.evaluate.candidate import CALM, Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.written import bare_plan
+from megatron_hetero.schedule.estimate import plan_cost
+from megatron_hetero.schedule.simulator.shared_paths import num_simulated, queued, sharing_replicas
+
+_MAX_DISTINCT = 12
+_CROWDING = *CALM, inf
+"""How crowded the placements are that are gone through in turn (`Candidate.crowding`)."""
+_MAX_MESSAGES = 40_000
+"""Limit in messages simulated in each turn; the best is simulated anyhow."""
+_MORE_AHEAD = (1, 2, 4)
+_NEAR = 1.02
+"""Further than this behind the best with its queues, by the cost model, none is simulated; nearer,
+more forwards ahead may still bring it before."""
+_MAX_STOCK = 4
+"""Of the best that stock Megatron runs, those that are simulated."""
+_NUM_FURTHER = 3
+"""Of the best with their queues, those that try to launch further ahead."""
+
+
+class Rescorer:
+    """Prices placements of one board with their queues."""
+
+    def __init__(self, board: Scoreboard) -> None:
+        self.board = board
+        self.costs = board.problem.costs
+        self._left = _MAX_MESSAGES
+
+    def best(self) -> Candidate | None:
+        """The best placement of the board by simulation; None where the board has none."""
+        ranking = self.board.ranking_of_all
+        if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
+            return self.board.best
+        simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
+        # Calm ones first: with their queues they are often better than crowded ones before them.
+        for crowding in _CROWDING:
+            self._left = _MAX_MESSAGES
+            for candidate in distinct([c for c in ranking if c.crowding <= crowding]):
+                least_s = min((c.step_time_s for c in simulated.values()), default=inf)
+                if candidate.step_time_s > _NEAR * least_s:
+                    break
+                if simulated and not self.may_simulate(candidate):
+                    break
+                key = candidate.placement, candidate.rank_order
+                simulated[key] = self.with_queues(candidate)
+        rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
+        for candidate in rescored[:_NUM_FURTHER]:
+            rescored += self._further_ahead(candidate)
+        # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
+        stock = self.best_stock()
+        rescored += [] if stock is None else [stock]
+        return min(rescored, key=lambda candidate: candidate.key)
+
+    def best_stock(self) -> Candidate | None:
+        """The best placement of the board that stock Megatron runs, with its waiting for sends;
+        None where the board has none that keeps the limits of time and money."""
+        rescored: list[Candidate] = []
+        ranking = self.board.ranking_of_stock if self.costs.has_variants else ()
+        for candidate in ranking[:_MAX_STOCK]:
+            if rescored and candidate.step_time_s > min(c.step_time_s for c in rescored):
+                break
+            if rescored and not self.may_simulate(candidate):
+                break
+            rescored.append(self.with_queues(candidate))
+        best = min(rescored, key=lambda candidate: candidate.key, default=self.board.best_stock)
+        return best if best is not None and best.keeps_limits else None
+
+    def may_simulate(self, candidate: Candidate) -> bool:
+        """Whether the messages of the candidate are few enough for what is left of the limit."""
+        return self.num_messages(candidate) <= self._left
+
+    def num_messages(self, candidate: Candidate) -> int:
+        """Messages that have still to be simulated."""
+        placement = candidate.placement
+        if (placement, candidate.rank_order) in self.board.with_queues:
+            return 0
+        return num_simulated(
+            self.costs.cluster, placement, candidate.cost, is_stock=candidate.is_stock
+        )
+
+    def with_queues(self, candidate: Candidate) -> Candidate:
+        """The candidate as its plan is priced (`schedule.estimate`)."""
+        placement = candidate.placement
+        self._left -= self.num_messages(candidate)
+        known, key = self.board.with_queues, (placement, candidate.rank_order)
+        if key not in known:
+            if candidate.is_stock:
+                plan = bare_plan(self.board.problem, candidate, {})
+                known[key] = plan_cost(plan, self.costs, placement, candidate.cost)
+            else:
+                known[key] = queued(self.costs, placement, candidate.cost)
+        return self.board.candidate(placement, known[key], candidate.strategy, candidate.rank_order)
+
+    def _simulated(self, candidate: Candidate) -> tuple[int, ...]:
+        """Replicas whose pipelines the cost model times too short."""
+        placement = candidate.placement
+        if candidate.is_stock:
+            return tuple(range(len(placement.replicas)))
+        return sharing_replicas(self.costs.cluster, placement)
+
+    def _further_ahead(self, best: Candidate) -> Iterator[Candidate]:
+        """The placement with more forwards ahead where replicas share a path: they hide queues as
+        they hide the hops themselves.  One of stock Megatron's is the plug-in's with them, which
+        does not wait for its sends."""
+        placement = best.placement
+        sharing = self._simulated(best)
+        costs = self.costs.sharded_as(placement)
+        rows = costs.vocab_rows(placement.widths)
+        price = self.board.replica_cost
+        for more in _MORE_AHEAD if sharing and self.costs.has_launch_counts else ():
+            counted = [(r, price(r, costs, rows)) for r in placement.replicas]
+            for r in sharing:
+                ahead = _further(placement.replicas[r], more)
+                priced = ahead, price(ahead, costs, rows)
+                if all(stage.missing_bytes <= 0 for stage in priced[1].stages):
+                    counted[r] = priced
+            ahead_of, cost = with_replicas(costs, counted, rows)
+            further = replace(best, placement=ahead_of, cost=cost, rank_order=None)
+            if ahead_of == placement or not self.may_simulate(further):
+                return
+            yield self.with_queues(further)
+
+
+def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
+    """The best placements that differ in more than layers and the number of micro-batches: in
+    shape, micro-batch sizes, or in whether they launch further ahead."""
+    chosen: dict[Hashable, Candidate] = {}
+    for candidate in ranking:
+        sizes = tuple(replica.micro_batch_size for replica in candidate.placement.replicas)
+        chosen.setdefault((candidate.structure, sizes, candidate.has_counts), candidate)
+    return list(chosen.values())[:_MAX_DISTINCT]
+
+
+def _further(replica: PlacedReplica, more: int) -> PlacedReplica:
+    """Every stage but the last launches so many forwards more, as far as there are."""
+    most = replica.num_micro_batches
+    *ahead, last = replica.num_in_flight
+    return with_counts(replica, [*(min(count + more, most) for count in ahead), last])

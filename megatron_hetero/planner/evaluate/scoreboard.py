@@ -1,0 +1,301 @@
+"""Every placement that is scored goes through here: price, cache, best so far, progress."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+
+from megatron_hetero.bounds.step_time import work_bound_s
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.completion.counts import LaunchRule
+from megatron_hetero.planner.evaluate.candidate import Candidate, ranked_time_s
+from megatron_hetero.planner.evaluate.canonical import canonical
+from megatron_hetero.planner.evaluate.misses import Misses
+from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
+from megatron_hetero.planner.problem import Problem
+
+Progress = Callable[[float, int, float], None]
+"""Called with the best step time so far in seconds, the placements priced so far, and a lower bound
+on every step time in seconds (the bound by work, which is known at once)."""
+
+_NUM_KEPT = 64
+_NUM_STOCK = 12
+MAX_GPUS_PRICED_WHOLE = 128
+"""In larger clusters what is far behind is not priced whole.  In smaller ones a climb may lead
+through it: with 11 GPUs of 4 labs the plan was 1.2 % slower without."""
+
+
+class Scoreboard:
+    """Prices placements; keeps the best that fit and the one that came closest to fitting, both of
+    all and of those that stock Megatron can run.  What fits memory but is too slow or too dear for
+    the objective's limits is ranked behind all that is not, so that a search can start from it.
+
+    Strategies score placements of 1F1B's own launch counts.  Where counts by the rule gain, the
+    placement is kept with them as well, beside itself.
+    """
+
+    def __init__(self, problem: Problem, progress: Progress | None = None) -> None:
+        self.problem = problem
+        self.num_priced = 0
+        self.interrupted = False
+        self.is_exact = False
+        """Whether every placement of the space was priced."""
+        self.misses = Misses()
+        self.with_queues: dict[tuple[Placement, RankOrder | None], PlacementCost] = {}
+        """What `Rescorer` found, which the end of a search and its explanation both ask."""
+        self._progress = progress
+        self._fitting: list[Candidate] = []
+        self._fitting_with_counts: list[Candidate] = []
+        self._refined: list[Candidate] = []
+        self._with_counts: dict[Placement, Candidate] = {}
+        self._stock: list[Candidate] = []
+        self._replicas: dict[Hashable, ReplicaCost] = {}
+        self._shapes = ReplicaShapes(problem.likeness)
+        self._launch_rule = LaunchRule(problem.costs)
+        self._seen: dict[Placement, Candidate | None] = {}
+        self._beaten: set[Placement] = set()
+        self._begun: dict[str, set[Placement]] = {}
+
+    @property
+    def wanted(self) -> Candidate | None:
+        """`nearest`, or `nearest_stock` where the objective wants a plan of stock Megatron."""
+        return self.nearest_stock if self.problem.objective.stock_only else self.nearest
+
+    @cached_property
+    def _by_time(self) -> bool:
+        """Whether of two placements the faster one is the better, whatever else they are."""
+        objective = self.problem.objective
+        return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
+
+    @cached_property
+    def _bound_s(self) -> float:
+        return work_bound_s(self.problem.costs)
+
+    @property
+    def best(self) -> Candidate | None:
+        """The best placement that fits and keeps the limits of time and money, or None."""
+        first = self.nearest
+        return first if first is not None and first.keeps_limits else None
+
+    @property
+    def nearest(self) -> Candidate | None:
+        """The best placement that fits; where none keeps the limits of time and money, the one
+        that exceeds them least."""
+        firsts = [*self._fitting[:1], *self._fitting_with_counts[:1], *self._refined[:1]]
+        return min(firsts, key=lambda candidate: candidate.key, default=None)
+
+    def not_begun(self, task: str, starts: Sequence[Candidate]) -> list[Candidate]:
+        """Those that have not been started from for this task; they have from now on."""
+        begun = self._begun.setdefault(task, set())
+        found = [start for start in starts if start.placement not in begun]
+        begun.update(start.placement for start in found)
+        return found
+
+    def may_lead(self, least_s: float) -> bool:
+        """Whether a placement with a step no shorter than `least_s` may come before all that are
+        known; not every objective goes by time."""
+        first = self.wanted
+        return first is None or not self._by_time or least_s < first.step_time_s
+
+    @property
+    def best_stock(self) -> Candidate | None:
+        """The best placement that fits, keeps the limits and that stock Megatron can run, or
+        None."""
+        stock = self.nearest_stock
+        return stock if stock is not None and stock.keeps_limits else None
+
+    @property
+    def nearest_stock(self) -> Candidate | None:
+        """`nearest`, of those that stock Megatron can run."""
+        return self._stock[0] if self._stock else None
+
+    @property
+    def ranking_of_stock(self) -> tuple[Candidate, ...]:
+        """The best placements that fit and that stock Megatron can run, best first (a few)."""
+        return tuple(self._stock)
+
+    @property
+    def ranking(self) -> tuple[Candidate, ...]:
+        """The best placements of 1F1B's own launch counts that fit, best first (a few dozen)."""
+        return tuple(self._fitting)
+
+    @property
+    def ranking_with_counts(self) -> tuple[Candidate, ...]:
+        """`ranking`, and the best placements with launch counts of their own among them."""
+        both = [*self._fitting, *self._fitting_with_counts]
+        return tuple(sorted(both, key=lambda candidate: candidate.key))
+
+    @property
+    def refined(self) -> tuple[Candidate, ...]:
+        """The best placements that do more than the job's flags say."""
+        return tuple(self._refined)
+
+    @property
+    def ranking_of_all(self) -> tuple[Candidate, ...]:
+        """`ranking_with_counts`, and those that do more than the job's flags say among them."""
+        both = [*self.ranking_with_counts, *self._refined]
+        return tuple(sorted(both, key=lambda candidate: candidate.key))
+
+    def score(
+        self, placement: Placement, strategy: str, *, whole: bool | None = None
+    ) -> Candidate | None:
+        """Price a placement of 1F1B's own counts; the candidate if it fits memory and limits, else
+        None.
+
+        Args:
+            whole: also one that is slower than all that are kept, for which there may be None;
+                by itself in small clusters (`MAX_GPUS_PRICED_WHOLE`), whose climbs go on from it.
+        """
+        if whole is None:
+            whole = self.problem.num_gpus <= MAX_GPUS_PRICED_WHOLE
+        placement, rank_order = canonical(placement, self.problem.gpus)
+        if placement in self._seen:
+            return self._seen[placement]
+        if placement in self._beaten and not whole:
+            return None
+        candidate = self._price(placement, rank_order, strategy, whole)
+        if placement not in self._beaten or whole:
+            self._seen[placement] = candidate
+        return candidate
+
+    def score_with_counts(
+        self, placement: Placement, strategy: str, *, whole: bool | None = None
+    ) -> Candidate | None:
+        """`score`, and the candidate with launch counts where they gain."""
+        candidate = self.score(placement, strategy, whole=whole)
+        return candidate and self._with_counts.get(candidate.placement, candidate)
+
+    def keep_counts(self, placement: Placement, cost: PlacementCost, strategy: str) -> None:
+        """Keep a priced placement with launch counts that fits; its devices are canonical."""
+        self._insert(self._fitting_with_counts, self.candidate(placement, cost, strategy))
+
+    def candidate(
+        self,
+        placement: Placement,
+        cost: PlacementCost,
+        strategy: str,
+        rank_order: RankOrder | None = None,
+    ) -> Candidate:
+        """A priced placement, with how it stands by the objective."""
+        problem = self.problem
+        time_s = ranked_time_s(placement, cost)
+        standing = problem.objective.standing(problem.costs, placement, cost, time_s)
+        return Candidate(placement, cost, strategy, rank_order, standing)
+
+    def keep_refined(
+        self,
+        placement: Placement,
+        cost: PlacementCost,
+        strategy: str,
+        rank_order: RankOrder | None,
+    ) -> Candidate | None:
+        """Keep a priced placement that does more than the job's flags say; the candidate if it fits
+        memory and limits, else None.
+
+        Args:
+            rank_order: as of `Candidate`, were it plain.
+        """
+        self.num_priced += 1
+        if cost.missing_bytes > 0 or not _sites_are_apart(self.problem, placement):
+            return None
+        candidate = self.candidate(placement, cost, strategy, rank_order)
+        self._keep_stock(candidate)
+        self._insert(self._refined, candidate)
+        return candidate
+
+    def replica_cost(
+        self, replica: PlacedReplica, costs: CostModel, vocab_rows: int
+    ) -> ReplicaCost:
+        """The cost of a replica; one object for all that are alike.
+
+        Args:
+            costs: sharded as its placement is.
+        """
+        key = self._shapes.of(replica, vocab_rows), costs.holders
+        if key not in self._replicas:
+            self._replicas[key] = costs.replica(replica, vocab_rows)
+        return self._replicas[key]
+
+    def _price(
+        self, placement: Placement, rank_order: RankOrder | None, strategy: str, whole: bool
+    ) -> Candidate | None:
+        costs = self.problem.costs.sharded_as(placement)
+        rows = costs.vocab_rows(placement.widths)
+        replicas = [self.replica_cost(replica, costs, rows) for replica in placement.replicas]
+        if not whole and self._is_beaten(replicas, rank_order is not None):
+            self.num_priced += 1
+            self._beaten.add(placement)
+            return None
+        cost = costs.combine(placement, tuple(replicas), rows)
+        candidate = self.candidate(placement, cost, strategy, rank_order)
+        self.num_priced += 1
+        if not _sites_are_apart(self.problem, placement):
+            return None
+        if cost.missing_bytes > 0:
+            self.misses.keep(candidate)
+            return None
+        self._keep(candidate)
+        counted = self._launch_rule.apply(placement, cost, rows)
+        if counted is not None:
+            with_counts = self.candidate(*counted, strategy)
+            self._with_counts[placement] = with_counts
+            self._insert(self._fitting_with_counts, with_counts)
+        return candidate
+
+    def _is_beaten(self, replicas: Sequence[ReplicaCost], is_stock: bool) -> bool:
+        """Whether a placement that fits is slower than all that are kept, of stock Megatron's too
+        if it is one, whatever its exchange takes and its launch counts: most are, and the exchange
+        takes longest to price."""
+        if len(self._fitting) < _NUM_KEPT or not self._by_time:
+            return False
+        stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
+        least_s = max(r.least_s for r in replicas) + max(stage.update_s for stage in stages)
+        if is_stock and (len(self._stock) < _NUM_STOCK or least_s <= self._stock[-1].step_time_s):
+            return False
+        return least_s > self._fitting[-1].step_time_s and all(
+            stage.missing_bytes <= 0 for stage in stages
+        )
+
+    def _keep(self, candidate: Candidate) -> None:
+        self._keep_stock(candidate)
+        self._insert(self._fitting, candidate)
+
+    def _keep_stock(self, candidate: Candidate) -> None:
+        kept = self._stock
+        if not candidate.is_stock:
+            return
+        if len(kept) < _NUM_STOCK or candidate.coarse_key <= kept[-1].coarse_key:
+            insort(kept, candidate, key=lambda c: c.key)
+            del kept[_NUM_STOCK:]
+
+    def _insert(self, kept: list[Candidate], candidate: Candidate) -> None:
+        before = self.best
+        if len(kept) < _NUM_KEPT or candidate.coarse_key <= kept[-1].coarse_key:
+            insort(kept, candidate, key=lambda c: c.key)
+            del kept[_NUM_KEPT:]
+        if self._progress and self.best is not before:
+            self.say_progress()
+
+    def say_progress(self) -> None:
+        """Tell who looks on how far the search is."""
+        if self._progress and self.best is not None:
+            self._progress(self.best.step_time_s, self.num_priced, self._bound_s)
+
+
+def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
+    """With data parallelism kept inside sites, all holders of a layer are on one site."""
+    if not problem.cluster.limits.no_data_parallel_across_sites:
+        return True
+    nodes = problem.cluster.node_by_name
+    site_of_layer: dict[int, str] = {}
+    for replica in placement.replicas:
+        for first, stage in zip(replica.first_layers, replica.stages, strict=True):
+            site = nodes[stage.devices[0].node].site
+            for layer in range(first, first + stage.num_layers):
+                if site_of_layer.setdefault(layer, site) != site:
+                    return False
+    return True

@@ -1,0 +1,154 @@
+"""Plans on some of the machines: where money or GPUs count, the fastest plan is not the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.evaluate.candidate import is_plain
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.machines.offers import (
+    Promise,
+    Selection,
+    neighbours,
+    offers_of,
+    promise,
+    restricted,
+    some_selections,
+)
+from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.strategy import Strategy
+
+_MAX_SELECTIONS = 4096
+_MAX_GPUS_CONSTRUCTED = 64
+"""Above this, `Columns` finds a plan sooner than `Constructive`."""
+_NUM_TAKEN = 8
+"""Plans of a selection that are taken over to the board of the whole cluster."""
+
+CoarseKey = tuple[Standing, float]
+MakeStrategies = Callable[[], Sequence[Strategy]]
+
+
+class FewerMachines:
+    """Plans quickly on many selections of machines, from the most promising on, climbs from the
+    best of them machine by machine, and searches the best few thoroughly.
+
+    What a selection promises by its work alone leaves most of them out.
+    """
+
+    name = "fewer-machines"
+
+    def __init__(
+        self, thorough: MakeStrategies, num_thorough: int = 2, max_searches: int = 32
+    ) -> None:
+        self.thorough = thorough
+        self.num_thorough = num_thorough
+        self.max_searches = max_searches
+        """Limit of the quick searches, and again of those while climbing."""
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        search = _Search(board)
+        ranked = search.ranked(some_selections(search.offers, _MAX_SELECTIONS))
+        search.quickly(ranked, self.max_searches)
+        search.climb(self.max_searches)
+        for selection in search.worth_more(self.num_thorough):
+            search.plan(selection, self.thorough())
+
+
+class _Search:
+    """Selections of one board's machines, what they promise and what was found on them."""
+
+    def __init__(self, board: Scoreboard) -> None:
+        self.board = board
+        self.problem = board.problem
+        self.offers = offers_of(board.problem)
+        self.found: dict[Selection, CoarseKey | None] = {}
+        self._promises: dict[Selection, Promise] = {}
+        everything = tuple(offer.most for offer in self.offers)
+        fastest_s = min((c.step_time_s for c in board.ranking), default=None)
+        self.slack = 1.5 if fastest_s is None else fastest_s / self.promise(everything).step_s
+        """Real step times over promised ones, as the whole cluster has it."""
+
+    def promise(self, selection: Selection) -> Promise:
+        """What it cannot beat."""
+        if selection not in self._promises:
+            self._promises[selection] = promise(self.problem, self.offers, selection)
+        return self._promises[selection]
+
+    def key(self, selection: Selection, slack: float = 1.0) -> CoarseKey:
+        """The best key that a plan on exactly these machines can have, with steps `slack` times as
+        long as promised."""
+        promised = self.promise(selection)
+        step_s = slack * promised.step_s
+        standing = self.problem.objective.standing_of(
+            self.problem.cluster, promised.num_gpus, step_s, promised.price_per_hour
+        )
+        return standing, step_s
+
+    def ranked(self, selections: Iterable[Selection]) -> list[Selection]:
+        """The most promising first; of equals the smallest."""
+        return sorted(selections, key=lambda s: (self.key(s, self.slack), sum(s), s))
+
+    def may_win(self, selection: Selection) -> bool:
+        """Whether it is likely to beat what the board has: steps are longer than promised, if less
+        so on fewer machines."""
+        best = self.board.wanted
+        return best is None or self.key(selection, self.slack**0.5) < best.coarse_key
+
+    def quickly(self, selections: Iterable[Selection], most: int) -> None:
+        """Plan on the first of those that may win."""
+        for selection in selections:
+            if most and selection not in self.found and self.may_win(selection):
+                most -= 1
+                large = sum(selection) > _MAX_GPUS_CONSTRUCTED
+                quick: Strategy = Columns() if large else Constructive(2000, None)
+                self.plan(selection, [quick])
+
+    def climb(self, most: int) -> None:
+        """From the best selection to better ones next to it."""
+        limit = len(self.found) + most
+        best = self._best()
+        while best is not None and len(self.found) < limit:
+            near = self.ranked(neighbours(self.offers, best))
+            self.quickly(near, limit - len(self.found))
+            if (found := self._best()) == best:
+                return
+            best = found
+
+    def _best(self) -> Selection | None:
+        fitting = {s: key for s, key in self.found.items() if key is not None}
+        return min(fitting, key=lambda s: (fitting[s], s), default=None)
+
+    def worth_more(self, most: int) -> list[Selection]:
+        """The best selections, and of those that could still win the ones that came nearest."""
+        fitting = {s: key for s, key in self.found.items() if key is not None}
+        ranked = sorted(fitting, key=lambda s: (fitting[s], s))
+        chosen = ranked[:most]
+        open_ones = [s for s in ranked[most:] if self.may_win(s)]
+        least = sorted(open_ones, key=lambda s: (self.key(s), s))
+        return [*chosen, *least[:most]]
+
+    def plan(self, selection: Selection, strategies: Sequence[Strategy]) -> None:
+        """Plan on a selection; the best plans go to the board of the whole cluster."""
+        part = Scoreboard(restricted(self.problem, self.offers, selection))
+        for strategy in strategies:
+            strategy.search(part)
+        best = part.wanted
+        refined = part.refined[:_NUM_TAKEN]
+        plain = part.ranking[:_NUM_TAKEN]
+        if best is not None and not best.has_counts:
+            # That of stock Megatron may not be among the first.
+            refined += () if is_plain(best.placement) else (best,)
+            plain += (best,) if is_plain(best.placement) else ()
+        for candidate in refined:
+            self.board.keep_refined(
+                candidate.placement, candidate.cost, candidate.strategy, candidate.rank_order
+            )
+        for candidate in plain:
+            self.board.score(candidate.placement, candidate.strategy)
+        for candidate in part.ranking_with_counts[:_NUM_TAKEN]:
+            if candidate.has_counts:
+                self.board.keep_counts(candidate.placement, candidate.cost, candidate.strategy)
+        self.found[selection] = None if best is None else best.coarse_key

@@ -1,0 +1,202 @@
+"""What can be rented of a cluster: machines of each kind, counted, and what a selection promises.
+
+A selection is a number of GPUs of each offer.  Machines with a price of their own are taken whole,
+since their price is paid once any GPU of them is used; others by the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+from megatron_hetero.bounds.chains.kinds import group_widths
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
+from megatron_hetero.planner.columns.kinds import kinds_of
+from megatron_hetero.planner.problem import Problem
+
+Selection = tuple[int, ...]
+"""GPUs of each offer."""
+
+_FREE = 8
+"""Up to so many numbers are all looked at; of more, those of a ladder."""
+_RATIOS = (1.5, 2.0, 4.0, inf)
+"""From one step of a ladder to the next; the coarser where there are many offers."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Equal machines at one price.
+
+    `unit`: the number of GPUs by which they are taken.  `layer_gpu_s`: GPU-seconds of one layer's
+    forward and backward for a sequence, at the width, micro-batch size and recompute that take
+    least.
+    """
+
+    nodes: tuple[Node, ...]
+    num_gpus: int
+    """Usable GPUs of each machine."""
+    unit: int
+    layer_gpu_s: float
+    least_layer_s: float
+    """The least time in which any group of them does a layer for a micro-batch."""
+    num_islands: int = 1
+    """Nodes that each of their machines is; the machine's price is divided among them, so that no
+    selection promises more than it costs."""
+
+    @property
+    def most(self) -> int:
+        """GPUs of all of them."""
+        return len(self.nodes) * self.num_gpus
+
+    def price_per_hour(self, num_gpus: int) -> float | None:
+        """Of so many of its GPUs."""
+        node = self.nodes[0]
+        if node.price_per_hour is not None:
+            each = node.price_per_hour / self.num_islands
+            return each * -(-num_gpus // self.num_gpus)
+        return None if node.gpu_price_per_hour is None else node.gpu_price_per_hour * num_gpus
+
+    def counts(self, ratio: float | None) -> list[int]:
+        """Numbers of GPUs to take, none first: all, or where there are many those of a ladder."""
+        num_units = self.most // self.unit
+        units = set(range(num_units + 1))
+        if ratio is not None and num_units > _FREE:
+            units, step = {0, num_units}, 1.0
+            while step < num_units:
+                units.add(round(step))
+                step *= ratio
+        return [n * self.unit for n in sorted(units)]
+
+
+def offers_of(problem: Problem) -> tuple[Offer, ...]:
+    """The machines of a problem by kind and price; the cheapest work first."""
+    rows = problem.workload.model.vocab_size
+    objective = problem.objective
+    whole = objective.needs_prices(problem.cluster) and objective.name != "fewest-gpus"
+    ways = [
+        (size, problem.costs.variant(micro_batch_size=size, recompute=recompute))
+        for size in micro_batch_sizes(problem.costs)
+        for recompute in recomputes(problem.costs)
+    ]
+    offers = []
+    for kind in kinds_of(problem):
+        by_price: dict[tuple[float | None, float | None, int], list[Node]] = {}
+        for node in kind.nodes:
+            num_islands = len(problem.cluster.machines[node.machine])
+            key = node.price_per_hour, node.gpu_price_per_hour, num_islands
+            by_price.setdefault(key, []).append(node)
+        times_s = {
+            (w, size): costs.pieces(kind.node, w, rows).layer.total_s
+            for size, costs in ways
+            for w in group_widths(costs, kind.node, uneven=True)
+            if w <= kind.num_gpus
+        }
+        for (price, _, num_islands), nodes in by_price.items():
+            unit = kind.num_gpus if whole and price is not None else 1
+            layer_gpu_s = min(w * time_s / size for (w, size), time_s in times_s.items())
+            least_s = min(times_s.values())
+            offers.append(
+                Offer(tuple(nodes), kind.num_gpus, unit, layer_gpu_s, least_s, num_islands)
+            )
+    return tuple(sorted(offers, key=lambda o: (_work_price(o), o.nodes[0].name)))
+
+
+def _work_price(offer: Offer) -> float:
+    """What a layer costs on an offer; its GPU-seconds where it has no price."""
+    price = offer.price_per_hour(offer.num_gpus)
+    return offer.layer_gpu_s if price is None else offer.layer_gpu_s * price / offer.num_gpus
+
+
+def all_selections(offers: Sequence[Offer], most: int) -> list[Selection] | None:
+    """Every selection but the empty one; None if there are more than `most`."""
+    counts = [offer.counts(None) for offer in offers]
+    if prod(map(len, counts)) > most:
+        return None
+    return [s for s in product(*counts) if any(s)]
+
+
+def some_selections(offers: Sequence[Offer], most: int) -> list[Selection]:
+    """All selections, or where there are more than `most` those of ever coarser ladders; at last
+    the offers one after the other, the cheapest work first."""
+    found = all_selections(offers, most)
+    if found is not None:
+        return found
+    for ratio in _RATIOS:
+        counts = [offer.counts(ratio) for offer in offers]
+        if prod(map(len, counts)) <= most:
+            return [s for s in product(*counts) if any(s)]
+    return list(dict.fromkeys(_one_after_the_other(offers)))[:most]
+
+
+def _one_after_the_other(offers: Sequence[Offer]) -> Iterator[Selection]:
+    none = (0,) * len(offers)
+    taken: Selection = none
+    for index, offer in enumerate(offers):
+        for count in offer.counts(_RATIOS[0])[1:]:
+            yield (*none[:index], count, *none[index + 1 :])
+            yield (*taken[:index], count, *taken[index + 1 :])
+        taken = (*taken[:index], offer.most, *taken[index + 1 :])
+
+
+def neighbours(offers: Sequence[Offer], selection: Selection) -> Iterator[Selection]:
+    """One unit less or more of an offer, and one of an offer for one of another."""
+    changes = [(k, sign) for k in range(len(offers)) for sign in (-1, 1)]
+    moves = [(change,) for change in changes]
+    pairs = [((j, -1), (k, 1)) for j in range(len(offers)) for k in range(len(offers)) if j != k]
+    for move in (*moves, *pairs):
+        moved = list(selection)
+        for k, sign in move:
+            moved[k] += sign * offers[k].unit
+        if any(moved) and all(0 <= n <= o.most for n, o in zip(moved, offers, strict=True)):
+            yield tuple(moved)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What no plan on exactly these machines can beat: by work alone."""
+
+    num_gpus: int
+    step_s: float
+    price_per_hour: float | None
+
+
+def work_of(problem: Problem) -> int:
+    """Layers times sequences of a step."""
+    return problem.workload.training.global_batch_size * problem.num_layers
+
+
+def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Promise:
+    """The least step time of a selection, were its work divided perfectly, and its price."""
+    taken = [(offer, n) for offer, n in zip(offers, selection, strict=True) if n]
+    layers_per_s = sum(n / offer.layer_gpu_s for offer, n in taken)
+    way_s = problem.num_layers * min((offer.least_layer_s for offer, _ in taken), default=inf)
+    prices = [offer.price_per_hour(n) for offer, n in taken]
+    known = [price for price in prices if price is not None]
+    return Promise(
+        sum(selection),
+        max(way_s, work_of(problem) / layers_per_s),
+        sum(known) if len(known) == len(prices) else None,
+    )
+
+
+def restricted(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Problem:
+    """The problem with the first machines of each offer alone; the rest stays idle."""
+    gpus: dict[str, tuple[int, ...]] = {}
+    for offer, count in zip(offers, selection, strict=True):
+        for node in offer.nodes:
+            taken = min(count, offer.num_gpus)
+            if taken:
+                gpus[node.name] = problem.gpus[node.name][:taken]
+            count -= taken
+    return replace(
+        problem,
+        nodes=tuple(node for node in problem.nodes if node.name in gpus),
+        gpus=gpus,
+        widths={
+            name: tuple(w for w in problem.widths[name] if w <= len(found))
+            for name, found in gpus.items()
+        },
+    )

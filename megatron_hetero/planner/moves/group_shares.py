@@ -1,0 +1,157 @@
+"""Shares of a tensor-parallel group of unlike GPUs: by speed and memory.
+
+HAP (arXiv:2401.05965) finds shares x of the members by a linear programme: the least T with
+T >= s_i x_i for every member, and sum x = 1.  Here it has rows of memory too (x_i at most what
+member i holds of the stage), and is solved in whole units, for heads do not divide: with x in
+units of 1/K every member's seconds and bytes are those of the cost model, whatever their curve, and
+to give the units one by one to the member that is then least slow is optimal (`refill.minimax`).
+
+Example: a layer takes 1 s on a and 3 s on b, and there are 8 heads.  Six on a and two on b take
+0.75 s; if a holds only five of them, five and three take 1.125 s.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import gcd
+
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.choices import recomputes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.work.compute import group_layer_times
+from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.planner.completion.refill import minimax
+from megatron_hetero.planner.completion.stage_ways import StagePlace
+
+Shares = tuple[int, ...]
+
+_FINEST = 64
+"""Units of a group at most, where query groups are fewer: of MLP columns and the vocabulary."""
+
+
+@dataclass(frozen=True)
+class GroupShares:
+    """Finds the shares of groups; `vocab_rows` is the padded vocabulary of their plan."""
+
+    costs: CostModel
+    vocab_rows: int
+
+    def options(self, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
+        """The fastest shares that fit with `num_layers` layers: without a thought for memory, and
+        with the rows of memory of each kind of recompute, distinct, fastest first."""
+        found: dict[Shares, float] = {}
+        for units in self._numbers_of_units(len(place.devices)):
+            times_s = [list(self._times_s(device, place, units)) for device in place.devices]
+            most = [units] * len(place.devices)
+            caps = [most, *(self._caps(kind, place, num_layers, units) for kind in self._kinds)]
+            for cap in caps:
+                parts = minimax(units, [own[:n] for own, n in zip(times_s, cap, strict=True)])
+                if parts is not None:
+                    shares = tuple(part // gcd(*parts) for part in parts)
+                    found.setdefault(shares, self._stage_s(shares, place, num_layers))
+        best = min(found, key=found.__getitem__)
+        for start in (best, self._alike(best, place)):
+            polished = self._polished(start, place, num_layers)
+            found.setdefault(polished, self._stage_s(polished, place, num_layers))
+        return tuple(sorted(found, key=lambda shares: (found[shares], shares)))
+
+    @property
+    def _kinds(self) -> Sequence[CostModel]:
+        return [self.costs.variant(recompute=kind) for kind in recomputes(self.costs)]
+
+    def _numbers_of_units(self, width: int) -> Iterator[int]:
+        units = self.costs.workload.model.num_query_groups
+        yield units
+        while 2 * units <= _FINEST:
+            units *= 2
+            if units >= width:
+                yield units
+
+    def _times_s(self, device: Device, place: StagePlace, units: int) -> Iterator[float]:
+        """Seconds of a layer on one member with 1, 2, ... units of so many, rising."""
+        workload, gpu = self.costs.workload, self.costs.cluster.gpu_type(device)
+        width, last_s = len(place.devices), 0.0
+        alone = _share(self.costs, 1, 1, 1)
+        # A profile or other prices may know this GPU better: in proportion to a layer on it alone.
+        is_s = self.costs.group_pieces((device,), None, self.vocab_rows).layer.total_s
+        factor = is_s / group_layer_times(workload, [(gpu, alone)]).total_s
+        for part in range(1, units - width + 2):
+            share = _share(self.costs, width, part, units)
+            time_s = factor * group_layer_times(workload, [(gpu, share)]).total_s
+            last_s = max(time_s, last_s)
+            yield last_s
+
+    def _caps(self, costs: CostModel, place: StagePlace, num_layers: int, units: int) -> list[int]:
+        """Units that each member holds at most, with so many layers."""
+        width = len(place.devices)
+
+        def lacks_memory(device: Device, part: int) -> bool:
+            memory = costs.memory(
+                costs.cluster.node_by_name[device.node],
+                width,
+                place.first,
+                place.last,
+                place.num_in_flight,
+                self.vocab_rows,
+                place.num_sends_kept,
+                _share(costs, width, part, units),
+            )
+            return memory.peak_bytes(num_layers) > memory.capacity_bytes
+
+        parts = range(1, units - width + 2)
+        return [bisect_left(parts, True, key=partial(lacks_memory, d)) for d in place.devices]
+
+    def _gpus(self, place: StagePlace) -> list[str]:
+        return [self.costs.cluster.gpu_type(device).name for device in place.devices]
+
+    def _alike(self, shares: Shares, place: StagePlace) -> Shares:
+        """About the same shares, those of GPUs of one kind equal."""
+        gpus = self._gpus(place)
+        total = {
+            kind: sum(s for s, g in zip(shares, gpus, strict=True) if g == kind) for kind in gpus
+        }
+        unit = sum(shares) / _FINEST
+        return tuple(max(1, round(total[g] / gpus.count(g) / unit)) for g in gpus)
+
+    def _polished(self, shares: Shares, place: StagePlace, num_layers: int) -> Shares:
+        """Attention and MLP each wait for their slowest member, and round differently: shares by
+        both together, a little more or less for one kind of GPU while that is faster."""
+        gpus = self._gpus(place)
+        kinds = sorted(set(gpus))
+        scale = max(1, _FINEST // sum(shares))
+        best = tuple(scale * share for share in shares)
+        best_s = self._stage_s(best, place, num_layers)
+        while True:
+            steps = product(kinds, (-4, -2, -1, 1, 2, 4))
+            trials = [
+                tuple(s + step * (g == kind) for s, g in zip(best, gpus, strict=True))
+                for kind, step in steps
+            ]
+            ranked = [(self._stage_s(t, place, num_layers), t) for t in trials if min(t) > 0]
+            if min(ranked)[0] >= best_s:
+                return tuple(share // gcd(*best) for share in best)
+            best_s, best = min(ranked)
+
+    def _stage_s(self, shares: Shares, place: StagePlace, num_layers: int) -> float:
+        pieces = self.costs.group_pieces(place.devices, shares, self.vocab_rows)
+        return pieces.stage(num_layers, place.first, place.last).total_s
+
+
+def _share(costs: CostModel, width: int, part: int, units: int) -> TensorShare:
+    """What a member with `part` of `units` units holds, to the nearest head and column.
+
+    Its rows of the vocabulary are the shares (part, rest), it being the first.
+    """
+    model = costs.workload.model
+    heads, columns = (
+        max(1, round(number * part / units))
+        for number in (model.num_query_groups, model.mlp_columns)
+    )
+    if width == 1:
+        return TensorShare(1, heads, columns)
+    others = (max(1, (units - part) // (width - 1)),) * (width - 1)
+    return TensorShare(width, heads, columns, (part, *others), 0)

@@ -1,0 +1,255 @@
+"""Local search: small changes to the best placements, kept while they help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.planner.completion.fill import Filler
+from megatron_hetero.planner.evaluate.candidate import CALM, Candidate
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.moves.joins import joined_replicas
+from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
+
+_NUM_CALM = 2
+
+
+class LocalSearch:
+    """Hill climbing from each of the best placements so far, first improvement taken.
+
+    Fine moves shift one layer between two stages or one micro-batch between two replicas; coarse
+    moves shift, exchange, drop, add, split or join units, and fill again.
+    """
+
+    name = "local"
+
+    def __init__(self, num_starts: int = 6, max_work: int = 60_000, max_gpus: int = 256) -> None:
+        self.num_starts = num_starts
+        self.max_gpus = max_gpus
+        """Above this, a move changes too little of a step to be worth its price."""
+        self.max_work = max_work
+        """Limit in stages priced (a placement of n stages counts n)."""
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        if board.problem.num_gpus > self.max_gpus:
+            return
+        filler = Filler(board.problem)
+        if board.nearest is None:
+            self._repair(board, filler)
+
+        def score(placement: Placement) -> Candidate | None:
+            return board.score(placement, self.name)
+
+        starts = unlike(board.ranking, self.num_starts)
+        for candidate in starts:
+            climb(board.problem, filler, score, candidate, self.max_work // len(starts))
+
+    def _repair(self, board: Scoreboard, filler: Filler) -> None:
+        """From the placement that lacks least memory to one that fits, if moves lead there."""
+        work = 0
+        miss = None
+        while board.nearest is None and miss is not board.misses.nearest:
+            miss = board.misses.nearest
+            if miss is None:
+                return
+            for placement in neighbours(board.problem, filler, miss.placement):
+                fitting = board.score(placement, self.name)
+                work += sum(len(r.stages) for r in placement.replicas)
+                if fitting is not None or work > self.max_work:
+                    return
+                if board.misses.nearest is not miss:
+                    break
+
+
+def climb(
+    problem: Problem,
+    filler: Filler,
+    score: Callable[[Placement], Candidate | None],
+    best: Candidate,
+    max_work: int,
+) -> None:
+    """Hill climbing from `best`, first improvement taken; the board behind `score` keeps it all.
+
+    Args:
+        max_work: limit in stages priced.
+    """
+    work = 0
+    improved = True
+    while improved:
+        improved = False
+        for placement in neighbours(problem, filler, best.placement):
+            candidate = score(placement)
+            work += sum(len(r.stages) for r in placement.replicas)
+            if candidate is not None and candidate.key < best.key:
+                best, improved = candidate, True
+                break
+            if work > max_work:
+                return
+
+
+def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterator[Placement]:
+    """All placements one move away, fine moves first."""
+    yield from fine_moves(placement)
+    if placement.has_shares:
+        return  # chains are filled by groups of one node that divide evenly
+    yield from joined_replicas(problem, placement)
+    chains = chains_of(placement)
+    seen = {tuple(chains)}
+    for moved in _chain_moves(problem, chains):
+        if moved not in seen:
+            seen.add(moved)
+            filled = filler.placement(moved)
+            if filled is not None:
+                yield filled
+
+
+def fine_moves(placement: Placement) -> Iterator[Placement]:
+    """One layer from a stage to another, or one micro-batch from a replica to another."""
+    yield from _layer_moves(placement)
+    yield from _micro_batch_moves(placement)
+
+
+def _layer_moves(placement: Placement) -> Iterator[Placement]:
+    for r, replica in enumerate(placement.replicas):
+        stages = replica.stages
+        for source, giver in enumerate(stages):
+            if giver.num_layers == 1:
+                continue
+            for target, taker in enumerate(stages):
+                if target != source:
+                    changed = list(stages)
+                    changed[source] = PlacedStage(giver.devices, giver.num_layers - 1)
+                    changed[target] = PlacedStage(taker.devices, taker.num_layers + 1)
+                    moved = PlacedReplica(tuple(changed), replica.num_micro_batches)
+                    yield _with_replica(placement, r, moved)
+
+
+def _micro_batch_moves(placement: Placement) -> Iterator[Placement]:
+    for source, giver in enumerate(placement.replicas):
+        if giver.num_micro_batches == 1:
+            continue
+        for target, taker in enumerate(placement.replicas):
+            if target != source:
+                fewer = PlacedReplica(giver.stages, giver.num_micro_batches - 1)
+                more = PlacedReplica(taker.stages, taker.num_micro_batches + 1)
+                yield _with_replica(_with_replica(placement, source, fewer), target, more)
+
+
+def _with_replica(placement: Placement, index: int, replica: PlacedReplica) -> Placement:
+    replicas = placement.replicas
+    return Placement((*replicas[:index], replica, *replicas[index + 1 :]))
+
+
+def _chain_moves(problem: Problem, chains: list[Chain]) -> Iterator[tuple[Chain, ...]]:
+    """Structural moves; each result is a tuple of non-empty chains of disjoint units."""
+    counts = problem.replica_counts()
+    yield from insertions(chains, _idle_units(problem, chains), counts)
+    for r, chain in enumerate(chains):
+        for s, unit in enumerate(chain):
+            without = _replaced(chains, r, (*chain[:s], *chain[s + 1 :]))
+            if len(without) in counts and without:
+                yield tuple(without)
+            yield from insertions(without, [unit], counts)
+            for pieces in _recut(problem, chain, s):
+                yield tuple(_replaced(chains, r, pieces))
+    places = [(r, s) for r, chain in enumerate(chains) for s in range(len(chain))]
+    for i, (r, s) in enumerate(places):
+        for q, t in places[i + 1 :]:
+            one, other = chains[r][s], chains[q][t]
+            if (one.node, one.width) != (other.node, other.width):
+                swapped = [list(chain) for chain in chains]
+                swapped[r][s], swapped[q][t] = other, one
+                yield tuple(tuple(chain) for chain in swapped)
+
+
+def insertions(
+    chains: list[Chain],
+    units: list[Unit],
+    counts: range,
+    shape: Callable[[Chain], Hashable] | None = None,
+) -> Iterator[tuple[Chain, ...]]:
+    """Each unit at every place of every replica, and as a replica of its own.
+
+    Args:
+        shape: of replicas for which it is equal, before and after, one is enough.
+    """
+    for unit in units:
+        seen = set()
+        if len(chains) in counts:
+            for r, chain in enumerate(chains):
+                before = None if shape is None else shape(chain)
+                for s in range(len(chain) + 1):
+                    after = (*chain[:s], unit, *chain[s:])
+                    if shape is not None:
+                        change = before, shape(after)
+                        if change in seen:
+                            continue
+                        seen.add(change)
+                    yield tuple(_replaced(chains, r, after))
+        if len(chains) + 1 in counts:
+            yield (*chains, (unit,))
+
+
+def _replaced(chains: list[Chain], index: int, chain: Chain) -> list[Chain]:
+    """The chains with one replaced, or left out when empty."""
+    return [*chains[:index], *([chain] if chain else []), *chains[index + 1 :]]
+
+
+def _recut(problem: Problem, chain: Chain, index: int) -> Iterator[Chain]:
+    """The unit at `index` cut in two stages, or joined with the next one on the same node."""
+    unit = chain[index]
+    widths = problem.widths[unit.node]
+    for width in widths:
+        if width < unit.width and unit.width - width in widths:
+            left, right = (
+                Unit(unit.node, unit.indices[:width]),
+                Unit(unit.node, unit.indices[width:]),
+            )
+            yield (*chain[:index], left, right, *chain[index + 1 :])
+    if index + 1 < len(chain) and chain[index + 1].node == unit.node:
+        joined = tuple(sorted(unit.indices + chain[index + 1].indices))
+        if len(joined) in widths:
+            yield (*chain[:index], Unit(unit.node, joined), *chain[index + 2 :])
+
+
+def _idle_units(problem: Problem, chains: list[Chain]) -> list[Unit]:
+    """Of every node with idle GPUs, the first of them in each width that they allow."""
+    units = []
+    for node in problem.nodes:
+        idle = idle_gpus(problem, chains, node.name)
+        units += [Unit(node.name, idle[:w]) for w in problem.widths[node.name] if w <= len(idle)]
+    return units
+
+
+def idle_gpus(problem: Problem, chains: Sequence[Sequence[Unit]], node: str) -> tuple[int, ...]:
+    """Of a node, those that no chain uses."""
+    used = {i for chain in chains for unit in chain if unit.node == node for i in unit.indices}
+    return tuple(i for i in problem.gpus[node] if i not in used)
+
+
+def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
+    """The best placements that differ in more than layers and micro-batches, and in more than
+    which of like nodes is which."""
+    chosen: dict[Hashable, Candidate] = {}
+    images: set[Hashable] = set()
+    for candidate in ranking:
+        if len(chosen) == count:
+            break
+        image = candidate.step_time_s, candidate.crowding, candidate.pattern
+        if candidate.structure not in chosen and image not in images:
+            chosen[candidate.structure] = candidate
+            images.add(image)
+    return list(chosen.values())
+
+
+def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
+    """`unlike`, and the best of those whose paths are not crowded, which may be better than they
+    look beside the others."""
+    found = unlike(ranking, count)
+    for crowding in CALM:
+        calm = unlike(
+            [candidate for candidate in ranking if candidate.crowding <= crowding], _NUM_CALM
+        )
+        found += [candidate for candidate in calm if candidate not in found]
+    return found

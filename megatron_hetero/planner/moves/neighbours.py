@@ -1,0 +1,268 @@
+"""Structures one move away.
+
+A move is made in one replica, or in all that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import zip_longest
+
+from megatron_hetero.cluster.spec import Node
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+
+Structure = tuple[Chain, ...]
+Shape = Callable[[Chain], Hashable]
+
+
+def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
+    """All structures one move away; may repeat."""
+    counts = problem.replica_counts()
+    for moved in _moves(problem, structure, shape):
+        if len(moved) in counts and all(problem.chain_is_allowed(chain) for chain in moved):
+            yield moved
+
+
+def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
+    classes: dict[Hashable, list[int]] = {}
+    for r, chain in enumerate(structure):
+        classes.setdefault(shape(chain), []).append(r)
+    alike = list(classes.values())
+    idle = {
+        node.name: list(indices) for node in problem.nodes for indices in (problem.gpus[node.name],)
+    }
+    for chain in structure:
+        for unit in chain:
+            free = idle[unit.node]
+            for index in unit.indices:
+                free.remove(index)
+    for members in alike:
+        yield from _inside(problem, structure, members)
+        yield from _insert(problem, structure, members, idle)
+        yield from _split_replica(structure, members)
+    for i, members in enumerate(alike):
+        for others in alike[i:]:
+            yield from _between(structure, members, others)
+    yield from _new_replicas(problem, structure, idle)
+
+
+def _gaps(chain: Chain) -> list[int]:
+    """Places between stages, and at both ends, that are not inside a run of equal groups."""
+    return [0, *[t for t in range(1, len(chain)) if not _equal(chain[t - 1], chain[t])], len(chain)]
+
+
+def _ends(chain: Chain) -> list[int]:
+    """Stages at either end of a run of equal groups."""
+    gaps = _gaps(chain)
+    return sorted({*gaps[:-1], *[gap - 1 for gap in gaps[1:]]})
+
+
+def _equal(one: Unit, other: Unit) -> bool:
+    return one.node == other.node and len(one.indices) == len(other.indices)
+
+
+def _with(structure: Structure, changes: dict[int, Chain]) -> Structure:
+    chains = [changes.get(r, chain) for r, chain in enumerate(structure)]
+    return tuple([chain for chain in chains if chain])
+
+
+def _scoped(
+    structure: Structure, members: Sequence[int], change: Callable[[Chain], Chain | None]
+) -> Iterator[Structure]:
+    """The change in one of them, and in all."""
+    first = change(structure[members[0]])
+    if first is None:
+        return
+    yield _with(structure, {members[0]: first})
+    if len(members) > 1:
+        changes = {r: change(structure[r]) for r in members}
+        if all(chain is not None for chain in changes.values()):
+            yield _with(structure, {r: chain for r, chain in changes.items() if chain is not None})
+
+
+def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> Iterator[Structure]:
+    """Reorder, drop, split and join stages."""
+    chain = structure[members[0]]
+    ends, gaps = _ends(chain), _gaps(chain)
+    for s in ends:
+
+        def drop(c: Chain, s: int = s) -> Chain | None:
+            return (*c[:s], *c[s + 1 :])
+
+        yield from _scoped(structure, members, drop)
+        for t in sorted({gap - (gap > s) for gap in gaps}):
+            if t == s:
+                continue
+
+            def shift(c: Chain, s: int = s, t: int = t) -> Chain | None:
+                rest = [*c[:s], *c[s + 1 :]]
+                rest.insert(t, c[s])
+                return tuple(rest)
+
+            yield from _scoped(structure, members, shift)
+        for t in ends:
+            if t > s + 1:
+
+                def swap(c: Chain, s: int = s, t: int = t) -> Chain | None:
+                    made = list(c)
+                    made[s], made[t] = made[t], made[s]
+                    return tuple(made)
+
+                yield from _scoped(structure, members, swap)
+        widths = problem.widths[chain[s].node]
+        for width in widths:
+            other = chain[s].width - width
+            if other > 0 and other in widths:
+
+                def cut(c: Chain, s: int = s, width: int = width) -> Chain | None:
+                    unit = c[s]
+                    left = Unit(unit.node, unit.indices[:width])
+                    right = Unit(unit.node, unit.indices[width:])
+                    return (*c[:s], left, right, *c[s + 1 :])
+
+                yield from _scoped(structure, members, cut)
+        for t in ends:
+            if (
+                t > s
+                and chain[t].node == chain[s].node
+                and chain[t].width + chain[s].width in widths
+            ):
+
+                def join(c: Chain, s: int = s, t: int = t) -> Chain | None:
+                    if c[s].node != c[t].node:
+                        return None
+                    one = Unit(c[s].node, tuple(sorted(c[s].indices + c[t].indices)))
+                    return (*c[:s], one, *c[s + 1 : t], *c[t + 1 :])
+
+                yield from _scoped(structure, members, join)
+    yield from _scoped(structure, members, lambda c: c[::-1])
+
+
+def _insert(
+    problem: Problem, structure: Structure, members: Sequence[int], idle: dict[str, list[int]]
+) -> Iterator[Structure]:
+    """Idle GPUs as a stage more, or beside a stage of the same node."""
+    chain = structure[members[0]]
+    everyone = [members] if len(members) > 1 else []
+    for node in problem.nodes:
+        for width in problem.widths[node.name]:
+            if width > len(idle[node.name]):
+                break
+            for t in _gaps(chain):
+                for scope in [members[:1], *everyone]:
+                    units = _taken(problem, idle, node, width, len(scope))
+                    if units is not None:
+                        changes = {}
+                        for r, unit in zip(scope, units, strict=True):
+                            changes[r] = (*structure[r][:t], unit, *structure[r][t:])
+                        yield _with(structure, changes)
+        free = idle[node.name]
+        for s, unit in enumerate(chain):
+            if unit.node == node.name:
+                for width in problem.widths[node.name]:
+                    if 0 < width - unit.width <= len(free):
+                        more = tuple(sorted(unit.indices + tuple(free[: width - unit.width])))
+                        wide = Unit(node.name, more)
+                        yield _with(structure, {members[0]: (*chain[:s], wide, *chain[s + 1 :])})
+
+
+def _taken(
+    problem: Problem, idle: dict[str, list[int]], node: Node, width: int, number: int
+) -> list[Unit] | None:
+    """Idle groups, of this node first and then of nodes like it; None if there are too few."""
+    like = problem.likeness.node
+    alike = [n for n in problem.nodes if n.site == node.site and like(n.name) == like(node.name)]
+    units: list[Unit] = []
+    for one in [node, *[n for n in alike if n is not node]]:
+        free = idle[one.name]
+        for start in range(0, len(free) - width + 1, width):
+            if len(units) == number:
+                break
+            units.append(Unit(one.name, tuple(free[start : start + width])))
+    return units if len(units) == number else None
+
+
+def _new_replicas(
+    problem: Problem, structure: Structure, idle: dict[str, list[int]]
+) -> Iterator[Structure]:
+    for node in problem.nodes:
+        free = idle[node.name]
+        for width in problem.widths[node.name]:
+            if width > len(free):
+                break
+            yield (*structure, (Unit(node.name, tuple(free[:width])),))
+
+
+def _split_replica(structure: Structure, members: Sequence[int]) -> Iterator[Structure]:
+    """A replica into two: at any place, or every second stage to the other."""
+    chain = structure[members[0]]
+    middle = len(chain) // 2
+    parts = [(chain[:t], chain[t:]) for t in sorted({*_gaps(chain), middle}) if 0 < t < len(chain)]
+    if len(chain) > 2:
+        parts.append((chain[::2], chain[1::2]))
+    for one, other in parts:
+        yield (*_with(structure, {members[0]: one}), other)
+    if len(members) > 1 and len(chain) > 1:
+        half = len(chain) // 2
+        rest = _with(structure, dict.fromkeys(members, ()))
+        chains = [structure[r] for r in members]
+        yield (*rest, *[part for c in chains for part in (c[:half], c[half:])])
+        yield (*rest, *[part for c in chains for part in (c[::2], c[1::2])])
+
+
+def _between(
+    structure: Structure, members: Sequence[int], others: Sequence[int]
+) -> Iterator[Structure]:
+    """Exchange groups of two replicas, move one over, join two replicas."""
+    same = members is others
+    if same and len(members) < 2:
+        return
+    r, q = members[0], (members[1] if same else others[0])
+    pairs = [(r, q)]
+    everyone: list[tuple[int, int]] = []
+    if same:
+        everyone = list(zip(members[::2], members[1::2], strict=False))
+    elif len(members) == len(others):
+        everyone = list(zip(members, others, strict=True))
+    scopes = [pairs] if len(everyone) < 2 else [pairs, everyone]
+    one, other = structure[r], structure[q]
+    for s in _ends(one):
+        for t in _ends(other):
+            a, b = one[s], other[t]
+            if a.node == b.node and a.width == b.width:
+                continue
+            for scope in scopes:
+                changes = {}
+                for x, y in scope:
+                    left, right = structure[x], structure[y]
+                    changes[x] = (*left[:s], right[t], *left[s + 1 :])
+                    changes[y] = (*right[:t], left[s], *right[t + 1 :])
+                yield _with(structure, changes)
+    for giver_first in (True, False):
+        givers = one if giver_first else other
+        takers = other if giver_first else one
+        for s in _ends(givers):
+            for t in _gaps(takers):
+                for scope in scopes:
+                    changes = {}
+                    for x, y in scope:
+                        x, y = (x, y) if giver_first else (y, x)
+                        left, right = structure[x], structure[y]
+                        changes[x] = (*left[:s], *left[s + 1 :])
+                        changes[y] = (*right[:t], left[s], *right[t:])
+                    yield _with(structure, changes)
+    for scope in scopes:
+        for order in (1, -1):
+            changes = {}
+            for x, y in scope:
+                changes[x] = (
+                    structure[x] + structure[y] if order == 1 else structure[y] + structure[x]
+                )
+                changes[y] = ()
+            yield _with(structure, changes)
+        woven: dict[int, Chain] = {}
+        for x, y in scope:
+            pairs_of = zip_longest(structure[x], structure[y])
+            woven[x] = tuple([unit for pair in pairs_of for unit in pair if unit is not None])
+            woven[y] = ()
+        yield _with(structure, woven)

@@ -1,0 +1,200 @@
+"""The strategy after all others: the best shapes with settings that are the stages' own.
+
+The strategies before place every stage with the job's own recompute and micro-batch size.  This
+one fills a short list of their placements anew (`refill`): recompute where a stage needs it and
+nowhere else, the micro-batch sizes that suit, the optimizer's states where there is room, and
+groups of unequal shares.  Placements that lacked memory are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
+from megatron_hetero.cost.placement import Placement, with_optimizer_shares
+from megatron_hetero.plan.stock_ranks import RankOrder
+from megatron_hetero.planner.completion.optimizer_shares import with_shares_by_room
+from megatron_hetero.planner.completion.polish import Polish
+from megatron_hetero.planner.completion.refill import (
+    Filling,
+    KnownWays,
+    Refiller,
+    on_devices_of,
+    share_batch,
+)
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.moves.local import unlike, unlike_and_calm
+from megatron_hetero.planner.moves.unlike_groups import joined
+
+_WORTH = 1 - 1e-3
+"""What unlike sizes must bring."""
+
+
+_MANY_GPUS = 256
+"""Above this a stage is a small part of a step: fewer placements are filled and polished."""
+
+
+class Refine:
+    """Fills the best placements anew, then moves single layers and micro-batches."""
+
+    name = "refine"
+
+    def __init__(
+        self,
+        num_starts: int = 6,
+        num_joined: int = 3,
+        num_sizes: int = 2,
+        num_polished: int = 4,
+        max_work: int = 150_000,
+    ) -> None:
+        self.num_starts = num_starts
+        """Of the placements that fit, and as many of those that lack memory."""
+        self.num_joined = num_joined
+        """Of these, the first ones whose stages are joined."""
+        self.num_sizes = num_sizes
+        """Micro-batch sizes that are priced exactly, of each placement."""
+        self.num_polished = num_polished
+        """Placements of unlike stages that are polished: the best before is often not after."""
+        self.max_work = max_work
+        """Limit in stages times micro-batches priced, of the small moves of each."""
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        is_large = board.problem.num_gpus > _MANY_GPUS
+        num_starts = 2 if is_large else self.num_starts
+        starts = unlike_and_calm(board.ranking_with_counts, num_starts)
+        self.refine(board, starts + unlike(board.misses.fastest, num_starts))
+
+    def refine(self, board: Scoreboard, starts: Sequence[Candidate]) -> None:
+        """Fill and polish placements that have not been before."""
+        if not board.problem.costs.has_variants:
+            return
+        is_large = board.problem.num_gpus > _MANY_GPUS
+        num_polished = 2 if is_large else self.num_polished
+        max_work = self.max_work // 4 if is_large else self.max_work
+        found: list[tuple[Candidate, Refiller]] = []
+        known: KnownWays = {}
+        for number, start in enumerate(board.not_begun(self.name, starts)):
+            for placement in self._placements(board, start, number < self.num_joined):
+                refiller = Refiller(board.problem.costs, placement, known)
+                best = self._refined(board, refiller, start)
+                if best is not None:
+                    found.append((best, refiller))
+        found.sort(key=lambda entry: entry[0].key)
+        refillers = {id(candidate): refiller for candidate, refiller in found}
+        for candidate in unlike([candidate for candidate, _ in found], num_polished):
+            refiller = refillers[id(candidate)]
+            polished = Polish(refiller, candidate.placement).run(max_work)
+            if polished != candidate.placement:
+                self._keep(board, refiller, candidate, polished)
+
+    def _placements(self, board: Scoreboard, start: Candidate, join: bool) -> Iterator[Placement]:
+        """What is filled: the start, with the optimizer's states shared by free memory, and, if
+        `join`, with stages joined into groups of unequal shares."""
+        problem = board.problem
+        yield start.placement
+        by_room = with_shares_by_room(problem.costs, start.placement)
+        if by_room is not None:
+            yield by_room
+        if join:
+            yield from joined(problem, Refiller(problem.costs, start.placement))
+
+    def _refined(self, board: Scoreboard, refiller: Refiller, start: Candidate) -> Candidate | None:
+        """The best of the sizes, kept on the board; None where nothing fits or nothing changed."""
+        costs, replicas = board.problem.costs, refiller.placement.replicas
+        own = costs.workload.training.micro_batch_size
+        sizes = micro_batch_sizes(costs, len(replicas))
+        ranked = []
+        for size in sizes:
+            filled = _filled(refiller, [size] * len(replicas))
+            if filled is not None:
+                ranked.append((_quick_s(*filled), size, filled))
+        ranked.sort(key=lambda entry: entry[:2])
+        chosen = [filled for _, _, filled in ranked[: self.num_sizes]]
+        if ranked and may_mix_sizes(costs):
+            chosen.append(_mixed(refiller, ranked[0][1], sizes, ranked[0][2]))
+        best: Candidate | None = None
+        for filled in chosen:
+            placement = Placement(
+                tuple(
+                    filling.replica(replica, count, own)
+                    for replica, filling, count in zip(replicas, *filled, strict=True)
+                )
+            )
+            kept = self._keep(board, refiller, start, placement)
+            if kept is not None and (best is None or kept.key < best.key):
+                best = kept
+        return best
+
+    def _keep(
+        self, board: Scoreboard, refiller: Refiller, start: Candidate, placement: Placement
+    ) -> Candidate | None:
+        shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
+        if any(map(any, shares)):
+            placement = with_optimizer_shares(placement, shares)  # of the layers as they are now
+        if placement == start.placement:
+            return None
+        placement, rank_order = arranged(placement, board.problem.gpus, start)
+        cost = refiller.cost(placement)
+        return board.keep_refined(placement, cost, self.name, rank_order)
+
+
+Filled = tuple[Sequence[Filling], Sequence[int]]
+"""Fillings of all replicas, and their micro-batches."""
+
+
+def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
+    """All replicas filled for the micro-batch sizes given, [replica]; None if one does not fit."""
+    batch = refiller.costs.workload.training.global_batch_size
+    fillings, left = [], batch - sum(sizes)
+    for replica, size in zip(refiller.placement.replicas, sizes, strict=True):
+        most = left // size + 1
+        filling = refiller.filling(replica, size, most) if most > 0 else None
+        if filling is None:
+            return None
+        fillings.append(filling)
+    counts = share_batch(batch, fillings)
+    return None if counts is None else (fillings, counts)
+
+
+def _mixed(refiller: Refiller, size: int, sizes: Sequence[int], filled: Filled) -> Filled:
+    """From one size for all, other sizes for replicas of one shape after the other, while that
+    lets the last one end earlier."""
+    shapes = [refiller.shape(replica) for replica in refiller.placement.replicas]
+    chosen = dict.fromkeys(shapes, size)
+    for shape in list(chosen):
+        for other in sizes:
+            trial = _filled(refiller, [{**chosen, shape: other}[of] for of in shapes])
+            if trial is not None and _quick_s(*trial) < _WORTH * _quick_s(*filled):
+                chosen[shape], filled = other, trial
+    return filled
+
+
+def _quick_s(fillings: Sequence[Filling], counts: Sequence[int]) -> float:
+    """About when the last replica ends."""
+    return max(f.fill_s + (m - 1) * f.period_s for f, m in zip(fillings, counts, strict=True))
+
+
+def arranged(
+    placement: Placement, gpus: Mapping[str, tuple[int, ...]], start: Candidate | None = None
+) -> tuple[Placement, RankOrder | None]:
+    """The placement and the order of its ranks if stock Megatron runs it: all replicas and stages
+    alike in what they do.  Where it did not run the start, replicas and GPUs are put in order."""
+    first = placement.replicas[0]
+    alike = is_symmetric(placement) and all(
+        replica.launch_counts is None
+        and all(stage.shares is None for stage in replica.stages)
+        and replica.micro_batch_size == first.micro_batch_size
+        and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
+        for replica in placement.replicas
+    )
+    if not alike:
+        return placement, None
+    if start is not None and start.rank_order is not None:
+        return placement, start.rank_order
+    bare, rank_order = canonical(placement, gpus)
+    if rank_order is None:
+        return placement, None
+    return Placement(tuple(on_devices_of(first, replica) for replica in bare.replicas)), rank_order

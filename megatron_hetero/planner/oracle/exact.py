@@ -1,0 +1,66 @@
+"""The best plan of a small problem by the cost model, with its proof: what is not priced cannot
+win."""
+
+from __future__ import annotations
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.objective import THROUGHPUT
+from megatron_hetero.planner.oracle.exhaustive import limit_s
+from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
+from megatron_hetero.planner.shapes.constructive import Constructive
+from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
+from megatron_hetero.planner.shapes.symmetric import Symmetric
+
+EXACT_RELAXES = (
+    "nothing: every plan was priced or cannot be faster; launch counts are 1F1B's or the rule's"
+)
+_EFFORT = Effort(max_placements=100_000, max_structures=50_000, max_splits=3_000_000)
+
+
+class Exact:
+    """Prices every placement that a quick plan does not rule out: units, replicas, stage orders,
+    layers and micro-batches.
+
+    The bound of the plan is then its own step time.  Launch counts are those of 1F1B, and those of
+    the rule where they gain (`counts.LaunchRule`), as in every strategy.
+    """
+
+    name = "exact"
+
+    def __init__(self, effort: Effort = _EFFORT) -> None:
+        self.effort = effort
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`.
+
+        Raises:
+            UsageError: there are more placements than can be priced.
+        """
+        wanted = wanted_placements(board.problem, _quick_limit_s(board), self.effort)
+        if wanted is None:
+            raise self._too_many(board)
+        for placement in wanted:
+            board.score(placement, self.name)
+        if not wanted:  # nothing fits: what comes nearest is said
+            Constructive().search(board)
+        board.is_exact = board.best is not None
+
+    def _too_many(self, board: Scoreboard) -> UsageError:
+        problem, effort = board.problem, self.effort
+        return UsageError(
+            f"--strategy exact would have to price more than {effort.max_placements} plans, or "
+            f"look at more than {effort.max_structures} sets of pipelines or "
+            f"{effort.max_splits} splits of layers or micro-batches, of {problem.num_gpus} GPUs, "
+            f"{problem.num_layers} layers and {problem.num_micro_batches} micro-batches; "
+            "use --strategy auto, which prints a lower bound and the gap to it"
+        )
+
+
+def _quick_limit_s(board: Scoreboard) -> float:
+    """`limit_s` of plans found quickly."""
+    quick = Scoreboard(board.problem)
+    if board.problem.objective == THROUGHPUT:
+        for strategy in (Symmetric(), Constructive(), EqualReplicas()):
+            strategy.search(quick)
+    return limit_s(quick)

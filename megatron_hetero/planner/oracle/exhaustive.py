@@ -1,0 +1,43 @@
+"""Every placement of a small problem: the optimum, by the cost model."""
+
+from __future__ import annotations
+
+from math import inf
+
+from megatron_hetero.planner.evaluate.candidate import ranked_time_s
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.objective import THROUGHPUT
+from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
+
+_EFFORT = Effort(max_placements=3_000, max_structures=5_000, max_splits=100_000)
+
+
+class Exhaustive:
+    """Prices units, replicas, stage orders, layers and micro-batches, up to symmetry, but for those
+    that what is on the board rules out.
+
+    Declines (scores nothing) where that is more than `effort`.
+    """
+
+    name = "exhaustive"
+
+    def __init__(self, effort: Effort = _EFFORT, max_gpus: int = 6) -> None:
+        self.effort = effort
+        self.max_gpus = max_gpus
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        problem = board.problem
+        if problem.num_gpus > self.max_gpus:
+            return
+        for placement in wanted_placements(problem, limit_s(board), self.effort) or ():
+            board.score(placement, self.name)
+
+
+def limit_s(board: Scoreboard) -> float:
+    """The step time from which on plans need not be priced where nothing but speed counts."""
+    if board.problem.objective != THROUGHPUT or board.best is None or not board.ranking:
+        return inf
+    best, first = board.best, board.ranking[0]
+    # The best of 1F1B's own launch counts is kept as well.
+    return max(ranked_time_s(best.placement, best.cost), first.step_time_s)

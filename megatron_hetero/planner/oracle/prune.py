@@ -1,0 +1,220 @@
+"""Ways to fill a structure that may fit and that a known plan does not beat: for exact search.
+
+A stage of t seconds a micro-batch behind stages of together S seconds ends a step of m
+micro-batches at S + m t at the earliest, whatever is launched ahead (docs/bound.md).  Boundaries,
+gradient exchange and update come on top, and under other prices the stages behind.  A stage that
+lacks memory for one micro-batch in flight, with the distributed optimizer's states divided among
+as many replicas as there may be, lacks it in every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from megatron_hetero.cost.pipeline import least_pipeline_time_s
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.completion.fill import placed_replica
+from megatron_hetero.planner.oracle.structures import all_structures, compositions
+from megatron_hetero.planner.problem import Chain, Problem
+
+Kinds = tuple[tuple[str, int], ...]
+"""A chain up to the choice among a node's equal GPUs: (node, width) stage by stage."""
+Split = tuple[int, ...]
+"""Layers, stage by stage."""
+Filling = tuple[tuple[Split, ...], tuple[int, ...]]
+"""Layers and micro-batches, replica by replica."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far a list of all placements may go."""
+
+    max_placements: int
+    max_structures: int
+    """Ways to form pipelines."""
+    max_splits: int
+    """Splits of layers, whole or in part, and of micro-batches to look at."""
+
+
+def wanted_placements(problem: Problem, limit_s: float, effort: Effort) -> list[Placement] | None:
+    """Every placement that may fit and take no longer than `limit_s`; None if that is more than the
+    effort allows."""
+    pruner = Pruner(problem, limit_s, effort.max_splits)
+    wanted: list[Placement] = []
+    for number, structure in enumerate(all_structures(problem)):
+        if number >= effort.max_structures:
+            return None
+        if not pruner.may_hold_it(structure):
+            continue
+        for layers, shares in pruner.fillings(structure):
+            if len(wanted) >= effort.max_placements:
+                return None
+            replicas = zip(structure, layers, shares, strict=True)
+            wanted.append(Placement(tuple(placed_replica(*r) for r in replicas)))
+        if pruner.is_over:
+            return None
+    return wanted
+
+
+class Pruner:
+    """Fillings of a problem's structures that may fit and take no longer than `limit_s`."""
+
+    def __init__(self, problem: Problem, limit_s: float, max_splits: int) -> None:
+        self.problem = problem
+        self.splits_left = max_splits
+        self.limit_s = limit_s * (1 + 1e-9)
+        self._most: dict[Kinds, int] = {}
+        self._splits: dict[Kinds, list[tuple[int, Split]]] = {}
+        self._times: dict[tuple[str, int, bool, bool], tuple[float, float]] = {}
+        self._held: dict[tuple[str, int, bool, bool], int] = {}
+        most_replicas = max(problem.replica_counts(), default=1)
+        self._roomiest = problem.costs.sharded_among(most_replicas)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it gave up before all fillings were looked at."""
+        return self.splits_left < 0
+
+    def _may_look(self) -> bool:
+        self.splits_left -= 1
+        return self.splits_left >= 0
+
+    def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
+        """Whether its replicas may do all micro-batches in time."""
+        most = [self._most_of(kinds_of(chain)) for chain in structure]
+        return min(most) > 0 and sum(most) >= self.problem.num_micro_batches
+
+    def fillings(self, structure: tuple[Chain, ...]) -> Iterator[Filling]:
+        """Every one that may be in time; once it `is_over`, not all of them."""
+        splits = [self._splits_of(chain) for chain in structure]
+        most = [max((count for count, _ in of_chain), default=0) for of_chain in splits]
+        if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
+            return
+        for shares in compositions(self.problem.num_micro_batches, len(structure)):
+            if not self._may_look():
+                return
+            if any(share > limit for share, limit in zip(shares, most, strict=True)):
+                continue
+            choices = [
+                [split for count, split in of_chain if count >= share]
+                for of_chain, share in zip(splits, shares, strict=True)
+            ]
+            for layers in product(*choices):
+                yield layers, shares
+
+    def _time(self, kind: tuple[str, int], first: bool, last: bool) -> tuple[float, float]:
+        """Seconds of a stage's ends and of each layer."""
+        key = (*kind, first, last)
+        if key not in self._times:
+            costs = self.problem.costs
+            node = self.problem.cluster.node_by_name[kind[0]]
+            pieces = costs.pieces(node, kind[1], self.problem.workload.model.vocab_size)
+            ends_s = pieces.stage(0, first, last).total_s
+            self._times[key] = ends_s, pieces.layer.total_s
+        return self._times[key]
+
+    def _most_layers(self, kind: tuple[str, int], first: bool, last: bool) -> int:
+        """Layers that fit at most."""
+        key = (*kind, first, last)
+        if key not in self._held:
+            node = self.problem.cluster.node_by_name[kind[0]]
+            # Other widths can only make the padded vocabulary longer.
+            rows = self._roomiest.vocab_rows([kind[1]])
+            memory = self._roomiest.memory(node, kind[1], first, last, 1, rows)
+            self._held[key] = memory.max_layers
+        return self._held[key]
+
+    def _stage_limits(self, kinds: Kinds) -> list[int]:
+        last = len(kinds) - 1
+        return [self._most_layers(kind, s == 0, s == last) for s, kind in enumerate(kinds)]
+
+    def _stage_times(self, kinds: Kinds) -> list[tuple[float, float]]:
+        last = len(kinds) - 1
+        return [self._time(kind, s == 0, s == last) for s, kind in enumerate(kinds)]
+
+    def _most_of(self, kinds: Kinds) -> int:
+        """Micro-batches in time at most: each stage may hold what it alone allows, with a layer in
+        each stage before it."""
+        if kinds not in self._most:
+            stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
+            low, high = 0, self.problem.num_micro_batches
+            while low < high:
+                count = (low + high + 1) // 2
+                room, before_s = 0, 0.0
+                for (ends_s, layer_s), held in stages:
+                    spare_s = self.limit_s - before_s - count * ends_s
+                    most = min(spare_s / (count * layer_s), self.problem.num_layers, held)
+                    layers = max(0, int(most))
+                    if layers == 0:
+                        room = 0
+                        break
+                    room += layers
+                    before_s += ends_s + layer_s
+                if room >= self.problem.num_layers:
+                    low = count
+                else:
+                    high = count - 1
+            self._most[kinds] = low
+        return self._most[kinds]
+
+    def _splits_of(self, chain: Chain) -> list[tuple[int, Split]]:
+        """Every split of the layers with the micro-batches that it may do in time, one or more."""
+        kinds = kinds_of(chain)
+        if kinds not in self._splits:
+            stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
+            found = self._extend(stages, (), 0.0, self._most_of(kinds))
+            refined = ((self._most_with_hops(chain, split, most), split) for most, split in found)
+            self._splits[kinds] = [(most, split) for most, split in refined if most]
+        return self._splits[kinds]
+
+    def _most_with_hops(self, chain: Chain, split: Split, most: int) -> int:
+        """The same with boundaries: no launch counts make a pipeline faster than that."""
+        costs, vocab_size = self.problem.costs, self.problem.workload.model.vocab_size
+        if not costs.has_launch_counts:  # other prices have other pipelines
+            return most
+        last = len(chain) - 1
+        nodes = self.problem.cluster.node_by_name
+        stages = [
+            costs.pieces(nodes[u.node], u.width, vocab_size).stage(n, s == 0, s == last)
+            for s, (u, n) in enumerate(zip(chain, split, strict=True))
+        ]
+        devices = [unit.devices for unit in chain]
+        forward = [costs.hop(a, b) for a, b in pairwise(devices)]
+        backward = [costs.hop(b, a) for a, b in pairwise(devices)]
+        low, high = 0, most
+        while low < high:
+            count = (low + high + 1) // 2
+            if least_pipeline_time_s(stages, forward, backward, count) <= self.limit_s:
+                low = count
+            else:
+                high = count - 1
+        return low
+
+    def _extend(
+        self,
+        stages: list[tuple[tuple[float, float], int]],
+        split: Split,
+        before_s: float,
+        most: int,
+    ) -> Iterator[tuple[int, Split]]:
+        if not self._may_look():
+            return
+        left = self.problem.num_layers - sum(split)
+        stages_left = len(stages) - len(split)
+        if not stages_left:
+            yield most, split
+            return
+        (ends_s, layer_s), held = stages[len(split)]
+        for layers in [left] if stages_left == 1 else range(1, left - stages_left + 2):
+            own_s = ends_s + layers * layer_s
+            allowed = int(min(most, (self.limit_s - before_s) / own_s))
+            if allowed < 1 or layers > held:
+                return
+            yield from self._extend(stages, (*split, layers), before_s + own_s, allowed)
+
+
+def kinds_of(chain: Chain) -> Kinds:
+    """A chain's kinds."""
+    return tuple((unit.node, unit.width) for unit in chain)

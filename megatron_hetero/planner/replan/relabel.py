@@ -1,0 +1,95 @@
+"""Equal GPUs are exchanged so that a placement keeps as much as it can where it already lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from megatron_hetero.cluster.spec import Device
+from megatron_hetero.cost.memory.holdings import (
+    Holdings,
+    StateSizes,
+    holdings,
+    overlap_bytes,
+    parts_of_placement,
+)
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.columns.kinds import kinds_of
+from megatron_hetero.planner.problem import Problem
+
+_MAX_NODES = 16
+"""Nodes of a kind that are exchanged."""
+
+
+def nearest_labels(
+    problem: Problem, placement: Placement, kept: Holdings, sizes: StateSizes
+) -> Placement:
+    """The placement with like nodes, and the GPUs of each node, exchanged for the most bytes in
+    common with `kept`.  Nodes stay where their links make a difference to the step."""
+    moved = _exchanged(problem, placement, kept, sizes, across_nodes=True)
+    costs = problem.costs
+    if moved != placement:
+        before, after = costs.placement(placement), costs.placement(moved)
+        if after.step_time_s <= before.step_time_s * (1 + 1e-12):
+            return moved
+    return _exchanged(problem, placement, kept, sizes, across_nodes=False)
+
+
+def _exchanged(
+    problem: Problem, placement: Placement, kept: Holdings, sizes: StateSizes, across_nodes: bool
+) -> Placement:
+    wanted = holdings(problem.workload, parts_of_placement(placement))
+    gains: dict[tuple[str, str], tuple[float, dict[Device, Device]]] = {}
+
+    def gain(role: str, node: str) -> tuple[float, dict[Device, Device]]:
+        """Bytes in common if `node` does what `role` does in the placement, and which GPU then
+        does what which does."""
+        if (role, node) not in gains:
+            roles = [Device(role, i) for i in problem.gpus[role]]
+            places = [Device(node, i) for i in problem.gpus[node]]
+            table = [
+                [overlap_bytes(sizes, wanted.get(r.name, {}), kept.get(p.name, {})) for p in places]
+                for r in roles
+            ]
+            chosen = _assign(table)
+            total = sum(table[i][j] for i, j in enumerate(chosen))
+            gains[role, node] = total, {roles[i]: places[j] for i, j in enumerate(chosen)}
+        return gains[role, node]
+
+    devices: dict[Device, Device] = {}
+    for kind in kinds_of(problem):
+        names = [node.name for node in kind.nodes]
+        order = list(range(len(names)))
+        if across_nodes and 1 < len(names) <= _MAX_NODES:
+            order = _assign([[gain(role, node)[0] for node in names] for role in names])
+        for i, j in enumerate(order):
+            devices |= gain(names[i], names[j])[1]
+    return _renamed(placement, devices)
+
+
+def _assign(table: Sequence[Sequence[float]]) -> list[int]:
+    """[row] -> column, the largest sum; rows that gain nothing by it keep their own column."""
+    from scipy.optimize import linear_sum_assignment  # a third of a second
+
+    size = len(table)
+    total = 1.0 + sum(map(sum, table))
+    stay = 1e-9 * total / size
+    cost = [[-table[i][j] - (stay if i == j else 0.0) for j in range(size)] for i in range(size)]
+    _, columns = linear_sum_assignment(cost)
+    return [int(column) for column in columns]
+
+
+def _renamed(placement: Placement, devices: Mapping[Device, Device]) -> Placement:
+    """Other devices in the same places."""
+    return Placement(
+        tuple(
+            replace(
+                replica,
+                stages=tuple(
+                    replace(stage, devices=tuple(devices[d] for d in stage.devices))
+                    for stage in replica.stages
+                ),
+            )
+            for replica in placement.replicas
+        )
+    )

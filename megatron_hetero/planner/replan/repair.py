@@ -1,0 +1,195 @@
+"""Placements near an old plan: what is left of it, with as little moved as can be.
+
+A replica that lost nothing keeps its stages and layers.  One that did is dropped, gets other GPUs
+in the place of those it lost, gives the lost stage's layers to its neighbours, or is filled anew;
+GPUs that are new may form replicas of their own.  Micro-batches, which are nobody's state, are
+always divided anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.columns.kinds import cut
+from megatron_hetero.planner.completion.fill import Filler, Piece, Pipeline, with_micro_batches
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+
+_MAX_COMBINED = 400
+"""Ways to mend all broken replicas together; of more, those that mend all in the same way."""
+_MAX_OPTIONS = 24
+"""Ways to put other GPUs in the place of those that one replica lost, of `_MAX_TRIED` tried."""
+_MAX_TRIED = 2000
+
+
+@dataclass(frozen=True)
+class OldReplica:
+    """A replica of the old plan: (GPUs that are left of a stage, its width, its layers)."""
+
+    stages: tuple[tuple[Unit | None, int, int], ...]
+
+    @property
+    def whole(self) -> Pipeline | None:
+        """Its stages if it lost nothing."""
+        pieces = [(u, n) for u, width, n in self.stages if u is not None and u.width == width]
+        return tuple(pieces) if len(pieces) == len(self.stages) else None
+
+
+def old_replicas(problem: Problem, plan: Plan, alive: frozenset[str]) -> list[OldReplica]:
+    """What is left of a plan on the devices that may still be used."""
+    found = []
+    for replica in plan.replicas:
+        stages = []
+        for stage in replica.stages:
+            left = sorted(d for d in stage.devices if d in alive)
+            devices = [problem.cluster.device_by_name[name] for name in left]
+            nodes = {device.node for device in devices}
+            unit = None
+            if len(nodes) == 1:
+                (node,) = nodes
+                indices = tuple(sorted(device.index for device in devices))
+                widths = [w for w in problem.widths[node] if w <= len(indices)]
+                unit = Unit(node, indices[: widths[-1]]) if widths else None
+            stages.append((unit, stage.shape.tensor_parallel, stage.shape.num_layers))
+        found.append(OldReplica(tuple(stages)))
+    return found
+
+
+def near_placements(problem: Problem, old: Sequence[OldReplica]) -> Iterator[Placement]:
+    """Placements near the old plan; not all fit, and some are alike."""
+    filler = Filler(problem)
+    for pipelines in _mended(problem, filler, old):
+        placement = with_micro_batches(problem, pipelines)
+        if placement is not None:
+            yield placement
+        for node in problem.nodes:
+            free = _free(problem, pipelines).get(node.name, ())
+            for width in problem.widths[node.name]:
+                if width > len(free):
+                    continue
+                grown = _new_replicas(problem, filler, node.name, free, width)
+                placement = with_micro_batches(problem, [*pipelines, *grown])
+                if grown and placement is not None:
+                    yield placement
+
+
+def _mended(
+    problem: Problem, filler: Filler, old: Sequence[OldReplica]
+) -> Iterator[list[Pipeline]]:
+    kept = [whole for replica in old if (whole := replica.whole) is not None]
+    broken = [replica for replica in old if replica.whole is None]
+    free = _free(problem, [*kept, *(_left_of(replica) for replica in broken)])
+    options = [[(), *_options(problem, filler, replica, free)] for replica in broken]
+    num_combined = 1
+    for found in options:
+        num_combined *= len(found)
+    if num_combined <= _MAX_COMBINED:
+        choices: Iterator[tuple[Pipeline, ...]] = product(*options)
+    else:
+        most = max(map(len, options))
+        choices = (tuple(o[min(i, len(o) - 1)] for o in options) for i in range(most))
+    for choice in choices:
+        pipelines = [*kept, *(pipeline for pipeline in choice if pipeline)]
+        taken = [gpu for p in pipelines for unit, _ in p for gpu in unit.devices]
+        if pipelines and len(taken) == len(set(taken)):
+            yield pipelines
+
+
+def _left_of(replica: OldReplica) -> Pipeline:
+    return tuple((unit, layers) for unit, _, layers in replica.stages if unit is not None)
+
+
+def _options(
+    problem: Problem, filler: Filler, replica: OldReplica, free: dict[str, tuple[int, ...]]
+) -> list[Pipeline]:
+    """Ways to mend a replica, with the layers of the stages that it kept as they are, and filled
+    anew."""
+    found: list[Pipeline] = []
+    for pipeline in islice(_replaced(problem, replica, free), _MAX_OPTIONS):
+        found.append(pipeline)
+        found.append(_refilled(problem, filler, tuple(unit for unit, _ in pipeline)))
+    for pipeline in _absorbed(replica):
+        found.append(pipeline)
+        found.append(_refilled(problem, filler, tuple(unit for unit, _ in pipeline)))
+    return list(dict.fromkeys(p for p in found if p))
+
+
+def _replaced(
+    problem: Problem, replica: OldReplica, free: dict[str, tuple[int, ...]]
+) -> Iterator[Pipeline]:
+    """Every lost stage on what is left of it, or on free GPUs of one node, the old width first."""
+    menus: list[list[Unit]] = []
+    for unit, width, _ in replica.stages:
+        if unit is not None and unit.width == width:
+            menus.append([unit])
+            continue
+        others = [
+            Unit(node, gpus[:w])
+            for node, gpus in sorted(free.items())
+            for w in problem.widths[node]
+            if w <= len(gpus)
+        ]
+        others.sort(key=lambda u: (u.width != width, -u.width, u.node))
+        menus.append([*([unit] if unit is not None else []), *others])
+    for units in islice(product(*menus), _MAX_TRIED):
+        taken = [gpu for unit in units for gpu in unit.devices]
+        if len(taken) == len(set(taken)):
+            layers = [n for _, _, n in replica.stages]
+            yield tuple(zip(units, layers, strict=True))
+
+
+def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
+    """The layers of lost stages go to the stage before, to the one behind, or half to each."""
+    for part in (0.0, 0.5, 1.0):
+        pieces: list[Piece] = []
+        waiting = 0
+        for unit, width, layers in replica.stages:
+            if unit is not None and unit.width == width:
+                pieces.append((unit, layers + waiting))
+                waiting = 0
+                continue
+            before = round(part * layers) if pieces else 0
+            if before:
+                pieces[-1] = (pieces[-1][0], pieces[-1][1] + before)
+            waiting += layers - before
+        if pieces:
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + waiting)
+            yield tuple(pieces)
+
+
+def _refilled(problem: Problem, filler: Filler, chain: Chain) -> Pipeline:
+    """The chain with balanced layers; empty if it is not allowed or does not fit."""
+    if not problem.chain_is_allowed(chain):
+        return ()
+    rows = problem.costs.vocab_rows(sorted({unit.width for unit in chain}))
+    filled = filler.chain(chain, rows, problem.num_micro_batches)
+    return tuple(zip(chain, filled.layers, strict=True)) if filled.fits else ()
+
+
+def _new_replicas(
+    problem: Problem, filler: Filler, node: str, free: tuple[int, ...], width: int
+) -> list[Pipeline]:
+    """Replicas on the free GPUs of one node: as many of one unit as fit, else one of all units."""
+    units, start = [], 0
+    for w in cut(len(free), width, problem.widths[node]):
+        units.append(Unit(node, free[start : start + w]))
+        start += w
+    each = [_refilled(problem, filler, (unit,)) for unit in units]
+    if units and all(each):
+        return each
+    together = _refilled(problem, filler, tuple(units)) if units else ()
+    return [together] if together else []
+
+
+def _free(problem: Problem, pipelines: Sequence[Pipeline]) -> dict[str, tuple[int, ...]]:
+    """Usable GPUs of each node that no pipeline uses."""
+    used = {device for p in pipelines for unit, _ in p for device in unit.devices}
+    names = {(device.node, device.index) for device in used}
+    free = {
+        node.name: tuple(i for i in problem.gpus[node.name] if (node.name, i) not in names)
+        for node in problem.nodes
+    }
+    return {node: gpus for node, gpus in free.items() if gpus}

@@ -1,0 +1,163 @@
+"""Like groups exchanged among replicas and stages, so that the busiest path between two nodes, or
+the busiest line that paths share, carries less.
+
+Replicas that are laid out alike often send all their activations from one node to one other, while
+as good a path between two like nodes is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from megatron_hetero.cluster.node_links import NodePair
+from megatron_hetero.cost.network.lines import line_seconds
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+
+_Path = NodePair | str
+"""From one node to another, or the name of a line that such paths share."""
+_Place = tuple[int, int]
+"""(replica, stage)."""
+
+_MAX_EXCHANGES = 2_000
+"""Exchanges to look at for some chains."""
+_MAX_IN_ALL = 20_000
+_LEAST_RELIEF = 1e-9
+"""Of the sum of squares: less is rounding."""
+
+
+class Spreader:
+    """Exchanges groups; remembers what it did for which chains.
+
+    Args:
+        kind_of: by node; groups of one kind and width may be exchanged.
+    """
+
+    def __init__(self, problem: Problem, kind_of: Mapping[str, int]) -> None:
+        self.problem = problem
+        self.kind_of = kind_of
+        self.work = 0
+        """Exchanges looked at."""
+        self._known: dict[tuple[tuple[Chain, ...], tuple[int, ...]], list[Chain] | None] = {}
+
+    def spread(self, chains: Sequence[Chain], micro_batches: Sequence[int]) -> list[Chain] | None:
+        """The chains with groups exchanged; None if that relieves no path.
+
+        Steepest descent of the sum of squares of the seconds for which paths are taken; each step
+        exchanges a group that uses the busiest path.
+
+        Args:
+            micro_batches: of each chain.
+        """
+        key = tuple(chains), tuple(micro_batches)
+        if key not in self._known and self.work < _MAX_IN_ALL:
+            self._known[key] = self._spread(*key)
+        return self._known.get(key)
+
+    def _spread(self, chains: Sequence[Chain], micro_batches: Sequence[int]) -> list[Chain] | None:
+        traffic = _SpreadTraffic(self.problem, chains, micro_batches)
+        moved, last = False, self.work + _MAX_EXCHANGES
+        while traffic.seconds and self.work < last:
+            least = _LEAST_RELIEF * sum(s * s for s in traffic.seconds.values())
+            best: tuple[float, _Place, _Place] | None = None
+            for one, other in traffic.exchanges(self.kind_of):
+                self.work += 1
+                relief = traffic.relief(one, other)
+                if relief > least and (best is None or relief > best[0]):
+                    best = relief, one, other
+            if best is None:
+                break
+            traffic.exchange(*best[1:])
+            moved = True
+        return [tuple(chain) for chain in traffic.chains] if moved else None
+
+
+class _SpreadTraffic:
+    """Seconds for which the boundaries of some chains take each path between nodes."""
+
+    def __init__(
+        self, problem: Problem, chains: Sequence[Chain], micro_batches: Sequence[int]
+    ) -> None:
+        self.chains = [list(chain) for chain in chains]
+        self.seconds: dict[_Path, float] = {}
+        self._costs = problem.costs
+        self._micro_batches = micro_batches
+        self._message_s: dict[tuple[str, int, str, int], list[tuple[_Path, float]]] = {}
+        for r, chain in enumerate(chains):
+            for boundary in range(len(chain) - 1):
+                self._add(self.seconds, (r, boundary), 1)
+
+    def exchanges(self, kind_of: Mapping[str, int]) -> Iterator[tuple[_Place, _Place]]:
+        """Pairs of like groups on unlike nodes, the first of which uses the busiest path."""
+        busiest = max(self.seconds, key=lambda path: (self.seconds[path], str(path)))
+        alike: dict[tuple[int, int], list[_Place]] = {}
+        for r, chain in enumerate(self.chains):
+            for s, unit in enumerate(chain):
+                alike.setdefault((kind_of[unit.node], unit.width), []).append((r, s))
+        for places in alike.values():
+            for r, s in places:
+                near = pairwise(self.chains[r][max(s - 1, 0) : s + 2])
+                if not any(self._takes(a, b, busiest) for a, b in near):
+                    continue
+                for q, t in places:
+                    if self.chains[r][s].node != self.chains[q][t].node:
+                        yield (r, s), (q, t)
+
+    def _takes(self, one: Unit, other: Unit, path: _Path) -> bool:
+        """Whether the boundary between two groups takes a path, there or back."""
+        if one.node == other.node:
+            return False
+        both = (*self._message(one, other), *self._message(other, one))
+        return any(taken == path for taken, _ in both)
+
+    def exchange(self, one: _Place, other: _Place) -> None:
+        """Exchange two groups."""
+        for path, seconds in self._change(one, other).items():
+            self.seconds[path] = self.seconds.get(path, 0.0) + seconds
+        self._swap(one, other)
+
+    def relief(self, one: _Place, other: _Place) -> float:
+        """By how much the sum of squares falls if two groups are exchanged."""
+        change = self._change(one, other)
+        before = [self.seconds.get(path, 0.0) for path in change]
+        more = zip(before, change.values(), strict=True)
+        return -sum(seconds * (2 * own_s + seconds) for own_s, seconds in more)
+
+    def _change(self, one: _Place, other: _Place) -> dict[_Path, float]:
+        boundaries = [
+            (r, boundary)
+            for r, s in (one, other)
+            for boundary in (s - 1, s)
+            if 0 <= boundary < len(self.chains[r]) - 1
+        ]
+        found: dict[_Path, float] = {}
+        for sign in (-1, 1):
+            for boundary in dict.fromkeys(boundaries):
+                self._add(found, boundary, sign)
+            self._swap(one, other)  # and, the second time, back
+        return found
+
+    def _swap(self, one: _Place, other: _Place) -> None:
+        (r, s), (q, t) = one, other
+        chains = self.chains
+        chains[r][s], chains[q][t] = chains[q][t], chains[r][s]
+
+    def _add(self, found: dict[_Path, float], boundary: _Place, sign: int) -> None:
+        r, s = boundary
+        one, other = self.chains[r][s : s + 2]
+        if one.node == other.node:
+            return
+        count = sign * self._micro_batches[r]
+        for path, seconds in (*self._message(one, other), *self._message(other, one)):
+            found[path] = found.get(path, 0.0) + count * seconds
+
+    def _message(self, here: Unit, there: Unit) -> list[tuple[_Path, float]]:
+        """What a message from one group to another takes, and for how long."""
+        key = here.node, here.width, there.node, there.width
+        if key not in self._message_s:
+            hop = self._costs.hop(here.devices, there.devices)
+            pair = here.node, there.node
+            carried = [(pair, size) for *_, size in hop.parts]
+            lines = line_seconds(self._costs.cluster, carried)
+            self._message_s[key] = [(pair, hop.serialisation_s), *lines.items()]
+        return self._message_s[key]

@@ -1,0 +1,10 @@
+"""The best plan that stock Megatron can run.
+
+search     all that its flags can say
+strategy   `plan --strategy stock`
+case       one way to set its flags but for the layers
+divisions  divisions of layers over stages and chunks
+grids      grids of ranks over a cluster
+place      a stage's times and memory as straight lines
+plan       a division of a case as a plan
+"""

@@ -1,0 +1,309 @@
+"""One way to set stock Megatron's flags but for the layers: what each division of them takes.
+
+A case is a grid of ranks, a micro-batch size, a kind of recompute and a number of model chunks on a
+stage.  Of recompute by blocks (`--recompute-method block`) each division takes as few layers as
+fit, because more only take longer; none and all are the ends of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron_hetero.cost.memory.device import StageMemory, updated_bytes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.work.compute import PassTimes, update_time_s
+from megatron_hetero.model.blocks import blocks
+from megatron_hetero.planner.problem import Chain, Problem, Unit
+from megatron_hetero.planner.stock.grids import StockGrid
+from megatron_hetero.planner.stock.place import NEVER, StockPlace
+from megatron_hetero.schedule.exchange.gradients import GradientExchange
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.relaxed import ChunkSeconds, Seconds, stage_ends_s
+from megatron_hetero.schedule.programme import Schedule
+from megatron_hetero.schedule.simulator.network import crossing
+from megatron_hetero.schedule.simulator.parts import Collective, SendMode
+
+StockRecompute = Literal["as needed", "none", "selective", "full"]
+"""`as needed`: as few layers by blocks as fit, the same number on every stage."""
+
+Divisions = NDArray[np.int64]
+"""Layers of each virtual stage, shape [division, virtual stage]."""
+
+
+@dataclass(frozen=True)
+class StockSettings:
+    """The flags of a case that are no part of its grid."""
+
+    micro_batch_size: int
+    recompute: StockRecompute
+    num_chunks: int = 1
+
+
+class StockCase:
+    """Prices every division of the layers of one case."""
+
+    def __init__(self, problem: Problem, grid: StockGrid, settings: StockSettings) -> None:
+        self.problem, self.grid, self.settings = problem, grid, settings
+        training = problem.workload.training
+        sequences = training.global_batch_size // len(grid.chains)
+        self.num_micro_batches = sequences // settings.micro_batch_size
+        own = "none" if settings.recompute == "as needed" else settings.recompute
+        frame = self._frame([1] * grid.num_stages)
+        self._costs = problem.costs.variant(
+            micro_batch_size=settings.micro_batch_size, recompute=own
+        ).sharded_as(frame)
+        self._rows = self._costs.vocab_rows([grid.width])
+        self._distinct = list(dict.fromkeys(tuple(u.node for u in c) for c in grid.chains))
+        by_nodes = {tuple(u.node for u in chain): chain for chain in grid.chains}
+        self._chains = [by_nodes[nodes] for nodes in self._distinct]
+        self._places = [
+            [self._place(unit, p) for p, unit in enumerate(chain)] for chain in self._chains
+        ]
+        self._kept = self._least_recomputed()
+
+    @property
+    def num_virtual_stages(self) -> int:
+        """Stages times chunks."""
+        return self.grid.num_stages * self.settings.num_chunks
+
+    def quick_s(self) -> float:
+        """No division takes less: of `pace_s` and the fill of each replica's pipeline."""
+        found_s = [self.pace_s()]
+        if self.settings.num_chunks == 1:
+            found_s += map(self._fill_s, self._chains, self._places)
+        return max(found_s)
+
+    def _fill_s(self, chain: Chain, places: Sequence[StockPlace]) -> float:
+        """Stage i begins when a forward has come through those before it, works m times t_i, and
+        then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over j < i.
+
+        A weighted mean of these holds too; the weights (not negative) make a layer count for at
+        least one wherever it lies.
+        """
+        hops_s = [0.0]
+        for here, there in pairwise([PlacedStage(unit.devices, 1) for unit in chain]):
+            both = (
+                crossing(self._costs, here, there, True),
+                crossing(self._costs, there, here, True),
+            )
+            hops_s.append(hops_s[-1] + sum(c.serialisation_s + c.latency_s for c in both))
+        weights = fixed_s = 0.0
+        for place, hop_s in zip(reversed(places), reversed(hops_s), strict=True):
+            base, each = place.times
+            weight = max(0.0, (1 / each.total_s - weights) / self.num_micro_batches)
+            fixed_s += base.total_s * (self.num_micro_batches * weight + weights) + hop_s * weight
+            weights += weight
+        return (self.problem.num_layers + fixed_s) / weights
+
+    def pace_s(self) -> float:
+        """The work of all stages, in fractions of layers."""
+        slowness, offset = [], 0.0
+        longest_s = 0.0
+        for p in range(self.grid.num_stages):
+            each_s = max(places[p].times[1].total_s for places in self._places)
+            base_s = min(places[p].times[0].total_s for places in self._places)
+            slowness.append(1 / each_s)
+            offset += base_s / each_s
+            longest_s = max(longest_s, base_s + self.settings.num_chunks * each_s)
+        period_s = (self.problem.num_layers + offset) / sum(slowness)
+        return self.num_micro_batches * max(period_s, longest_s)
+
+    def stage_layers(self, below_s: float) -> list[list[int]]:
+        """For each stage, the numbers of layers with which it fits and could end by `below_s`."""
+        num_layers, chunks = self.problem.num_layers, self.settings.num_chunks
+        most = num_layers - chunks * (self.grid.num_stages - 1)
+        found = []
+        for p in range(self.grid.num_stages):
+            slowest_s = [
+                self.num_micro_batches * max(places[p].total_s(n) for places in self._places)
+                for n in range(num_layers + 1)
+            ]
+            found.append(
+                [
+                    n
+                    for n in range(chunks, most + 1)
+                    if self._kept[p][n] < NEVER and slowest_s[n] < below_s
+                ]
+            )
+        return found
+
+    def layers_to_recompute(self, stages: Divisions) -> Divisions:
+        """By blocks, for divisions of the stages, shape [division]."""
+        kept = [np.array(self._kept[p])[stages[:, p]] for p in range(self.grid.num_stages)]
+        return np.asarray(np.max(kept, axis=0), dtype=np.int64)
+
+    def least_times_s(self, divisions: Divisions) -> Seconds:
+        """A step of each division in seconds, paths that are shared left out; `inf` where it does
+        not fit."""
+        stages = self.stages_of(divisions)
+        recomputed = self.layers_to_recompute(stages)
+        schedule = self.schedule
+        ends: list[list[Seconds]] = []
+        for chain, places in zip(self._chains, self._places, strict=True):
+            times = [
+                self._chunk_times(places, p, stages, divisions, recomputed)
+                for p in range(len(places))
+            ]
+            placed = [PlacedStage(unit.devices, 1) for unit in chain]
+            hops = list(pairwise([placed[s] for s in schedule.chain]))
+            there = [crossing(self._costs, a, b, True) for a, b in hops]
+            back = [crossing(self._costs, b, a, True) for a, b in hops]
+            ends.append(stage_ends_s(schedule, times, there, back, self.sends))
+        last_s = self._after_exchange(ends, stages)
+        return np.where(recomputed < NEVER, last_s + self._update_s(stages), np.inf)
+
+    @property
+    def sends(self) -> SendMode:
+        """Stock Megatron overlaps the messages of interleaved stages, and waits for others."""
+        return "waited" if self.settings.num_chunks == 1 else "buffered"
+
+    @property
+    def schedule(self) -> Schedule:
+        """Megatron's own."""
+        num_stages, chunks = self.grid.num_stages, self.settings.num_chunks
+        if chunks == 1:
+            return one_f_one_b(num_stages, self.num_micro_batches)
+        return interleaved(tuple(range(num_stages)) * chunks, self.num_micro_batches)
+
+    def stages_of(self, divisions: Divisions) -> Divisions:
+        """Layers of whole stages, shape [division, stage]."""
+        shape = (len(divisions), self.settings.num_chunks, self.grid.num_stages)
+        return np.asarray(divisions.reshape(shape).sum(axis=1), dtype=np.int64)
+
+    def _frame(self, layers: Sequence[int]) -> Placement:
+        return Placement(
+            tuple(
+                PlacedReplica(
+                    tuple(PlacedStage(u.devices, n) for u, n in zip(chain, layers, strict=True)),
+                    self.num_micro_batches,
+                )
+                for chain in self.grid.chains
+            )
+        )
+
+    def _place(self, unit: Unit, p: int) -> StockPlace:
+        costs, rows, width = self._costs, self._rows, self.grid.width
+        node = self.problem.cluster.node_by_name[unit.node]
+        first, last = p == 0, p + 1 == self.grid.num_stages
+        # What interleaved stages keep depends on their chunks; the simulation looks at that.
+        in_flight = min(self.grid.num_stages - p, self.num_micro_batches)
+        in_flight = in_flight if self.settings.num_chunks == 1 else 1
+
+        def priced(costs: CostModel) -> tuple[PassTimes, StageMemory]:
+            pieces = costs.pieces(node, width, rows)
+            memory = costs.memory(node, width, first, last, in_flight, rows)
+            return pieces.layer, memory
+
+        each, memory = priced(costs)
+        recomputed, recomputed_s = None, 0.0
+        if self.settings.recompute == "as needed":
+            again, recomputed = priced(costs.variant(recompute="full"))
+            recomputed_s = again.backward_s - each.backward_s
+        base = costs.pieces(node, width, rows).stage(0, first, last)
+        zero_s, one_s = (
+            update_time_s(updated_bytes(memory, n, costs.holders), node.gpu_type) for n in (0, 1)
+        )
+        return StockPlace((base, each), recomputed_s, (zero_s, one_s - zero_s), memory, recomputed)
+
+    def _least_recomputed(self) -> list[list[int]]:
+        """[stage][layers]: what the fullest replica has to recompute."""
+        layers = range(self.problem.num_layers + 1)
+        return [
+            [max(places[p].least_recomputed(n) for places in self._places) for n in layers]
+            for p in range(self.grid.num_stages)
+        ]
+
+    def _chunk_times(
+        self,
+        places: Sequence[StockPlace],
+        p: int,
+        stages: Divisions,
+        divisions: Divisions,
+        recomputed: Divisions,
+    ) -> list[ChunkSeconds]:
+        """A stage's passes, divided among its chunks by their FLOPs
+        (`schedule.orders.chunk_times`)."""
+        place, num_layers = places[p], stages[:, p]
+        base, each = place.times
+        forward_s = base.forward_s + each.forward_s * num_layers
+        again = np.minimum(recomputed, num_layers)
+        backward_s = base.backward_s + each.backward_s * num_layers + place.recomputed_s * again
+        if self.settings.num_chunks == 1:
+            return [(np.asarray(forward_s), np.asarray(backward_s))]
+        _, layer, *_, head = blocks(self.problem.workload)
+        layer_flops, head_flops = (
+            b.matmul_flops_forward + b.attention_flops_forward for b in (layer, head)
+        )
+        head_flops *= p + 1 == self.grid.num_stages
+        total = num_layers * layer_flops + head_flops
+        found = []
+        for chunk in range(self.settings.num_chunks):
+            held = divisions[:, chunk * self.grid.num_stages + p] * layer_flops
+            if chunk + 1 == self.settings.num_chunks:
+                held = held + head_flops
+            found.append((forward_s * held / total, backward_s * held / total))
+        return found
+
+    def _after_exchange(self, ends: Sequence[Sequence[Seconds]], stages: Divisions) -> Seconds:
+        """When all gradients are reduced.
+
+        Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
+        last backward passes is left out.
+        """
+        gradients, _, tied_s = self._exchange_lines()
+        last_s = [
+            np.asarray(np.max([of_stages[p] for of_stages in ends], axis=0) + zero_s + each_s * n)
+            for p, ((zero_s, each_s), n) in enumerate(zip(gradients, stages.T, strict=True))
+        ]
+        both_s = np.maximum(last_s[0], last_s[-1])
+        return np.asarray(np.max([*last_s, *(both_s + s for s in tied_s)], axis=0))
+
+    def _update_s(self, stages: Divisions) -> Seconds:
+        """The optimizer, and with the distributed one the new weights, of the slowest stage."""
+        _, weights, _ = self._exchange_lines()
+        found = []
+        for p, (zero_s, each_s) in enumerate(weights):
+            for places in self._places:
+                own_zero_s, own_each_s = places[p].update_s
+                found.append(own_zero_s + zero_s + (own_each_s + each_s) * stages[:, p])
+        return np.asarray(np.max(found, axis=0))
+
+    def _exchange_lines(self) -> tuple[list[_Line], list[_Line], list[float]]:
+        """Seconds without layers and what each layer adds, of the gradients and of the new weights
+        of each stage; then seconds of each replica's tied embeddings.
+
+        What overlaps has as many buckets as there are layers, and is left out.
+        """
+        is_overlapped = self.problem.workload.training.overlap_grad_reduce
+        num_stages = self.grid.num_stages
+        one, two = (
+            GradientExchange(self._costs, self._frame([n] * num_stages), self._rows, {}, {}).stock()
+            for n in (1, 2)
+        )
+        lines: list[list[_Line]] = []
+        for of_one, of_two in zip(one, two, strict=True):
+            pairs = [(_of_stage_s(of_one, p), _of_stage_s(of_two, p)) for p in range(num_stages)]
+            lines.append([(0.0, 0.0) if is_overlapped else (2 * a - b, b - a) for a, b in pairs])
+        tied_s = [_seconds(c) for c in one[0] if len({stage for _, stage in c.holders}) > 1]
+        return lines[0], lines[1], tied_s
+
+
+_Line = tuple[float, float]
+
+
+def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
+    """Of those that a stage has by itself, one after the other."""
+    own = [c for c in collectives if all(s == stage for _, s in c.holders)]
+    return sum(map(_seconds, own))
+
+
+def _seconds(collective: Collective) -> float:
+    return max((s for _, s in collective.hops), default=0.0) + collective.latency_s

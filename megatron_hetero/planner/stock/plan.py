@@ -1,0 +1,116 @@
+"""A division of the layers of a stock case as a plan, with the flags that its settings need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from megatron_hetero import __version__
+from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.model.arguments import command_line_words, group_arguments
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica, Stage, StageShape
+from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
+from megatron_hetero.planner.problem import Chain
+from megatron_hetero.planner.stock.case import StockCase
+from megatron_hetero.planner.written import plan_inputs
+from megatron_hetero.schedule.of_plan import with_schedule
+from megatron_hetero.schedule.orders.interleaved import interleaved
+
+_SETTINGS = frozenset(
+    {
+        "--micro-batch-size",
+        "--recompute-activations",
+        "--recompute-granularity",
+        "--recompute-method",
+        "--recompute-num-layers",
+        "--recompute-modules",
+    }
+)
+_RECOMPUTE_FLAGS: Mapping[Recompute, tuple[str, ...]] = {
+    "none": (),
+    "selective": ("--recompute-granularity", "selective"),
+    "full": (
+        "--recompute-granularity", "full", "--recompute-method", "uniform",
+        "--recompute-num-layers", "1",
+    ),
+}  # fmt: skip
+
+
+def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) -> Plan:
+    """The plan of one division.
+
+    Args:
+        division: layers of each virtual stage.
+        num_recomputed: layers of every stage, with recompute as needed.
+    """
+    problem, settings = case.problem, case.settings
+    depth = case.grid.num_stages
+    stages = [sum(division[p::depth]) for p in range(depth)]
+    recompute: Recompute = "none" if settings.recompute == "as needed" else settings.recompute
+    some = None
+    if num_recomputed >= max(stages):
+        recompute = "full"
+    elif num_recomputed:
+        some = num_recomputed
+    workload = with_settings(problem.workload, settings.micro_batch_size, recompute)
+    replicas = tuple(
+        Replica(_stages(chain, division, some), case.num_micro_batches)
+        for chain in case.grid.chains
+    )
+    hosts = hosts_in_rank_order(replicas, case.grid.rank_order, problem.cluster)
+    used = {name for r in replicas for s in r.stages for name in s.devices}
+    plan = Plan(
+        replicas,
+        workload=workload,
+        hosts=hosts,
+        idle_devices=tuple(d.name for d in problem.cluster.devices if d.name not in used),
+        inputs=plan_inputs(problem, workload),
+        made_by=f"megatron-hetero {__version__} strategy stock",
+    )
+    if settings.num_chunks > 1:
+        schedule = interleaved(tuple(range(depth)) * settings.num_chunks, case.num_micro_batches)
+        for r in range(len(replicas)):
+            plan = with_schedule(plan, r, schedule, "interleaved")
+    return plan
+
+
+def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[Stage, ...]:
+    depth = len(chain)
+    first_layers = [sum(division[:place]) for place in range(len(division))]
+    found = []
+    for p, unit in enumerate(chain):
+        chunks = tuple(
+            LayerRange(first_layers[place], division[place])
+            for place in range(p, len(division), depth)
+        )
+        num_layers = sum(chunk.num_layers for chunk in chunks)
+        found.append(
+            Stage(
+                StageShape(unit.width, num_layers),
+                chunks[0].first_layer,
+                tuple(device.name for device in unit.devices),
+                recompute="full" if some else None,
+                recompute_num_layers=min(some, num_layers) if some else None,
+                chunks=chunks if len(chunks) > 1 else (),
+            )
+        )
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def with_settings(workload: Workload, micro_batch_size: int, recompute: Recompute) -> Workload:
+    """The same job with another micro-batch size and another recompute, in its flags too."""
+    training = workload.training
+    if (training.micro_batch_size, training.recompute) == (micro_batch_size, recompute):
+        return workload
+    kept = [
+        word
+        for argument in group_arguments(command_line_words(workload.megatron_args))
+        if argument.flag not in _SETTINGS
+        for word in argument.words or ()
+    ]
+    flags = (*kept, "--micro-batch-size", str(micro_batch_size), *_RECOMPUTE_FLAGS[recompute])
+    changed = replace(training, micro_batch_size=micro_batch_size, recompute=recompute)
+    return replace(workload, training=changed, megatron_args=flags)

@@ -1,0 +1,65 @@
+"""`plan --strategy stock`: the best plan that stock Megatron runs, as the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.plan.plan import Estimates, Plan
+from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
+from megatron_hetero.planner.advise.infeasible import infeasible_error
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.outcome import outcome_of
+from megatron_hetero.planner.portfolio import search, strategies_of
+from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.stock.search import StockResult, best_stock_plan
+from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
+
+STOCK = "stock"
+"""The name of the strategy; it is no strategy of `run`, because it may change the job's flags."""
+
+
+def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
+    """The plan, with its own micro-batch size and recompute.
+
+    Raises:
+        InfeasiblePlanError: stock Megatron has no plan that fits.
+        UnsupportedError: the objective is another than speed.
+    """
+    objective = problem.objective
+    if objective.may_want_fewer(problem.cluster) or objective.deadline_s is not None:
+        raise UnsupportedError(
+            f"--strategy {STOCK} looks for the fastest plan alone, not for limits of time and "
+            "money; use --stock with --objective, --deadline, --budget or a limit of price"
+        )
+    found = best_stock_plan(problem)
+    if found is None:
+        raise infeasible_error(problem, search(problem, None, strategies_of("symmetric")))
+    plan, cluster, profile = found.plan, problem.cluster, problem.costs.profile
+    own = make_problem(cluster, plan.workload or problem.workload, profile)
+    placement = placement_of(plan, cluster)
+    candidate = Candidate(placement, plan_cost(plan, own.costs, placement), STOCK)
+    board = search(own, None, ())
+    faster = "the best plan of stock Megatron is faster without"
+    reasons = {device: own.idle_reasons.get(device, faster) for device in plan.idle_devices}
+    explanation = explain_candidate(own, board, candidate, reasons, found)
+    explanation = replace(explanation, outcome=outcome_of(own, board, candidate))
+    if explanation.best_stock is not None:
+        itself = replace(explanation.best_stock, slower_by=0.0)
+        explanation = replace(explanation, best_stock=itself)
+    return replace(plan, idle_reasons=reasons, estimates=_simulated(found, own)), explanation
+
+
+def _simulated(found: StockResult, problem: Problem) -> Estimates:
+    """Estimates with the simulated step, which knows stock Megatron's own exchange of gradients."""
+    estimates = estimate_plan(found.plan, problem.cluster, problem.costs.profile)
+    step_s, bound_s = found.step_time_s, estimates.bound_s
+    bound_s = None if bound_s is None else min(bound_s, step_s)
+    return replace(
+        estimates,
+        step_time_s=step_s,
+        tokens_per_s=estimates.tokens_per_s * estimates.step_time_s / step_s,
+        bound_s=bound_s,
+        gap=None if bound_s is None else step_s / bound_s - 1,
+    )

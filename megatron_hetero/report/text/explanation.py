@@ -1,0 +1,203 @@
+"""Why a plan is as fast as it is, as text for a terminal: causes, comparison, headroom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from megatron_hetero.planner.advise.alternatives import Alternative
+from megatron_hetero.planner.advise.explain import Explanation, HiddenHop
+from megatron_hetero.report.text.terminal import facts
+from megatron_hetero.report.text.words import GIB, count, devices_by_node
+from megatron_hetero.units import format_bytes, format_duration
+
+BAR_WIDTH = 24
+CAUSES = (
+    ("compute", "compute_s"),
+    ("tensor-parallel communication", "tensor_parallel_s"),
+    ("stage boundaries", "boundary_s"),
+    ("waiting (pipeline bubble)", "waiting_s"),
+    ("gradient exchange", "gradient_sync_s"),
+    ("optimizer update", "update_s"),
+)
+"""What is printed for each field of `TimeByCause`, in the order in which a step meets them."""
+_FASTEST, _NEXT = "best of all", "next best"
+_HOW_TO_GET = {_FASTEST: "leave away --simplest", _NEXT: "plan anew"}
+_ALIKE = 5e-4
+"""Steps that differ by less are the same, as they are printed."""
+
+
+def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> RenderableType:
+    """Causes, memory left and alternatives; `not_stock` as for `comparison_lines`."""
+    return Group(
+        *cause_lines(explanation),
+        *hidden_hop_lines(explanation),
+        *headroom_lines(explanation),
+        *comparison_lines(explanation, not_stock, runners_up=True),
+    )
+
+
+def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """Where the step's time goes on the stage that sets the pace."""
+    binding = explanation.binding
+    yield Text.assemble(
+        ("Where the time goes", "bold"),
+        f"  replica {binding.replica}, stage {binding.stage} ({devices_by_node(binding.devices)}), "
+        "which sets the pace",
+    )
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column()
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, field in CAUSES:
+        seconds: float = getattr(explanation.time_by_cause, field)
+        part = seconds / explanation.step_time_s
+        bar = "#" * round(part * BAR_WIDTH)
+        table.add_row(name, format_duration(seconds), f"{part:.1%}", Text(bar, style="cyan"))
+    table.add_row(Text("step", style="bold"), format_duration(explanation.step_time_s), "100.0%")
+    yield Padding(table, (0, 0, 1, 2))
+
+
+def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """For the replicas with launch counts of their own, like ones together: which hop they hide,
+    and what they save."""
+    alike: dict[tuple[object, ...], list[HiddenHop]] = {}
+    for hop in explanation.hidden_hops:
+        shown = (format_duration(hop.round_trip_s), format_duration(hop.period_s))
+        saves = hop.pipeline_s <= hop.own_pipeline_s
+        key = (hop.launch_counts, hop.own_launch_counts, hop.boundary, *shown, saves)
+        alike.setdefault(key, []).append(hop)
+    for hops in alike.values():
+        hop = hops[0]
+        who = f"replica {hop.replica} runs"
+        if len(hops) > 1:
+            who = f"replicas {_numbers(tuple(h.replica for h in hops))} run"
+        yield Text.assemble(
+            ("Launched ahead", "bold"),
+            f"  {who} {_numbers(hop.launch_counts)} forwards before the first "
+            f"backward (1F1B: {_numbers(hop.own_launch_counts)})",
+        )
+        if hop.round_trip_s:
+            there_and_back = (
+                f"stages {hop.boundary} and {hop.boundary + 1} are "
+                f"{format_duration(hop.round_trip_s)} apart, there and back, against a period of "
+                f"{format_duration(hop.period_s)}"
+            )
+        else:
+            there_and_back = "no hop takes time"
+        verb = "save" if hop.pipeline_s <= hop.own_pipeline_s else "cost"
+        saved_s = sorted(abs(h.own_pipeline_s - h.pipeline_s) for h in hops)
+        saved = " to ".join(dict.fromkeys(map(format_duration, (saved_s[0], saved_s[-1]))))
+        longest_s = max(h.own_pipeline_s for h in hops)
+        yield Padding(
+            Text(
+                f"{there_and_back}; the counts {verb} {saved} of the pipeline's "
+                f"{format_duration(longest_s)}"
+            ),
+            (0, 0, 1, 2),
+        )
+
+
+def _numbers(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
+def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """The device that has the least memory left, and the one that has the most."""
+    ordered = sorted(explanation.headroom_bytes.items(), key=lambda item: (item[1], item[0]))
+    if not ordered:
+        return
+    (tightest, least), (_, most) = ordered[0], ordered[-1]
+    if least < 0:
+        yield Text.assemble(
+            ("Memory lacks", "bold red"),
+            f"  {-least / GIB:.1f} GiB on {tightest}, the fullest, to keep the reserve free: "
+            "the plan does not fit",
+        )
+        yield Text()
+        return
+    yield Text.assemble(
+        ("Memory left", "bold"),
+        f"  between {least / GIB:.1f} GiB ({tightest}) and {most / GIB:.1f} GiB beside the reserve",
+    )
+    yield Text()
+
+
+def comparison_lines(
+    explanation: Explanation, not_stock: Sequence[str], *, runners_up: bool
+) -> Iterator[RenderableType]:
+    """The plan beside the best one of stock Megatron and, if asked, the next best of all.
+
+    Args:
+        not_stock: what of the plan stock Megatron cannot express (`flags.reasons_not_stock`).
+    """
+    yield Text("Beside other plans", style="bold")
+    others = [(_NEXT, other) for other in (explanation.runners_up if runners_up else ())]
+    # A plan that is stock's own needs no comparison with itself.
+    if explanation.best_stock is not None and (not_stock or explanation.best_stock.slower_by < 0):
+        others.insert(0, ("best of stock Megatron", explanation.best_stock))
+    others += list(_simplest(explanation))
+    if others:
+        yield Padding(_comparison_table(explanation.step_time_s, others), (0, 0, 1, 1))
+    yield Padding(facts(*_stock_facts(explanation, not_stock)), (0, 0, 0, 1))
+    yield Text(f" {count(explanation.num_priced, 'plan')} compared\n", style="dim")
+
+
+def _simplest(explanation: Explanation) -> Iterator[tuple[str, Alternative]]:
+    simple, stock = explanation.simplest, explanation.best_stock
+    if simple is not None and (stock is None or stock.layout != simple.layout):
+        yield f"simplest within {100 * (explanation.simplest_within or 0.0):.3g}%", simple
+    if explanation.fastest is not None:
+        yield _FASTEST, explanation.fastest
+
+
+def _stock_facts(explanation: Explanation, not_stock: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if not not_stock:
+        yield "plug-in", "not needed: stock Megatron runs this plan"
+        return
+    yield "plug-in", f"needed for {'; '.join(not_stock)}"
+    if explanation.best_stock is not None:
+        return
+    short = explanation.stock_shortage
+    if short is None:
+        yield "stock Megatron", "no plan at all under the limits and numbers of this job"
+        return
+    yield (
+        "stock Megatron",
+        f"no plan fits: the nearest, {short.layout}, lacks "
+        f"{format_bytes(short.missing_bytes)} on {devices_by_node(short.devices)} "
+        f"({short.gpu_type}), with {format_bytes(short.reserve_bytes)} in reserve",
+    )
+
+
+def _comparison_table(step_time_s: float, others: Sequence[tuple[str, Alternative]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("plan", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("layout, and what makes it slower", overflow="fold")
+    table.add_row("this", format_duration(step_time_s), "", "")
+    for name, alternative in others:
+        _add_alternative(table, name, alternative)
+    return table
+
+
+def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
+    why = Text.assemble((alternative.layout, "green"))
+    if alternative.settings:
+        why.append(f"\n{alternative.settings}")
+    slower = f"{alternative.slower_by:+.1%}"
+    if slower in ("-0.0%", "+0.0%"):
+        slower = "the same"
+    if alternative.slower_by > 0:
+        why.append(f"\n{alternative.because}")
+    elif alternative.slower_by < -_ALIKE:
+        # Its space has micro-batch sizes and chunks that the search for this plan has not.
+        why.append(f"\nfaster than this: {_HOW_TO_GET.get(name, '--strategy stock plans it')}")
+    table.add_row(name, format_duration(alternative.step_time_s), slower, why)

@@ -1,0 +1,28 @@
+"""Flags that would speed a plan up, as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from megatron_hetero.planner.advise.faster_flags import FlagGain
+from megatron_hetero.units import format_duration
+
+
+def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
+    """One line for each; nothing where no flag gains."""
+    for gain in gains:
+        was, is_then = format_duration(gain.from_s), format_duration(gain.step_time_s)
+        if gain.in_place_of is not None:
+            flags = " ".join(gain.flags)
+            yield Text(
+                f"with {flags} in place of {gain.in_place_of} the {gain.joining} train too: "
+                f"{is_then} a step ({gain.gain:.1%} less)"
+            )
+            continue
+        yield Text(
+            f"{' '.join(gain.flags)} would take this plan from {was} to {is_then} a step "
+            f"({gain.gain:.1%} less)"
+        )

@@ -1,0 +1,164 @@
+"""A plan as text for a terminal of 80 to 100 columns, in colour and without.
+
+Every function returns something that `rich` prints; none prints.  Colour only underlines what the
+words say already.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from megatron_hetero.cost.utilization import MFU_MEANS, Utilization
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
+from megatron_hetero.report.text.stage_tables import replica_tables
+from megatron_hetero.report.text.words import count, devices_by_node
+from megatron_hetero.units import format_bytes, format_duration
+
+NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured"
+
+
+def plan_report(plan: Plan, utilization: Utilization | None = None) -> RenderableType:
+    """The whole plan: speed, replicas, idle GPUs, layout."""
+    return Group(
+        *plan_heading(plan, utilization),
+        Text(),
+        *replica_tables(plan),
+        *idle_lines(plan),
+        layout_line(plan),
+    )
+
+
+def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[RenderableType, ...]:
+    """What was planned, and how fast it is predicted to be."""
+    lines: list[RenderableType] = []
+    if plan.workload is not None:
+        model, training = plan.workload.model, plan.workload.training
+        lines.append(
+            facts(
+                ("model", plan.workload.source),
+                (
+                    "",
+                    f"{model.num_layers} layers, hidden {model.hidden_size}, "
+                    f"sequence {model.seq_length}, {training.precision}"
+                    f"{' with fp8 products, timed as bf16' if training.fp8 else ''}; "
+                    f"global batch {training.global_batch_size}",
+                ),
+                ("devices", _device_count(plan)),
+                *_schedule(plan),
+            )
+        )
+    if plan.estimates is not None:
+        lines.append(facts(*_speed(plan.estimates, utilization)))
+    return tuple(lines)
+
+
+def _schedule(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What stages compute when, where that is not 1F1B."""
+    chunks = max(len(stage_chunks(stage)) for r in plan.replicas for stage in r.stages)
+    if chunks > 1:
+        yield "schedule", f"{plan.schedule}, up to {chunks} chunks of layers on a stage"
+    elif plan.schedule != "1f1b":
+        yield "schedule", plan.schedule
+
+
+def facts(*rows: tuple[str, str]) -> Table:
+    """Names in one column, values in the next."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", min_width=12)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def idle_lines(plan: Plan) -> Iterable[RenderableType]:
+    """The GPUs that the plan does not use, and why."""
+    if not plan.idle_devices:
+        return
+    yield Text("Idle GPUs", style="bold")
+    by_reason: dict[str, list[str]] = {}
+    for device in plan.idle_devices:
+        by_reason.setdefault(plan.idle_reasons.get(device, "no reason recorded"), []).append(device)
+    for reason, devices in by_reason.items():
+        yield Text(f"  {devices_by_node(devices)}: {reason}", style="yellow")
+    yield Text()
+
+
+def layout_line(plan: Plan) -> Text:
+    """The plan in one line, as `--hetero-layout` takes it."""
+    return Text.assemble(("Layout  ", "bold"), (format_layout(plan.layout), "green"))
+
+
+def utilization_words(utilization: Utilization) -> str:
+    """`41.2% MFU (38.0% of the whole cluster's peak), 128 TFLOP/s per GPU`."""
+    words = []
+    if utilization.mfu is not None:
+        part = f"{utilization.mfu:.1%} MFU"
+        whole = utilization.mfu_of_cluster
+        if whole is not None and whole < utilization.mfu:
+            part += f" ({whole:.1%} of the whole cluster's peak)"
+        words.append(part)
+    words.append(f"{utilization.flops_per_s_per_gpu / 1e12:,.3g} TFLOP/s per GPU")
+    return ", ".join(words)
+
+
+def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tuple[str, str]]:
+    yield (
+        "step time",
+        f"{format_duration(estimates.step_time_s)}, {estimates.tokens_per_s:,.0f} tokens/s",
+    )
+    if utilization is not None:
+        yield "utilization", utilization_words(utilization)
+        yield "", f"(MFU: {MFU_MEANS})"
+    if estimates.bound_s is not None and estimates.gap is not None:
+        bound = format_duration(estimates.bound_s)
+        yield "lower bound", f"{bound}; this plan is within {estimates.gap:.1%} of it"
+        if estimates.bound_relaxes:
+            yield "", f"(the bound relaxes: {estimates.bound_relaxes})"
+    if estimates.price_per_hour is not None and estimates.price_per_million_tokens is not None:
+        yield from _price(estimates.price_per_hour, estimates.price_per_million_tokens, estimates)
+    if not estimates.measured:
+        yield "basis", NOT_MEASURED
+
+
+MAX_CAUSES = 3
+"""Of traffic, that a terminal names (`--json` has more)."""
+
+
+def _price(machines: float, of_tokens: float, estimates: Estimates) -> Iterable[tuple[str, str]]:
+    traffic = estimates.traffic_price_per_hour
+    tokens = f"{of_tokens:,.4g} for a million tokens"
+    if not traffic:
+        yield "price", f"{machines:,.2f} an hour, {tokens}"
+        return
+    yield "price", f"{machines + traffic:,.2f} an hour, {tokens}"
+    yield "", f"{machines:,.2f} of it for machines, {traffic:,.2f} for traffic between sites"
+    for words in traffic_lines(estimates.traffic[:MAX_CAUSES]):
+        yield "", words
+    if len(estimates.traffic) > MAX_CAUSES:
+        rest = sum(part.price_per_hour for part in estimates.traffic[MAX_CAUSES:])
+        yield "", f"{rest:,.2f}: {count(len(estimates.traffic) - MAX_CAUSES, 'other')}"
+
+
+def traffic_lines(traffic: Iterable[TrafficEstimate]) -> Iterator[str]:
+    """Say of each cause of traffic between sites what it costs an hour and sends in a step."""
+    for part in traffic:
+        yield (
+            f"{part.price_per_hour:,.2f}: {part.cause}, between {' and '.join(part.sites)}, "
+            f"{format_bytes(part.bytes_per_step)} a step"
+        )
+
+
+def _device_count(plan: Plan) -> str:
+    used = Counter(plan.type_by_device.values())
+    kinds = " + ".join(f"{number} x {kind}" for kind, number in used.items())
+    total = count(plan.layout.num_devices, "GPU")
+    text = f"{total}: {kinds}" if kinds else f"{total}, none named"
+    return f"{text}; {len(plan.idle_devices)} idle" if plan.idle_devices else text

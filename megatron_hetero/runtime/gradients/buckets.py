@@ -1,0 +1,174 @@
+"""Which gradients travel together: slices, their holders, buckets and the order of the buckets.
+
+Every parameter is cut at the union of all ranks' shard edges.  Slices of all parameters with the
+same set of holders share buckets, one collective each.  A layer norm under sequence parallelism, a
+tied embedding on two stages and the same layer at width 4 here and 3 there are all the same thing:
+slices with holders.
+
+The buckets have one order, the same on every rank: that in which the backward pass of the last
+micro-batch finishes them, deep layers first.  Every rank starts its own buckets in this order, so
+no two ranks ever wait for each other with unlike buckets.  Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import torch
+
+from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS
+from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.runtime.parallel.shards import ParameterShard
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class ParameterSlice:
+    """`start:stop` along the divided dimension of global parameter `name`."""
+
+    name: str
+    start: int
+    stop: int
+
+    def shape(self, shard: ParameterShard) -> tuple[int, ...]:
+        """Shape of this slice; `shard` is any rank's shard of the parameter."""
+        shape = list(shard.global_shape)
+        shape[shard.dim] = self.stop - self.start
+        return tuple(shape)
+
+    def view(self, shards: Mapping[str, ParameterShard], tensor: torch.Tensor) -> torch.Tensor:
+        """This slice in a local tensor of its parameter."""
+        shard = shards[self.name]
+        return tensor.narrow(shard.dim, shard.local_offset(self.start), self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Slices that the same ranks hold, in the order in which they lie in the flat buffer."""
+
+    holders: tuple[int, ...]
+    slices: tuple[ParameterSlice, ...]
+
+
+@dataclass(frozen=True)
+class _BucketPiece:
+    """A slice with its holders; local: needs no communication."""
+
+    slice: ParameterSlice
+    holders: tuple[int, ...]
+    size: int
+    is_local: bool
+
+
+def plan_buckets(
+    tables: Sequence[Mapping[str, ParameterShard]],
+    stages: Sequence[tuple[int, ...]],
+    max_elements: int = MAX_BUCKET_ELEMENTS,
+) -> tuple[Bucket, ...]:
+    """Group the slices of all parameters by their holders.
+
+    Args:
+        tables: [rank] -> shards by name, in the order of the rank's model.
+        stages: [rank] -> (replica, stage, context-parallel rank), which is the rank's
+            tensor-parallel group.
+        max_elements: of one bucket, unless a single slice is larger.
+    Returns:
+        Buckets of two holders and more, in the order in which every rank starts its own.  Left out
+        is what needs no communication: a slice with one holder, and copies inside one
+        tensor-parallel group, which Megatron keeps equal by itself.
+    Raises:
+        PlanFormatError: ranks disagree about a parameter's global shape.
+    """
+    buckets: list[tuple[int, Bucket]] = []
+    parts: dict[tuple[int, ...], list[ParameterSlice]] = {}
+    sizes: dict[tuple[int, ...], int] = {}
+    last: dict[tuple[int, ...], int] = {}
+
+    def close(holders: tuple[int, ...], place: int) -> None:
+        buckets.append((place, Bucket(holders, tuple(parts.pop(holders)))))
+        del sizes[holders]
+
+    for place, piece in enumerate(_pieces(tables, stages)):
+        if piece.is_local:
+            continue
+        holders = piece.holders
+        if holders in parts and sizes[holders] + piece.size > max_elements:
+            close(holders, last[holders])
+        parts.setdefault(holders, []).append(piece.slice)
+        sizes[holders] = sizes.get(holders, 0) + piece.size
+        last[holders] = place
+    for holders in tuple(parts):
+        close(holders, last[holders])
+    # A bucket is done with its last slice.
+    return tuple(bucket for _, bucket in sorted(buckets, key=lambda entry: entry[0]))
+
+
+def local_slices(
+    tables: Sequence[Mapping[str, ParameterShard]],
+    stages: Sequence[tuple[int, ...]],
+    rank: int,
+) -> tuple[ParameterSlice, ...]:
+    """The slices on `rank` that no bucket holds, because they need no communication."""
+    return tuple(
+        piece.slice for piece in _pieces(tables, stages) if piece.is_local and rank in piece.holders
+    )
+
+
+def _pieces(
+    tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
+) -> Iterator[_BucketPiece]:
+    """All slices of the job, in the order in which the backward pass reaches them."""
+    holders_of: dict[str, list[int]] = {}
+    for rank, table in enumerate(tables):
+        for name in table:
+            holders_of.setdefault(name, []).append(rank)
+    for name in backward_order(tables):
+        shards = {rank: tables[rank][name] for rank in holders_of[name]}
+        _require_equal_shapes(name, shards)
+        first = shards[holders_of[name][0]]
+        edges = {edge for s in shards.values() for interval in s.intervals for edge in interval}
+        for start, stop in pairwise(sorted(edges)):
+            holders = tuple(rank for rank, shard in shards.items() if shard.holds(start, stop))
+            if not holders:
+                continue
+            one_group = len({stages[rank] for rank in holders}) == 1
+            partial = any(shards[rank].is_partial for rank in holders)
+            is_local = len(holders) == 1 or (one_group and not partial)
+            piece = ParameterSlice(name, start, stop)
+            yield _BucketPiece(piece, holders, prod(piece.shape(first)), is_local)
+
+
+def backward_order(tables: Sequence[Mapping[str, ParameterShard]]) -> list[str]:
+    """Names of all parameters, as the last micro-batch's backward pass finishes them.
+
+    What follows the layers comes first, then the layers from the last to the first, then the
+    embeddings; a tied embedding has its last gradient there too.
+    """
+    keys: dict[str, tuple[float, int]] = {}
+    for table in tables:
+        for position, name in enumerate(table):
+            keys.setdefault(name, (_depth(name), position))
+    return sorted(keys, key=lambda name: (keys[name], name), reverse=True)
+
+
+def _depth(name: str) -> float:
+    layer = _LAYER.search(name)
+    if layer is not None:
+        return float(layer.group(1))
+    return -1.0 if name.startswith("embedding.") else float("inf")
+
+
+def _require_equal_shapes(name: str, shards: Mapping[int, ParameterShard]) -> None:
+    (first_rank, first), *rest = shards.items()
+    for rank, shard in rest:
+        if (shard.global_shape, shard.dim) != (first.global_shape, first.dim):
+            raise PlanFormatError(
+                f"{name}: rank {first_rank} holds a part of a tensor of shape "
+                f"{first.global_shape} divided along {first.dim}, rank {rank} of "
+                f"{shard.global_shape} along {shard.dim}; all ranks must build the same model."
+            )

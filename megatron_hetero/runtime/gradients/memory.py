@@ -1,0 +1,115 @@
+"""Where the slices of a bucket lie in this rank's memory.
+
+Megatron's `DistributedDataParallel` accumulates gradients in one flat buffer, parameter after
+parameter.  `arrange` changes the order of the parameters in it so that those which go into a bucket
+whole lie side by side, in the bucket's order.  Such a bucket is a range of Megatron's own buffer
+and needs no copy; one that holds a part of a parameter here and a part there is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from megatron_hetero.runtime.gradients.buckets import Bucket, ParameterSlice
+from megatron_hetero.runtime.gradients.optimizer_shards import Rows
+from megatron_hetero.runtime.parallel.shards import ParameterShard
+
+TensorOf = Callable[[torch.nn.Parameter], torch.Tensor]
+"""Which tensor of a parameter is meant: its gradient or its weights."""
+
+
+def main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the slice of the gradient buffer that belongs to a parameter."""
+    return parameter.main_grad
+
+
+def data(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the weights of a parameter, without its history."""
+    return parameter.data
+
+
+class BucketViews:
+    """The slices of one bucket as views of this rank's tensors."""
+
+    def __init__(
+        self,
+        slices: Sequence[ParameterSlice],
+        shards: Mapping[str, ParameterShard],
+        parameters: Mapping[str, torch.nn.Parameter],
+    ) -> None:
+        self.slices = tuple(slices)
+        self._shards = shards
+        self._parameters = parameters
+
+    @property
+    def parameters(self) -> set[torch.nn.Parameter]:
+        return {self._parameters[piece.name] for piece in self.slices}
+
+    def views(self, tensor: TensorOf) -> Iterator[tuple[ParameterSlice, torch.Tensor]]:
+        for piece in self.slices:
+            yield piece, piece.view(self._shards, tensor(self._parameters[piece.name]))
+
+    def rows(self, rows: Rows, tensor: TensorOf) -> torch.Tensor:
+        return rows.view(self._shards, tensor(self._parameters[rows.slice.name]))
+
+    def parameter(self, rows: Rows) -> torch.nn.Parameter:
+        return self._parameters[rows.slice.name]
+
+    def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
+        """The whole bucket as one flat view, where its slices lie side by side; otherwise None."""
+        views = [view for _, view in self.views(tensor)]
+        end = views[0].storage_offset()
+        for view in views:
+            same = view.untyped_storage().data_ptr() == views[0].untyped_storage().data_ptr()
+            if not (same and view.is_contiguous() and view.storage_offset() == end):
+                return None
+            end += view.numel()
+        return views[0].as_strided((end - views[0].storage_offset(),), (1,))
+
+    def pack(self, tensor: TensorOf) -> torch.Tensor:
+        return torch.cat([view.reshape(-1) for _, view in self.views(tensor)])
+
+    def unpack(self, flat: torch.Tensor, tensor: TensorOf) -> None:
+        offset = 0
+        for _, view in self.views(tensor):
+            view.copy_(flat[offset : offset + view.numel()].view(view.shape))
+            offset += view.numel()
+
+
+def arrange(
+    model: Iterable[Any],
+    buckets: Sequence[Bucket],
+    parameters: Mapping[str, torch.nn.Parameter],
+) -> None:
+    """Order the gradients in the buffers of `model` (DDP-wrapped chunks) by bucket.
+
+    Called before the first backward pass.  Only views move: Megatron zeroes, scales and offloads
+    whole buffers, and everyone else finds a gradient by its parameter's `main_grad`.
+    """
+    places: dict[torch.nn.Parameter, list[int]] = {}
+    for number, bucket in enumerate(buckets):
+        for piece in bucket.slices:
+            places.setdefault(parameters[piece.name], []).append(number)
+    position = {
+        parameters[piece.name]: (number, index)
+        for number, bucket in enumerate(buckets)
+        for index, piece in reversed(list(enumerate(bucket.slices)))
+    }
+
+    def key(parameter: torch.nn.Parameter) -> tuple[bool, tuple[int, int]]:
+        numbers = places.get(parameter, [])
+        is_whole = len(numbers) > 0 and numbers[0] == numbers[-1]
+        return not is_whole, position.get(parameter, (0, 0))
+
+    for chunk in model:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            if buffer.extra_main_grads:
+                continue  # some gradients accumulate outside of the buffer, in fp32
+            offset = 0
+            for parameter in sorted(buffer.params, key=key):
+                end = offset + parameter.numel()
+                parameter.main_grad = buffer.grad_data[offset:end].view(parameter.shape)
+                offset = end

@@ -1,0 +1,199 @@
+"""One bucket of gradients on one rank: reduced whole, or to the owners of its optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
+
+from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf, data, main_grad
+from megatron_hetero.runtime.gradients.optimizer_shards import Division, Rows
+from megatron_hetero.runtime.observe.traffic import RankTraffic
+
+
+class Reduction:
+    """A step: pack (where the bucket is scattered in memory), weight, all-reduce, unpack.
+
+    Args:
+        copies: ranges of the bucket that are silent here: of a tensor-parallel group's equal
+            copies one counts.
+    """
+
+    def __init__(
+        self,
+        views: BucketViews,
+        group: dist.ProcessGroup,
+        copies: Sequence[tuple[int, int]],
+        traffic: RankTraffic,
+        ddp_config: Any,
+    ) -> None:
+        self.views = views
+        self.parameters = views.parameters
+        self.group = group
+        self._copies = copies
+        self._traffic = traffic
+        self._ddp_config = ddp_config
+        self._in_place = views.in_place(main_grad)
+        self._flat: torch.Tensor | None = None
+        self._work: Any = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the bucket is a range of Megatron's own gradient buffer."""
+        return self._in_place is not None
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether it takes a buffer of its own while it is under way."""
+        return self._in_place is None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._work is not None
+
+    @property
+    def is_completed(self) -> bool:
+        return self._work is None or bool(self._work.is_completed())
+
+    def launch(self, weight: float) -> None:
+        """Start the collective; gradients may not be touched until `finish`."""
+        flat = self.views.pack(main_grad) if self._in_place is None else self._in_place
+        check_gradients(flat, self._ddp_config)
+        if weight != 1.0:
+            flat.mul_(weight)
+        for start, stop in self._copies:
+            flat[start:stop] = 0.0
+        self._flat = flat
+        self._traffic.count_reduced(flat, packed=self._in_place is None)
+        self._work = self._start(flat)
+
+    def finish(self) -> None:
+        """Wait, and put the sum where the optimizer finds it."""
+        if self._flat is not None:
+            self._work.wait()
+            self._keep(self._flat)
+            self._flat = self._work = None
+
+    def _start(self, flat: torch.Tensor) -> Any:
+        return dist.all_reduce(flat, group=self.group, async_op=True)
+
+    def _keep(self, flat: torch.Tensor) -> None:
+        if self._in_place is None:
+            self.views.unpack(flat, main_grad)
+
+
+class DividedReduction(Reduction):
+    """Every holder gets the sum of its own rows alone (a reduce-scatter over uneven ranges).
+
+    The ranges go straight from every holder to their owner, which adds them up in the order of the
+    holders, in fp32: each element crosses once, and bf16 gradients are rounded once.
+    """
+
+    def __init__(
+        self,
+        views: BucketViews,
+        group: dist.ProcessGroup,
+        copies: Sequence[tuple[int, int]],
+        traffic: RankTraffic,
+        ddp_config: Any,
+        division: Division,
+    ) -> None:
+        super().__init__(views, group, copies, traffic, ddp_config)
+        self.division = division
+        self._own = group.rank()
+        self._received: Any = None
+        self.own_gradients: list[torch.Tensor] = []
+        self.loose_gradients: list[torch.Tensor] = []
+        for _, view in self.own_views(main_grad):
+            # A fused optimizer wants dense gradients; a window of a row-parallel weight is not.
+            if view.is_contiguous():
+                self.own_gradients.append(view)
+            else:
+                self.own_gradients.append(view.new_zeros(view.shape))
+                self.loose_gradients.append(self.own_gradients[-1])
+
+    @property
+    def needs_memory(self) -> bool:
+        return True
+
+    def own_views(self, tensor: TensorOf) -> Iterator[tuple[Rows, torch.Tensor]]:
+        for rows in self.division.rows[self._own]:
+            yield rows, self.views.rows(rows, tensor)
+
+    def _start(self, flat: torch.Tensor) -> Any:
+        size, num_holders = self.division.sizes[self._own], len(self.division.sizes)
+        self._received = flat.new_empty(size * num_holders)
+        return dist.all_to_all_single(
+            self._received,
+            flat,
+            [size] * num_holders,
+            list(self.division.sizes),
+            group=self.group,
+            async_op=True,
+        )
+
+    def _keep(self, flat: torch.Tensor) -> None:
+        parts = self._received.view(len(self.division.sizes), -1)
+        total = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
+        _scatter(total, self.own_gradients)
+        self._received = None
+
+    def gather(self, tensor: TensorOf) -> Callable[[], None]:
+        """Start to give every holder all rows of `tensor`, from their owners.
+
+        Returns:
+            A function that waits for them and puts them into their places.
+        """
+        own = (
+            self.own_gradients
+            if tensor is main_grad
+            else [view for _, view in self.own_views(tensor)]
+        )
+        (_, example), *_ = self.views.views(tensor)
+        flat = example.new_empty(sum(self.division.sizes))
+        start, stop = self.division.span(self._own)
+        if own:
+            torch.cat([view.reshape(-1) for view in own], out=flat[start:stop])
+        if tensor is data:
+            self._traffic.count_gathered(flat)
+        works = []
+        for holder, size in enumerate(self.division.sizes):
+            start, stop = self.division.span(holder)
+            if size:
+                works.append(
+                    dist.broadcast(
+                        flat[start:stop], group=self.group, group_src=holder, async_op=True
+                    )
+                )
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+            self.views.unpack(flat, tensor)
+
+        return finish
+
+
+def _scatter(flat: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    offset = 0
+    for target in targets:
+        target.copy_(flat[offset : offset + target.numel()].view(target.shape))
+        offset += target.numel()
+
+
+def check_gradients(gradients: torch.Tensor, ddp_config: Any) -> None:
+    """Megatron's check for NaN, infinite and unexpectedly large gradients, where it is asked for.
+
+    Before the sum over ranks, as Megatron does, so that the message names the rank at fault.
+    """
+    if ddp_config.check_for_nan_in_grad or ddp_config.check_for_large_grads:
+        bucket = SimpleNamespace(grad_data=gradients)
+        _ParamAndGradBucketGroup.check_grads(
+            SimpleNamespace(buckets=[bucket]),
+            check_for_nan_or_inf=ddp_config.check_for_nan_in_grad,
+            check_for_large=ddp_config.check_for_large_grads,
+        )

@@ -1,0 +1,284 @@
+"""Gradient sync across replicas that divide the same parameters differently.
+
+The buckets and their order are `runtime.gradients.buckets`, the memory is
+`runtime.gradients.memory`; here numbers move.  With `--overlap-grad-reduce` a bucket starts as soon
+as the last micro-batch has finished its gradients and every bucket before it has started; without,
+all start after the last backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.gradients.buckets import (
+    Bucket,
+    local_slices,
+    plan_buckets,
+)
+from megatron_hetero.runtime.gradients.hooks import ChunkGradients
+from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf, arrange, data, main_grad
+from megatron_hetero.runtime.gradients.optimizer_shards import divide
+from megatron_hetero.runtime.gradients.parameter_gather import ParameterGather
+from megatron_hetero.runtime.gradients.reduction import (
+    DividedReduction,
+    Reduction,
+    check_gradients,
+)
+from megatron_hetero.runtime.observe.traffic import RankTraffic
+from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.shard_tables import all_shards
+from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
+
+_BUFFERS_AT_ONCE = 2
+"""Buckets under way at a time that need buffers of their own: what bounds that memory."""
+
+
+class GradientSync:
+    """Reduces gradients over the whole job and weights them as one process would.
+
+    Installed as `config.finalize_model_grads_func` by a `post_wrap_hook`, on every rank.  Its
+    construction is collective: the ranks publish their shard tables (as JSON, never as pickled
+    objects) and create one group for each set of holders in the same order.
+
+    Args:
+        optimizer_weights: [rank] -> relative size of the optimizer state that it keeps of what it
+            holds with others (`--use-distributed-optimizer`); None: every holder keeps all.
+        overlaps_gathers: the new weights travel until the forward pass needs them
+            (`--overlap-param-gather`).
+    """
+
+    def __init__(
+        self,
+        model: Sequence[torch.nn.Module],
+        groups: RankGroups,
+        plan: Plan,
+        optimizer_weights: Sequence[int] | None = None,
+        max_bucket_elements: int = MAX_BUCKET_ELEMENTS,
+        *,
+        overlaps_gathers: bool = False,
+    ) -> None:
+        self._groups = groups
+        self._optimizer_weights = optimizer_weights
+        config = get_model_config(model[0])
+        self.parameters = dict(global_parameters(model))
+        self.shards = {
+            name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
+        }
+        self._places = [
+            (p.replica, p.stage, p.context_rank, p.tensor_rank) for p in rank_table(plan)
+        ]
+        # Context-parallel ranks hold equal weights, and gradients of unlike tokens, as replicas do.
+        stages = [place[:3] for place in self._places]
+        tables = all_shards(self.shards)
+        rank = dist.get_rank()
+        own: list[tuple[Bucket, dist.ProcessGroup]] = []
+        group_of: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for bucket in plan_buckets(tables, stages, max_bucket_elements):
+            if bucket.holders not in group_of:
+                made = dist.new_group(list(bucket.holders), timeout=groups.timeout)
+                group_of[bucket.holders] = made
+            if rank in bucket.holders:
+                own.append((bucket, group_of[bucket.holders]))
+        self.buckets = tuple(bucket for bucket, _ in own)
+        arrange(model, self.buckets, self.parameters)
+        self._local = BucketViews(local_slices(tables, stages, rank), self.shards, self.parameters)
+        self.traffic = RankTraffic(
+            sum(p.main_grad.nbytes for p in self.parameters.values())
+            - sum(view.nbytes for _, view in self._local.views(main_grad))
+        )
+        self._ddp_config: Any = model[0].ddp_config
+        self._reductions = [self._reduction(bucket, group) for bucket, group in own]
+        self._launched = 0
+        # Megatron divides by the replica's own number of micro-batches; this makes it the job's.
+        self._counts = [replica.num_micro_batches for replica in plan.replicas]
+        self._weight = self._counts[groups.position.replica] / sum(self._counts)
+        if config.calculate_per_token_loss:
+            self._weight = 1.0
+        self._chunks = [ChunkGradients(chunk, self.launch_ready) for chunk in model]
+        self._weights_under_way: ParameterGather | None = None
+        if overlaps_gathers:
+            # Buckets are in the order of the backward pass.
+            forward = [(r.parameters, partial(r.gather, data)) for r in reversed(self.divided)]
+            self._weights_under_way = ParameterGather(model, forward)
+
+    def _reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
+        views = BucketViews(bucket.slices, self.shards, self.parameters)
+        copies = []
+        offset = 0
+        for piece, view in views.views(main_grad):
+            shard = self.shards[piece.name]
+            is_copy = not shard.is_sharded and not shard.is_partial
+            if is_copy and self._groups.tensor.rank() != 0:
+                copies.append((offset, offset + view.numel()))
+            offset += view.numel()
+        if self._optimizer_weights is None:
+            return Reduction(views, group, copies, self.traffic, self._ddp_config)
+        weights = [self._optimizer_weights[rank] for rank in bucket.holders]
+        division = divide(bucket, self.shards, weights)
+        return DividedReduction(views, group, copies, self.traffic, self._ddp_config, division)
+
+    def finalize(
+        self,
+        model: Sequence[torch.nn.Module],
+        num_tokens: torch.Tensor | None = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool = False,
+    ) -> None:
+        """Megatron's `finalize_model_grads_func`.
+
+        With `num_tokens` (`--calculate-per-token-loss`; this rank's count, 0 off the last stage)
+        gradients are sums and are divided by the job's tokens; without it each micro-batch counts
+        alike, as in Megatron.
+        """
+        for chunk in model:
+            chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
+        self.reduce()
+        if num_tokens is not None:
+            self.scale(model, 1.0 / self.count_tokens(num_tokens))
+
+    def count_tokens(self, num_tokens: torch.Tensor) -> int:
+        """Tokens of the whole job's step; each micro-batch is counted on one rank."""
+        total = num_tokens.to(torch.int64)
+        if not self._groups.is_last_stage or self._groups.tensor.rank() != 0:
+            total.zero_()
+        dist.all_reduce(total)
+        return max(int(total.item()), 1)
+
+    def scale(self, model: Sequence[torch.nn.Module], factor: float) -> None:
+        for chunk in model:
+            chunk.scale_gradients(factor)
+        for reduction in self.divided:
+            for gradient in reduction.loose_gradients:
+                gradient.mul_(factor)
+
+    @property
+    def num_started(self) -> int:
+        """Buckets started in this step; all of them are done after `finalize`, and it is 0."""
+        return self._launched
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        """This rank's buckets, in the order in which they start."""
+        return self._reductions
+
+    @property
+    def divided(self) -> list[DividedReduction]:
+        """The buckets whose optimizer state is divided among their holders."""
+        return [r for r in self._reductions if isinstance(r, DividedReduction)]
+
+    @property
+    def local(self) -> BucketViews:
+        """What this rank keeps all of, because no other rank, or only its equal, holds it."""
+        return self._local
+
+    def gather(self, tensor: TensorOf) -> None:
+        """Give all holders of divided buckets the owners' rows of `tensor`.
+
+        Weights after the optimizer's step; gradients where someone wants to see all of them.
+        """
+        under_way: list[Callable[[], None]] = []
+        for reduction in self.divided:
+            if len(under_way) >= _BUFFERS_AT_ONCE:
+                under_way.pop(0)()
+            under_way.append(reduction.gather(tensor))
+        for finish in under_way:
+            finish()
+
+    def give_weights(self) -> None:
+        """After the optimizer's step: the new weights from their owners to all holders."""
+        if self._weights_under_way is not None:
+            self._weights_under_way.start()
+        else:
+            self.gather(data)
+
+    def finish_weights(self) -> None:
+        """Wait for weights that are under way; who reads them outside the forward pass calls it."""
+        if self._weights_under_way is not None:
+            self._weights_under_way.finish()
+
+    @property
+    def num_weights_under_way(self) -> int:
+        """Buckets whose new weights are not all there yet."""
+        return 0 if self._weights_under_way is None else self._weights_under_way.num_under_way
+
+    def launch_ready(self) -> None:
+        """Start every bucket whose turn it is and whose gradients are done, without waiting."""
+        while self._launched < len(self._reductions):
+            reduction = self._reductions[self._launched]
+            if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):
+                return
+            if reduction.needs_memory and not self._has_room():
+                return
+            self._launch_next()
+
+    def reduce(self) -> None:
+        """Sum every slice over its holders; of a tensor group's equal copies one counts."""
+        while self._launched < len(self._reductions):
+            if self._reductions[self._launched].needs_memory:
+                self._make_room()
+            self._launch_next()
+        for reduction in self._reductions:
+            reduction.finish()
+        self._launched = 0
+        self.traffic.num_steps += 1
+        for _, view in self._local.views(main_grad):
+            check_gradients(view, self._ddp_config)
+            if self._weight != 1.0:
+                view.mul_(self._weight)
+
+    def _launch_next(self) -> None:
+        self._reductions[self._launched].launch(self._weight)
+        self._launched += 1
+
+    def _buffered_under_way(self) -> list[Reduction]:
+        return [r for r in self._reductions if r.needs_memory and r.is_under_way]
+
+    def _has_room(self) -> bool:
+        under_way = self._buffered_under_way()
+        if len(under_way) < _BUFFERS_AT_ONCE:
+            return True
+        # To wait here could hold up a stage that the other holders wait for; to look cannot.
+        if under_way[0].is_completed:
+            under_way[0].finish()
+            return True
+        return False
+
+    def _make_room(self) -> None:
+        under_way = self._buffered_under_way()
+        if len(under_way) >= _BUFFERS_AT_ONCE:
+            under_way[0].finish()
+
+    def equalise_parameters(self) -> None:
+        """Give all holders of a slice the first place's weights, to the last bit.
+
+        First is meant in the order of the plan, not of ranks: Megatron leaves zeros in the copy of
+        a tied embedding on the last stage, which may well have the lower rank.
+        """
+        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
+            flat = reduction.views.pack(data)
+            places = [self._places[rank] for rank in bucket.holders]
+            dist.broadcast(flat, group=reduction.group, group_src=places.index(min(places)))
+            reduction.views.unpack(flat, data)
+
+
+_ATTRIBUTE = "hetero_gradient_sync"
+
+
+def set_gradient_sync(config: Any, sync: GradientSync) -> None:
+    """Note `sync` on a model's configuration, where `gradient_sync` finds it."""
+    setattr(config, _ATTRIBUTE, sync)
+    config.finalize_model_grads_func = sync.finalize
+
+
+def gradient_sync(config: Any) -> GradientSync | None:
+    """The sync of an asymmetric plan; None under stock Megatron."""
+    return getattr(config, _ATTRIBUTE, None)

@@ -1,1 +1,0 @@
-"""Weights from Hugging Face folders into Megatron checkpoints, and back."""

@@ -1,0 +1,299 @@
+"""Our flags, and the argument vector that Megatron's parser sees on each rank.
+
+Megatron's parser knows one tensor and one pipeline size for the whole job.  So each rank parses as
+if its replica, at its own stage's width, were all there is (a *virtual* world of `tp * cp * pp`):
+then every derived number, the global batch above all, is the whole job's.  The real world comes
+back with `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.plan.ranks import Position, rank_table
+
+
+@dataclass(frozen=True)
+class HeteroArguments:
+    """What the `--hetero-` flags say; `megatron` is everything else, untouched."""
+
+    layout: str | None
+    plan: Path | None
+    init: str
+    megatron: tuple[str, ...]
+    timeline: Path | None = None
+
+
+def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add our flags; also usable as Megatron's `extra_args_provider`."""
+    group = parser.add_argument_group("asymmetric parallelism (megatron-hetero)")
+    group.add_argument(
+        "--hetero-layout",
+        metavar="LAYOUT",
+        help='the asymmetric plan on one line, e.g. "tp4:20,tp2:12 @12 | tp1:16,tp1:16 @4"',
+    )
+    group.add_argument(
+        "--hetero-plan", type=Path, metavar="FILE", help="the plan as written by megatron-hetero"
+    )
+    group.add_argument(
+        "--hetero-init",
+        choices=("layout-independent", "megatron"),
+        default="layout-independent",
+        help="initial weights by global index (the same under every plan), or Megatron's own draws",
+    )
+    group.add_argument(
+        "--hetero-timeline",
+        type=Path,
+        metavar="FILE",
+        help="write what every stage does when, of the steps from Megatron's --profile-step-start "
+        "(10) to before --profile-step-end (12); for ui.perfetto.dev and `report --measured`",
+    )
+    return parser
+
+
+def split_arguments(argv: Sequence[str]) -> HeteroArguments:
+    """Take our flags out of a command line.
+
+    Raises:
+        UsageError: both a plan and a layout are given.
+    """
+    parser = add_hetero_arguments(argparse.ArgumentParser(add_help=False, allow_abbrev=False))
+    ours, megatron = parser.parse_known_args(list(argv))
+    if ours.hetero_layout is not None and ours.hetero_plan is not None:
+        raise UsageError("give --hetero-plan or --hetero-layout, not both")
+    return HeteroArguments(
+        ours.hetero_layout,
+        ours.hetero_plan,
+        ours.hetero_init,
+        tuple(megatron),
+        ours.hetero_timeline,
+    )
+
+
+def requested_plan(arguments: HeteroArguments) -> Plan | None:
+    """The plan that the flags ask for, validated; None when they ask for none.
+
+    Raises:
+        UsageError: a Megatron flag contradicts what the plan decides.
+        PlanFormatError: the plan or the layout is not valid.
+    """
+    if arguments.plan is not None:
+        plan = load_plan(arguments.plan)
+    elif arguments.layout is not None:
+        plan = plan_from_layout(parse_layout(arguments.layout))
+    else:
+        return None
+    plan_arguments(plan, arguments.megatron)
+    return plan
+
+
+def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> tuple[str, ...]:
+    """What Megatron's parser gets on the rank at `position`."""
+    replica = plan.replicas[position.replica]
+    shape = replica.stages[position.stage].shape
+    width = shape.tensor_parallel
+    argv = [
+        *megatron,
+        f"--tensor-model-parallel-size={width}",
+        f"--context-parallel-size={shape.context_parallel}",
+        f"--pipeline-model-parallel-size={len(replica.stages)}",
+        f"--make-vocab-size-divisible-by={_vocab_multiple(plan, megatron) // width}",
+        "--dataloader-type=external",
+        # Extra gloo groups serve the distributed optimizer's checkpoints alone.
+        "--disable-gloo-process-groups",
+        # The check wants equal shards of every tensor.  Which rows a rank reads follows from the
+        # global shapes all the same, and torch refuses a file that lacks some of them.
+        "--no-ckpt-load-validate-sharding-integrity",
+        # Megatron keeps random states in a (pipeline, tensor) grid, which cannot be ragged; ours
+        # are `runtime.state.random_states`.
+        "--no-save-rng",
+        "--no-load-rng",
+    ]
+    if position != rank_table(plan)[-1]:
+        # Megatron opens its writers on the last rank; so far each replica has one of its own.
+        argv += ["--tensorboard-dir=", "--wandb-project="]
+    if len(replica.stages) > 1:
+        argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position)}")
+    if replica.micro_batch_size is not None:
+        # Megatron counts samples as micro-batches times their size, which stays the job's.
+        argv.append(f"--micro-batch-size={replica.micro_batch_size}")
+    return tuple(argv)
+
+
+def follow_stage(args: Any, stage: Stage) -> None:
+    """Let a stage's own settings take the place of the job's in Megatron's parsed `args`."""
+    if stage.recompute is None:
+        return
+    args.recompute_granularity = None if stage.recompute == "none" else stage.recompute
+    args.recompute_method = args.recompute_num_layers = None
+    if stage.recompute == "full":
+        # Some of the stage's layers, or every layer by itself: Megatron's two methods.
+        some = stage.recompute_num_layers is not None
+        args.recompute_method = "block" if some else "uniform"
+        args.recompute_num_layers = stage.recompute_num_layers if some else 1
+
+
+def follow_job(args: Any, megatron: Sequence[str]) -> None:
+    """Put back what only one rank was told while Megatron opened its writers (`rank_arguments`).
+
+    The profiler of each rank puts its traces beside the folder of TensorBoard.
+    """
+    args.tensorboard_dir = _given_word(megatron, "--tensorboard-dir")
+    args.wandb_project = _given_word(megatron, "--wandb-project") or ""
+
+
+def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
+    """The vocabulary is padded as Megatron pads it for the least common multiple of all widths.
+
+    Megatron pads to a multiple of `--make-vocab-size-divisible-by` times its width; this product
+    has to be one number on all ranks, and divisible by every width.
+    """
+    return vocab_divisor(megatron) * lcm(*plan.layout.tensor_parallel_widths)
+
+
+def vocab_divisor(megatron: Sequence[str]) -> int:
+    """`--make-vocab-size-divisible-by` as the user gave it, or Megatron's default."""
+    given = _given(megatron, "--make-vocab-size-divisible-by")
+    return 128 if given is None else given
+
+
+def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
+    """The size of micro-batches on replicas that have none of their own.
+
+    Raises:
+        UsageError: neither flags nor plan say it.
+    """
+    size = _given(megatron, "--micro-batch-size")
+    if size is None and plan.workload is not None:
+        size = plan.workload.training.micro_batch_size
+    if size is None:
+        raise UsageError("--micro-batch-size is missing; Megatron needs it.")
+    return size
+
+
+def shuffles_data(megatron: Sequence[str]) -> bool:
+    """Whether the user asks for `--dataloader-type cyclic`; what Megatron is told is ours.
+
+    Raises:
+        UnsupportedError: data loaders of a script of the user's own.
+    """
+    kind = _given_word(megatron, "--dataloader-type")
+    if kind == "external":
+        raise UnsupportedError(
+            "--dataloader-type external: a plan deals each step's samples out to its replicas, so "
+            "the loaders are its own. Use single or cyclic."
+        )
+    return kind == "cyclic"
+
+
+def _given(megatron: Sequence[str], flag: str) -> int | None:
+    """A number among the user's flags; the last one counts, as for Megatron's parser."""
+    word = _given_word(megatron, flag)
+    return None if word is None else int(word)
+
+
+def _given_word(megatron: Sequence[str], flag: str) -> str | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="value")
+    return parser.parse_known_args(list(megatron))[0].value
+
+
+def pipeline_layout(plan: Plan, position: Position) -> str:
+    """A replica's layers in the grammar of `--pipeline-model-parallel-layout`, as one rank has it.
+
+    Megatron gives all stages the same number of chunks and finds chunk i of stage s at place
+    i * stages + s.  A rank whose replica has unlike numbers puts its own chunks there, and all that
+    lies before, between and after them where it is out of the way: only sums matter for those.
+    """
+    replica = plan.replicas[position.replica]
+    num_stages, s = len(replica.stages), position.stage
+    if not any(stage.chunks for stage in replica.stages):
+        places = ["t" * stage.shape.num_layers for stage in replica.stages]
+    else:
+        chunks = stage_chunks(replica.stages[s])
+        places = [""] * (num_stages * len(chunks))
+        due = at = 0
+        for i, chunk in enumerate(chunks):
+            places[at] += "t" * (chunk.first_layer - due)
+            places[i * num_stages + s] += "t" * chunk.num_layers
+            due, at = chunk.first_layer + chunk.num_layers, i * num_stages + s + 1
+        places[-1] += "t" * (replica.shape.num_layers - due)
+    return f"E{'|'.join(places)}L"
+
+
+@contextlib.contextmanager
+def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterator[None]:
+    """Let Megatron parse `argv` as in a job of this replica alone, at this stage's width."""
+    replica = plan.replicas[position.replica]
+    shape = replica.stages[position.stage].shape
+    place = shape.tensor_parallel * position.context_rank + position.tensor_rank
+    environment = {
+        "WORLD_SIZE": str(shape.num_devices * len(replica.stages)),
+        "RANK": str(shape.num_devices * position.stage + place),
+    }
+    saved_environment = {name: os.environ.get(name) for name in environment}
+    saved_argv = sys.argv
+    os.environ.update(environment)
+    sys.argv = [saved_argv[0], *argv]
+    try:
+        yield
+    finally:
+        sys.argv = saved_argv
+        for name, value in saved_environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Workload:
+    """The workload that Megatron's parsed arguments describe, for the plan's own validation.
+
+    `micro_batch_size` is the job's; a replica's own stands in the plan.
+    """
+    model = ModelSpec(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        ffn_hidden_size=args.ffn_hidden_size,
+        num_attention_heads=args.num_attention_heads,
+        num_query_groups=(
+            args.num_query_groups if args.group_query_attention else args.num_attention_heads
+        ),
+        kv_channels=args.kv_channels,
+        vocab_size=args.padded_vocab_size,
+        seq_length=args.seq_length,
+        max_position_embeddings=args.max_position_embeddings,
+        gated_mlp=bool(args.swiglu),
+        tied_embeddings=not args.untie_embeddings_and_output_weights,
+        add_bias_linear=args.add_bias_linear,
+        add_qkv_bias=args.add_qkv_bias,
+        num_experts=args.num_experts or 0,
+        moe_router_topk=args.moe_router_topk if args.num_experts else 0,
+        moe_ffn_hidden_size=args.moe_ffn_hidden_size if args.num_experts else 0,
+        normalization=args.normalization,
+        make_vocab_size_divisible_by=1,
+    )
+    training = TrainingSpec(
+        global_batch_size=args.global_batch_size,
+        micro_batch_size=micro_batch_size,
+        precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        sequence_parallel="--sequence-parallel" in megatron,
+        per_token_loss=args.calculate_per_token_loss,
+    )
+    return Workload(model, training, tuple(megatron), "the command line")

@@ -1,0 +1,245 @@
+"""A job on an asymmetric plan: Megatron's training with groups, sync and data of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.table import flag_table
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.job import machine, support
+from megatron_hetero.runtime.job.arguments import (
+    HeteroArguments,
+    follow_job,
+    follow_stage,
+    job_micro_batch_size,
+    rank_arguments,
+    shuffles_data,
+    virtual_world,
+    vocab_divisor,
+    workload_of,
+)
+from megatron_hetero.runtime.job.batches import (
+    BatchSchedule,
+    batch_schedule,
+    global_batch_size,
+    with_micro_batch_sizes,
+)
+from megatron_hetero.runtime.job.stock import (
+    Step,
+    check_checkpoint,
+    needs_of,
+    parsed,
+    with_layer_spec,
+)
+from megatron_hetero.runtime.job.world import World, join
+from megatron_hetero.runtime.model import fp8
+from megatron_hetero.schedule.of_plan import check_schedules
+
+
+class AsymmetricJob:
+    """Megatron's training with the plan's groups, boundaries, gradient sync and data.
+
+    Raises:
+        HeteroError: anything about flags, plan or model that is not as it must be.
+    """
+
+    def __init__(self, plan: Plan, arguments: HeteroArguments, world: World) -> None:
+        self._job_size = job_micro_batch_size(plan, arguments.megatron)
+        self._plan = with_micro_batch_sizes(plan, self._job_size)
+        support.check_plan(self._plan)
+        check_schedules(self._plan)
+        self._arguments, self._world = arguments, world
+        self._position = rank_table(plan)[world.rank]
+        self._batches = BatchSchedule.constant(self._plan)
+        self._stage = self._plan.replicas[self._position.replica].stages[self._position.stage]
+        self._args: Any = None
+        self._model: Any = None
+        self._place: Any = None
+        self._divides_optimizer = self._overlaps_gathers = False
+        self._saves_states = self._loads_states = False
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """See `TrainingJob`.  The plan is checked against the model of the arguments."""
+        # Megatron's parser prints every argument, as if this rank's replica were the job: once is
+        # enough, and none of it before a refusal.
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self._args = self._parse(parse_and_validate_args, given)
+        if self._world.rank == 0:
+            print(printed.getvalue(), end="", flush=True)
+            for warning in self._warnings:
+                print(f"> megatron-hetero: warning: {warning}", flush=True)
+        return self._args
+
+    def _parse(self, parse_and_validate_args: Step, named: dict[str, Any]) -> Any:
+        plan, position, megatron = self._plan, self._position, self._arguments.megatron
+        table = flag_table()
+        given = table.split(table.known_part(megatron))
+        self._warnings = (*support.check_flags(given), *needs_of(megatron, named))
+        # Megatron's own grid of random states stays empty (`rank_arguments`); these are ours.
+        names = {option.name for option in given}
+        self._saves_states = "--no-save-rng" not in names
+        self._loads_states = names.isdisjoint(("--no-load-rng", "--finetune"))
+        with virtual_world(plan, position, rank_arguments(plan, position, megatron)):
+            args = parsed(parse_and_validate_args, named)
+        follow_stage(args, self._stage)
+        follow_job(args, megatron)
+        self._follow_batches(args)
+        # What ranks padded the vocabulary by is no part of the model; checkpoints compare the flag.
+        args.make_vocab_size_divisible_by = vocab_divisor(megatron)
+        support.check_entry(args)
+        support.check_arguments(args, plan)
+        support.check_orders(plan, args)
+        support.check_context_parallel(plan, args)
+        check_checkpoint(args)
+        # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
+        # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
+        self._divides_optimizer = args.use_distributed_optimizer
+        args.use_distributed_optimizer = False
+        # The norm of the weights would be taken while they are under way.
+        self._overlaps_gathers = args.overlap_param_gather and not args.log_params_norm
+        args.overlap_param_gather = False
+        self._check_optimizer_shares()
+        self._workload = workload_of(args, megatron, self._job_size)
+        validate_plan(replace(plan, workload=self._workload, estimates=None))
+        machine.check_same_model(plan, self._workload)
+        if args.fp8 is not None:
+            fp8.check_plan(plan, self._workload)
+        return args
+
+    def _follow_batches(self, args: Any) -> None:
+        """Where batches grow, Megatron has no global batch size but one micro-batch's."""
+        if args.step_batch_size_schedule is None:
+            return
+        self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
+        for plan in self._batches.plans:
+            check_schedules(plan)
+        args.global_batch_size = args.eval_global_batch_size = global_batch_size(self._plan)
+
+    def _check_optimizer_shares(self) -> None:
+        if not self._divides_optimizer and len(set(optimizer_weights(self._plan))) > 1:
+            raise UsageError(
+                "the plan divides the optimizer's state unequally (optimizer_share), but without "
+                "--use-distributed-optimizer it is not divided. Add the flag, or remove the shares."
+            )
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """See `TrainingJob`."""
+        from megatron_hetero.runtime.model.hooks import initial_weights_hook
+        from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
+
+        place = TensorPlace.of_stage(self._stage.shape, self._position.tensor_rank, args)
+        with place.own_sizes(args):
+            model = with_layer_spec(gpt_config_from_args(args, **given))
+        set_tensor_place(model.transformer, place)
+        # With several chunks Megatron's loop would build the data once for each, and agrees on them
+        # over all ranks, of which others have other numbers.  One chunk at most reads any.
+        args.virtual_pipeline_model_parallel_size = None
+        if self._arguments.init == "layout-independent":
+            model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
+        self._model, self._place = model, place
+        return model
+
+    def _in_own_sizes(self, step: Step) -> Step:
+        """A function of the script's, which may derive a configuration from `args` once more."""
+
+        def call(*given: Any, **named: Any) -> Any:
+            with self._place.own_sizes(self._args):
+                return step(*given, **named)
+
+        return call
+
+    def pretrain(
+        self,
+        pretrain: Step,
+        config: Any,
+        datasets_provider: Step,
+        model_type: Any,
+        forward_step: Step,
+        **named: Any,
+    ) -> Any:
+        """See `TrainingJob`.
+
+        Raises:
+            UsageError: the script asks Megatron for something that the plan decides.
+        """
+        from megatron_hetero.runtime.job.attachments import Setting, attach_all
+        from megatron_hetero.runtime.megatron import compile_helpers
+        from megatron_hetero.runtime.model import data
+        from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+        from megatron_hetero.runtime.parallel.groups import build_groups
+
+        _refuse_what_the_plan_decides(named)
+        if self._model is None or config.model is not self._model:
+            raise UsageError(
+                "the script does not build its model with Megatron's gpt_config_from_args, so that "
+                "the plan cannot divide it. Train a GPT: pretrain_gpt.py of Megatron-LM core 0.19 "
+                "or later, or -m megatron_hetero.pretrain_gpt."
+            )
+        plan = self._plan
+        compile_helpers.apply()
+        timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
+        join(self._world, self._args, timeout)
+        # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
+        self._args.rank = self._world.rank
+        if self._world.rank == 0:
+            print("\n".join(machine.binding_lines(plan)), flush=True)
+        groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
+        communicator = PipelineCommunicator(groups, config.model.transformer)
+        setting = Setting(
+            plan=plan,
+            position=self._position,
+            args=self._args,
+            arguments=self._arguments,
+            workload=self._workload,
+            model=config.model,
+            place=self._place,
+            batches=self._batches,
+            groups=groups,
+            communicator=communicator,
+            optimizer_weights=optimizer_weights(plan) if self._divides_optimizer else None,
+            overlaps_gathers=self._overlaps_gathers,
+            saves_states=self._saves_states,
+            loads_states=self._loads_states,
+        )
+        attach_all(setting)
+        return pretrain(
+            config,
+            data.iterators_provider(
+                self._in_own_sizes(datasets_provider),
+                self._batches,
+                groups,
+                self._job_size if shuffles_data(self._arguments.megatron) else None,
+            ),
+            model_type,
+            self._in_own_sizes(forward_step),
+            p2p_communicator=communicator,
+            pg_collection=groups.collection(),
+            skip_model_parallel_init=True,
+        )
+
+
+def optimizer_weights(plan: Plan) -> list[int]:
+    """[rank] -> its relative part of the distributed optimizer's state."""
+    return [
+        plan.replicas[place.replica].stages[place.stage].optimizer_share or 1
+        for place in rank_table(plan)
+    ]
+
+
+def _refuse_what_the_plan_decides(named: dict[str, Any]) -> None:
+    """The plan's groups replace a script's own; anything else it passes has to be understood."""
+    # Where embeddings are is the plan's to say, and the ranks meet where the launcher put them.
+    ours = ("store", "get_embedding_ranks", "get_position_embedding_ranks")
+    strange = sorted(name for name, value in named.items() if name not in ours and value)
+    if strange:
+        raise UsageError(
+            f"the script passes {', '.join(strange)} to Megatron's pretrain, which an asymmetric "
+            "plan cannot follow. Leave it out, or train with -m megatron_hetero.pretrain_gpt."
+        )

@@ -1,0 +1,174 @@
+"""What a job on an asymmetric plan attaches to Megatron before it trains, one after the other.
+
+`ATTACHMENTS` is the order; each entry says why it stands where it does.  An attachment looks at its
+`Setting`, does nothing where the job does not ask for it, and leaves behind what later ones need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import Position
+from megatron_hetero.runtime.gradients.optimizer import build_optimizer
+from megatron_hetero.runtime.job.arguments import HeteroArguments
+from megatron_hetero.runtime.job.batches import BatchSchedule
+from megatron_hetero.runtime.megatron import (
+    checkpoint_metadata,
+    forward_backward,
+    jit_warm_up,
+    optimizer,
+    parallel_state,
+    training_log,
+    vocabulary_range,
+)
+from megatron_hetero.runtime.model import experts, hooks
+from megatron_hetero.runtime.observe import straggler
+from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
+from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
+from megatron_hetero.runtime.observe.timeline import recorder_of
+from megatron_hetero.runtime.observe.token_rate import TokenRate
+from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.parallel.step import ReplicaSchedule
+from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
+from megatron_hetero.runtime.state import random_states
+
+
+@dataclass
+class Setting:
+    """One rank of a job whose processes have met and whose groups exist.
+
+    `args` are Megatron's, `model` its configuration of the model with the lists of hooks.
+    `optimizer_weights`: [rank] -> its relative part of the optimizer's state; None where it is not
+    divided.  `watch` is made by the attachment of the schedule and read by those of the log.
+    """
+
+    plan: Plan
+    position: Position
+    args: Any
+    arguments: HeteroArguments
+    workload: Workload
+    model: Any
+    place: TensorPlace
+    batches: BatchSchedule
+    groups: RankGroups
+    communicator: PipelineCommunicator
+    optimizer_weights: Sequence[int] | None
+    overlaps_gathers: bool
+    saves_states: bool
+    loads_states: bool
+    watch: StageWatch | None = None
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """One thing attached, and the reason for its place in the order."""
+
+    attach: Callable[[Setting], None]
+    place: str
+
+
+def attach_all(setting: Setting) -> None:
+    """Attach everything that the job asks for."""
+    for attachment in ATTACHMENTS:
+        attachment.attach(setting)
+
+
+def _groups(setting: Setting) -> None:
+    parallel_state.fill(setting.groups)
+
+
+def _straggler_detector(setting: Setting) -> None:
+    if setting.args.log_straggler:
+        rank = setting.args.rank
+        straggler.configure(setting.args, setting.plan, setting.workload, rank)
+
+
+def _schedule(setting: Setting) -> None:
+    if StageRatio.applies(setting.plan):
+        setting.watch = StageWatch()
+    forward_backward.apply(ReplicaSchedule(setting.batches, setting.groups, setting.watch))
+
+
+def _checkpoint_metadata(setting: Setting) -> None:
+    stages = random_states.replica_stages(setting.plan)
+    checkpoint_metadata.apply(**({random_states.METADATA: stages} if setting.saves_states else {}))
+
+
+def _expert_routing(setting: Setting) -> None:
+    if setting.args.num_experts is not None:
+        experts.follow_routing(setting.plan, setting.groups)
+
+
+def _jit_warm_up(setting: Setting) -> None:
+    args = setting.args
+    if args.swiglu and args.ffn_hidden_size // setting.groups.tensor.size() % 2:
+        jit_warm_up.apply()
+
+
+def _vocabulary_rows(setting: Setting) -> None:
+    if not setting.place.is_even:
+        vocabulary_range.apply(setting.place.vocabulary_rows)
+
+
+def _log(setting: Setting) -> None:
+    training_log.add_observer(TokenRate().observe)
+    if setting.watch is not None:
+        training_log.add_observer(StageRatio(setting.plan, setting.watch).observe)
+        promised = prediction_of(setting.plan, setting.workload)
+        training_log.add_observer(StepTime(promised).observe)
+
+
+def _timeline(setting: Setting) -> None:
+    recorder = recorder_of(setting.plan, setting.arguments.timeline, setting.args)
+    if recorder is not None:
+        training_log.add_observer(recorder.observe)
+        setting.model.post_wrap_hooks.append(recorder.post_wrap_hook)
+
+
+def _divided_optimizer(setting: Setting) -> None:
+    if setting.optimizer_weights is not None:
+        optimizer.apply(build_optimizer)
+
+
+def _model_hooks(setting: Setting) -> None:
+    synchronise = hooks.synchronise_hook(
+        setting.plan,
+        setting.groups,
+        setting.optimizer_weights,
+        overlaps_gathers=setting.overlaps_gathers,
+    )
+    states = random_states.RandomStates(
+        random_states.replica_stages(setting.plan), setting.position, setting.loads_states
+    )
+    setting.model.post_wrap_hooks[:0] = [
+        setting.communicator.hook,
+        hooks.marks_hook(setting.groups),
+        hooks.random_state_hook(setting.groups),
+        # Nothing has a gradient in a job that only evaluates.
+        *([] if setting.args.skip_train else [synchronise]),
+        hooks.checkpoint_hook(setting.groups, states),
+    ]
+
+
+ATTACHMENTS = (
+    Attachment(_groups, "first: all that follows asks Megatron's globals for the rank's groups"),
+    Attachment(_straggler_detector, "before the first step is timed"),
+    Attachment(_schedule, "before the log, whose observers read the watch that it makes"),
+    Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
+    Attachment(_expert_routing, "before the model is built, whose routers then report"),
+    Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
+    Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
+    Attachment(_log, "after the schedule; its lines stand in the order of the observers"),
+    Attachment(_timeline, "after the log, so that a step's lines stand before its file is written"),
+    Attachment(_divided_optimizer, "before Megatron builds the optimizer"),
+    Attachment(
+        _model_hooks,
+        "last, and put before all hooks that are there: what others hang on the model sees it as "
+        "it will be trained",
+    ),
+)

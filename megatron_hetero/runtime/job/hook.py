@@ -1,0 +1,83 @@
+"""An asymmetric plan in a pre-training script of the user's own.
+
+Such a script takes three functions of Megatron's and calls them in turn; `hooked` gives each a
+stand-in that follows the plan of the command line.  The patches of `patches/` put one call of it
+into `pretrain_gpt.py`, and `python -m megatron_hetero.launch` does the same from outside.  Without
+`--hetero-plan` or `--hetero-layout` the three are Megatron's own functions, untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.flags.table import flag_table
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.job.arguments import split_arguments
+from megatron_hetero.runtime.job.steps import job_of, job_on_plan
+from megatron_hetero.runtime.job.stock import Step
+
+PLAN_FLAGS = ("--hetero-plan", "--hetero-layout")
+
+
+def hooked(
+    parse_and_validate_args: Step, gpt_config_from_args: Step, pretrain: Step
+) -> tuple[Step, Step, Step]:
+    """The three functions of a pre-training script, on the plan that `sys.argv` names.
+
+    What the plan or its flags get wrong is printed and ends the process with the error's exit code,
+    as from `megatron_hetero.pretrain_gpt`: the script around knows nothing of our errors.
+
+    Returns:
+        What to call instead of `megatron.training.arguments.parse_and_validate_args`,
+        `megatron.training.argument_utils.gpt_config_from_args` and `megatron.training.pretrain`.
+    """
+    words = sys.argv[1:]
+    if not any(word.startswith(PLAN_FLAGS) for word in words):
+        return parse_and_validate_args, gpt_config_from_args, pretrain
+    job = _or_exit(job_of)(words, of_a_script=True)
+    return (
+        _stand_in(job.parse, parse_and_validate_args),
+        _stand_in(job.configure, gpt_config_from_args),
+        _stand_in(job.pretrain, pretrain),
+    )
+
+
+def _stand_in(step: Step, original: Step) -> Step:
+    """`step`, given `original` first; `__wrapped__` is the original, as usual."""
+    return functools.wraps(original)(_or_exit(functools.partial(step, original)))
+
+
+def on_plan(
+    plan: Plan, parse_and_validate_args: Step, gpt_config_from_args: Step, pretrain: Step
+) -> tuple[Step, Step, Step]:
+    """`hooked` for a plan that is given here and not on the command line.
+
+    Raises:
+        HeteroError: as an exception, which the caller knows.
+    """
+    arguments = split_arguments(sys.argv[1:])
+    if arguments.plan is not None or arguments.layout is not None:
+        raise UsageError("the plan is given by the program; leave --hetero-plan and -layout out")
+    judged = flag_table().known_part(arguments.megatron)
+    plan_arguments(plan, judged)
+    job = job_on_plan(plan, arguments, judged)
+    return (
+        functools.partial(job.parse, parse_and_validate_args),
+        functools.partial(job.configure, gpt_config_from_args),
+        functools.partial(job.pretrain, pretrain),
+    )
+
+
+def _or_exit(step: Step) -> Step:
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return step(*given, **named)
+        except HeteroError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(error.exit_code) from error
+
+    return call

@@ -1,0 +1,229 @@
+"""Run the ranks of a job as forked processes of this machine that meet through a file.
+
+Torch and Megatron are imported once and then forked, which starts eight ranks in the time that
+`torchrun` takes to import them once.  The store is a file and gloo talks over the loopback
+interface, so no port is opened to the network.  CPU only: CUDA does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_hetero.errors import (
+    EXIT_RANK_DIED,
+    EnvironmentMismatchError,
+    FileFormatError,
+    HeteroError,
+    InfeasiblePlanError,
+)
+
+_KILL_AFTER_FAILURE_S = 2.0
+_POLL_S = 0.02
+
+
+class RankFailedError(HeteroError):
+    """A rank of a local run ended badly; the message carries the end of its log.
+
+    Args:
+        status: how it ended: the exit code of a refusal (`errors`), which stays the run's; any
+            other is that of a rank that died.
+    """
+
+    def __init__(self, message: str, status: int = EXIT_RANK_DIED) -> None:
+        super().__init__(message)
+        self.exit_code = status if status in _REFUSALS else EXIT_RANK_DIED
+
+
+_REFUSALS = frozenset(
+    kind.exit_code
+    for kind in (HeteroError, InfeasiblePlanError, FileFormatError, EnvironmentMismatchError)
+)
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """`num_ranks` processes that each run `function(rank)` in a world of their own.
+
+    The log of rank r is `directory/rank-r.log`.
+    """
+
+    name: str
+    num_ranks: int
+    function: Callable[[int], None]
+    directory: Path
+
+
+def preload() -> None:
+    """Import what every rank needs, before the first fork.
+
+    What torch and Megatron say of missing GPUs, Transformer Engine and Apex is no news on a CPU.
+    """
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.training.training  # noqa: F401
+
+        import megatron_hetero.runtime.job.entry
+        import megatron_hetero.runtime.model.gpt
+        import megatron_hetero.runtime.model.hooks  # noqa: F401
+
+
+@contextmanager
+def kept_folder(keep: Path | None, verb: str) -> Iterator[Path]:
+    """A folder for the files of a run: `keep`, which stays, or one that is gone afterwards.
+
+    Args:
+        verb: what runs, for the name of a passing folder.
+    """
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix=f"megatron-hetero-{verb}-") as folder:
+        yield Path(folder)
+
+
+def run_jobs(
+    jobs: Sequence[LocalJob], timeout_s: float, on_poll: Callable[[], None] | None = None
+) -> None:
+    """Run jobs side by side and wait for all of them.
+
+    Raises:
+        RankFailedError: a rank failed, or the time was up; every other rank has been ended.
+    """
+    preload()
+    started: dict[int, tuple[LocalJob, int]] = {}
+    try:
+        for job in jobs:
+            started |= _start(job)
+        _wait(started, timeout_s, on_poll)
+    finally:
+        _end(started)
+
+
+def _start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
+    job.directory.mkdir(parents=True, exist_ok=True)
+    handle, store = tempfile.mkstemp(dir=job.directory, prefix="store-")
+    os.close(handle)
+    started = {}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for rank in range(job.num_ranks):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(job, rank, store)
+        started[pid] = (job, rank)
+    return started
+
+
+def _be_rank(job: LocalJob, rank: int, store: str) -> None:
+    """The life of a child: run, and leave without the parent's clean-up."""
+    code = 1
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent answers Ctrl-C
+    try:
+        log = os.open(_log(job, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        # The parent may have put something else in the place of its own.
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        os.environ |= rank_environment(rank, job.num_ranks, store)
+        import torch
+
+        torch.set_num_threads(1)
+        job.function(rank)
+        code = 0
+    except HeteroError as error:
+        print(f"error: {error}", flush=True)
+        code = error.exit_code
+    except SystemExit as leaving:
+        # As Python itself would: Megatron ends a run so at --exit-interval and its kind.
+        print(f"left by sys.exit({leaving.code!r})", flush=True)
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def rank_environment(rank: int, num_ranks: int, store: str) -> Mapping[str, str]:
+    """What `torchrun` would set, and how the ranks meet."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MEGATRON_HETERO_STORE": store,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def _wait(
+    running: dict[int, tuple[LocalJob, int]], timeout_s: float, on_poll: Callable[[], None] | None
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while running:
+        for pid, code in _ended(running):
+            job, rank = running.pop(pid)
+            if code != 0:
+                how = f"signal {-code}" if code < 0 else f"status {code}"
+                raise RankFailedError(
+                    f"{job.name}: rank {rank} of {job.num_ranks} ended with {how}; its log ends:\n"
+                    + _tail(job, rank),
+                    code,
+                )
+        if time.monotonic() > deadline:
+            job, rank = next(iter(running.values()))
+            raise RankFailedError(
+                f"{job.name}: not finished after {timeout_s:.0f} s; rank {rank} last wrote:\n"
+                + _tail(job, rank)
+            )
+        if on_poll is not None:
+            on_poll()
+        time.sleep(_POLL_S)
+
+
+def _ended(running: Mapping[int, tuple[LocalJob, int]]) -> Iterator[tuple[int, int]]:
+    """(pid, exit code) of the children that have ended; other children are not touched."""
+    for pid in list(running):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            yield pid, os.waitstatus_to_exitcode(status)
+
+
+def _end(running: dict[int, tuple[LocalJob, int]]) -> None:
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in list(running):
+            try:
+                os.kill(pid, signal_number)
+            except ProcessLookupError:
+                running.pop(pid, None)
+        deadline = time.monotonic() + _KILL_AFTER_FAILURE_S
+        while running and time.monotonic() < deadline:
+            for pid, _ in _ended(running):
+                running.pop(pid)
+            time.sleep(_POLL_S)
+
+
+def _log(job: LocalJob, rank: int) -> Path:
+    return job.directory / f"rank-{rank}.log"
+
+
+def _tail(job: LocalJob, rank: int, num_lines: int = 12) -> str:
+    try:
+        lines = _log(job, rank).read_text(errors="replace").splitlines()
+    except OSError as error:
+        return f"(no log: {error})"
+    return "\n".join("  " + line for line in lines[-num_lines:])

@@ -1,0 +1,111 @@
+"""One training job in three steps, which every door into it takes: parse, configure, train.
+
+A pre-training script of Megatron parses its flags (`parse_and_validate_args`), turns them into a
+model's configuration (`gpt_config_from_args`) and calls `pretrain`.  A job stands for these three
+calls on one rank: `runtime.job.entry` makes them itself, `runtime.job.hook` puts them in their
+places in a script of the user's own.  `StockJob` leaves everything to stock Megatron;
+`AsymmetricJob` adds the plan's groups, boundaries, gradient sync and data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.emit import plan_arguments
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import NO_TRANSFORMER_ENGINE, backend
+from megatron_hetero.runtime.job.arguments import (
+    HeteroArguments,
+    requested_plan,
+    split_arguments,
+)
+from megatron_hetero.runtime.job.asymmetric import AsymmetricJob
+from megatron_hetero.runtime.job.stock import Step, StockJob
+from megatron_hetero.runtime.job.world import World, check_world
+from megatron_hetero.schedule.stock import is_stock
+
+
+class TrainingJob(Protocol):
+    """The three calls of a pre-training script.  Each takes Megatron's own function first."""
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """Megatron's arguments of this rank; all that can be refused is refused here."""
+        ...
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """The configuration of the model that this rank builds."""
+        ...
+
+    def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
+        """Train: Megatron's own loop."""
+        ...
+
+
+def job_of(argv: Sequence[str], of_a_script: bool = False) -> TrainingJob:
+    """The job that a command line asks for; switches the CPU backend on where there is no GPU.
+
+    Args:
+        of_a_script: flags that Megatron does not know are a script's own, whose parser takes them.
+    Raises:
+        HeteroError: the plan, its flags or the number of processes are not as they must be.
+    """
+    arguments = split_arguments(argv)
+    judged = arguments
+    if of_a_script:
+        judged = replace(arguments, megatron=flag_table().known_part(arguments.megatron))
+    return job_on_plan(requested_plan(judged), arguments, judged.megatron)
+
+
+def job_on_plan(
+    plan: Plan | None, arguments: HeteroArguments, judged: Sequence[str]
+) -> TrainingJob:
+    """`job_of` for a plan that is read already.
+
+    Args:
+        judged: the flags that Megatron knows, which the plan must not contradict.
+    Raises:
+        HeteroError: the number of processes or the flags are not as they must be.
+    """
+    world = World.from_environment()
+    if plan is not None:
+        check_world(plan, world)
+    if not backend.cuda_is_usable():
+        if world.rank == 0:
+            _say_what_a_cpu_changes(judged)
+        backend.activate_cpu_backend()
+        arguments = replace(arguments, megatron=(*arguments.megatron, *backend.CPU_FLAGS))
+    elif NO_TRANSFORMER_ENGINE is not None and not _names_layers(arguments.megatron):
+        if world.rank == 0:
+            print(f"> no Transformer Engine: {NO_TRANSFORMER_ENGINE}; local layers", flush=True)
+        arguments = replace(arguments, megatron=(*arguments.megatron, "--transformer-impl=local"))
+    if plan is None:
+        if arguments.timeline is not None:
+            raise UsageError(
+                "--hetero-timeline needs a plan (--hetero-plan or --hetero-layout), which says "
+                "what every rank does"
+            )
+        return StockJob(arguments.megatron, world)
+    if is_stock(plan):
+        decided = plan_arguments(plan, judged)
+        if world.rank == 0:
+            print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
+        megatron = (*arguments.megatron, *decided)
+        return StockJob(megatron, world, arguments.init, plan, arguments.timeline)
+    return AsymmetricJob(plan, arguments, world)
+
+
+def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
+    """Flags of the user's in whose place a CPU has others."""
+    there = {o.name: o.values for o in flag_table().split(backend.CPU_FLAGS) if o.values}
+    for option in last_of_each(flag_table().split(flag_table().known_part(judged))):
+        instead = there.get(option.name, option.values)
+        if instead != option.values:
+            print(f"> no GPU: {option} becomes {' '.join(instead)}", flush=True)
+
+
+def _names_layers(megatron: Sequence[str]) -> bool:
+    return any(token.partition("=")[0] == "--transformer-impl" for token in megatron)

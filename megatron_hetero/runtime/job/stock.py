@@ -1,0 +1,147 @@
+"""A job that is all stock Megatron's, and what every kind of job does alike."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_hetero.errors import CheckpointError, UsageError
+from megatron_hetero.flags.table import flag_table
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import support
+from megatron_hetero.runtime.job.needs import check_needs
+from megatron_hetero.runtime.job.world import World
+
+Step = Callable[..., Any]
+"""Megatron's `parse_and_validate_args`, `gpt_config_from_args` or `pretrain`."""
+
+
+class StockJob:
+    """Megatron's own training: its groups, schedule, data loaders and gradient sync."""
+
+    def __init__(
+        self,
+        megatron: Sequence[str],
+        world: World,
+        init: str = "megatron",
+        plan: Plan | None = None,
+        timeline: Path | None = None,
+    ) -> None:
+        """`plan`: which stock Megatron runs, if there is one; it is only watched."""
+        self._megatron, self._world, self._init = tuple(megatron), world, init
+        self._plan, self._timeline = plan, timeline
+        self._args: Any = None
+
+    def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
+        """See `TrainingJob`."""
+        from megatron_hetero.runtime.megatron import compile_helpers
+
+        compile_helpers.apply()
+        for warning in needs_of(self._megatron, given):
+            if self._world.rank == 0:
+                print(f"> megatron-hetero: warning: {warning}", flush=True)
+        sys.argv = [sys.argv[0], *self._megatron]
+        self._args = parsed(parse_and_validate_args, given)
+        support.check_entry(self._args)
+        support.check_stock(self._args)
+        check_checkpoint(self._args)
+        return self._args
+
+    def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
+        """See `TrainingJob`."""
+        from megatron_hetero.runtime.model.hooks import initial_weights_hook, stock_agreement_hook
+
+        model = with_layer_spec(gpt_config_from_args(args, **given))
+        # Experts go by numbers of their rank's own, so names alone would draw all ranks' alike.
+        if self._init == "layout-independent" and args.num_experts is None:
+            model.pre_wrap_hooks.append(initial_weights_hook(args.seed))
+            if not args.skip_train:
+                model.post_wrap_hooks.append(stock_agreement_hook)
+        if self._plan is not None:
+            watch_stock(self._plan, self._timeline, args, model)
+        return model
+
+    def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
+        """See `TrainingJob`."""
+        if named.get("store") is None:
+            named["store"] = self._world.store()
+        return pretrain(config, *given, **named)
+
+
+def needs_of(megatron: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """`check_needs` for a script's call of Megatron's parser with the arguments `given`."""
+    table = flag_table()
+    defaults = given.get("args_defaults") or {}
+    return check_needs(
+        table.split(table.known_part(megatron)),
+        cuda=backend.cuda_is_usable(),
+        default_tokenizer=defaults.get("tokenizer_type"),
+    )
+
+
+def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
+    """What Megatron's parser makes of `sys.argv`.
+
+    Raises:
+        UsageError: what Megatron says against the flags, or the line that refuses them in silence.
+    """
+    try:
+        return parse_and_validate_args(**given)
+    except (AssertionError, ValueError, RuntimeError, ImportError, OSError) as error:
+        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        raise UsageError(f"Megatron refuses the flags: {said}") from error
+
+
+def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> None:
+    """What a plan in stock Megatron's hands is asked for: stage ratios and a timeline."""
+    from megatron_hetero.runtime.megatron import training_log
+    from megatron_hetero.runtime.observe.stage_ratio import (
+        StageRatio,
+        StageWatch,
+        watch_stock_passes,
+    )
+    from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
+    from megatron_hetero.runtime.observe.timeline import recorder_of
+
+    if StageRatio.applies(plan):
+        watch = StageWatch()
+        watch_stock_passes(watch)
+        training_log.add_observer(StageRatio(plan, watch).observe)
+        if plan.workload is not None:
+            promised = prediction_of(plan, plan.workload)
+            training_log.add_observer(StepTime(promised).observe)
+    recorder = recorder_of(plan, timeline, args)
+    if recorder is not None:
+        training_log.add_observer(recorder.observe)
+        model.post_wrap_hooks.append(recorder.post_wrap_hook)
+
+
+def with_layer_spec(model: Any) -> Any:
+    """Our layer spec, unless `--spec` named one."""
+    from megatron_hetero.runtime.model import gpt
+
+    if model.transformer_layer_spec is None:
+        model.transformer_layer_spec = gpt.layer_spec
+    return model
+
+
+def check_checkpoint(args: Any) -> None:
+    """With `--exit-on-missing-checkpoint` there has to be one.
+
+    Megatron ends the process with status 0 then, which a launcher takes for a finished job.
+
+    Raises:
+        CheckpointError: names the folder.
+    """
+    from megatron.training.checkpointing import checkpoint_exists
+
+    if args.exit_on_missing_checkpoint and not checkpoint_exists(args.load):
+        raise CheckpointError(
+            f"--load {args.load}: there is no checkpoint (no latest_checkpointed_iteration.txt), "
+            "and --exit-on-missing-checkpoint asks for one. Correct the folder, or leave the flag "
+            "out to start from initial weights."
+        )

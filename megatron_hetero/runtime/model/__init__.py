@@ -1,0 +1,13 @@
+"""Megatron's model and data, and what is done to both for a plan.
+
+gpt                 batch, loss, data sets and layer spec of a GPT
+data                the samples that each replica reads
+provider            providers of data sets, as Megatron calls them
+hooks               changes between a model's construction and its optimizer's
+initial_weights     initial weights that no layout changes
+experts             mixture of experts
+fp8                 Transformer Engine's fp8
+norm                norms that allow sequence parallelism
+custom_spec         layers of the user's own
+transformer_engine  is Transformer Engine usable
+"""

@@ -1,0 +1,220 @@
+"""Which samples each replica reads: the global batch is the one a single process would take.
+
+Step k of the job covers samples `k*B .. (k+1)*B - 1` in one process's order of the dataset.  Its
+micro-batches are dealt out in rounds, one to each replica that still has some to run, in that
+order; with equal counts that is Megatron's own division among data-parallel ranks.  Ranks that read
+nothing (inner stages, all but the first of a tensor-parallel group) get an iterator that says so if
+it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.runtime.job.batches import (
+    BatchSchedule,
+    deal,
+    global_batch_size,
+    micro_batch_sizes,
+)
+from megatron_hetero.runtime.model.provider import EveryRankProvider
+from megatron_hetero.runtime.parallel.groups import RankGroups
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order one process reads a dataset of `num_samples`, and how far.
+
+    `shuffled_by`: endless, each epoch permuted by a state seeded with its number, without the
+    samples that fill no micro-batch of this size; as `MegatronPretrainingRandomSampler` on one
+    data-parallel rank (`--dataloader-type cyclic`).  Else once, in order, as
+    `MegatronPretrainingSampler`.
+    """
+
+    num_samples: int
+    shuffled_by: int | None = None
+
+    @property
+    def end(self) -> int | None:
+        """How many positions there are; None for no end."""
+        return None if self.shuffled_by else self.num_samples
+
+    def sample(self, position: int) -> int:
+        """The index in the dataset of what is read at `position`."""
+        if self.shuffled_by:
+            whole = self.num_samples - self.num_samples % self.shuffled_by
+            epoch, place = divmod(position, whole)
+            return _permutation(whole, epoch)[place]
+        return position
+
+
+@lru_cache(maxsize=4)
+def _permutation(length: int, epoch: int) -> list[int]:
+    generator = torch.Generator()
+    generator.manual_seed(epoch)
+    return torch.randperm(length, generator=generator).tolist()
+
+
+class ReplicaSampler(Sampler[list[int]]):
+    """Batches of sample numbers for one replica, from `consumed` samples on.
+
+    An end of the dataset that is no whole global batch is left out.
+    """
+
+    def __init__(self, batches: BatchSchedule, replica: int, order: Order, consumed: int) -> None:
+        self.replica = replica
+        self.global_batch_size = global_batch_size(batches.plans[-1])
+        self._batches = batches
+        self._dealt = {
+            global_batch_size(plan): deal(
+                [r.num_micro_batches for r in plan.replicas], micro_batch_sizes(plan)
+            )[replica]
+            for plan in batches.plans
+        }
+        self._order, self._consumed = order, consumed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, end = self._consumed, self._order.end
+        while True:
+            size = global_batch_size(self._batches.plan_at(start))
+            if end is not None and start + size > end:
+                return
+            for batch in self._dealt[size]:
+                yield [self._order.sample(start + sample) for sample in batch]
+            start += size
+
+
+class WholeSet(Dataset):
+    """A dataset filled up to whole global batches with samples that do not count.
+
+    For `--full-validation`, which sees each sample once: the loss mask of what fills up is zero.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int) -> None:
+        self._dataset = dataset
+        self.num_batches = -(-len(dataset) // batch_size)
+        self._length = self.num_batches * batch_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if index < len(self._dataset):
+            return self._dataset[index]
+        filling = self._dataset[0]
+        if not isinstance(filling, dict) or "loss_mask" not in filling:
+            raise UnsupportedError(
+                "--full-validation: the samples of the dataset have no loss_mask, so that nothing "
+                "can fill up its last global batch. Leave the flag out, or give them one."
+            )
+        return {**filling, "loss_mask": torch.zeros_like(filling["loss_mask"])}
+
+
+class NoData:
+    """The iterator of a rank that reads nothing.
+
+    `num_batches` is what Megatron takes for the length of a validation set.
+    """
+
+    def __init__(self, num_batches: int = 0) -> None:
+        self._num_batches = num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> NoData:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise RuntimeError("a rank that is neither on a first nor on a last stage asked for data")
+
+
+class _Validation:
+    """A loader of a whole validation set, which Megatron goes through again and again.
+
+    Its length is the number of validation steps that cover it.
+    """
+
+    def __init__(self, loader: DataLoader, num_batches: int) -> None:
+        self._loader, self._num_batches = loader, num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
+def reads_data(groups: RankGroups) -> bool:
+    """First stages read the tokens, last stages the labels; one rank of the group for all."""
+    at_an_end = groups.pipeline.stage == 0 or groups.is_last_stage
+    return at_an_end and groups.tensor.rank() == 0
+
+
+def iterators_provider(
+    datasets_provider: Callable[..., tuple[Any, ...]],
+    batches: BatchSchedule,
+    groups: RankGroups,
+    shuffled_by: int | None = None,
+) -> EveryRankProvider:
+    """Turn a provider of datasets into Megatron's provider for `--dataloader-type external`.
+
+    The datasets are Megatron's; only the choice of samples is ours.
+
+    Args:
+        batches: of training; validation has the last one.
+        shuffled_by: the job's micro-batch size, if the user asks for `--dataloader-type cyclic`.
+    """
+    from megatron.training import get_args
+
+    def provide(num_samples: Any) -> tuple[Any, ...]:
+        args = get_args()
+        last = BatchSchedule.constant(batches.plans[-1])
+        batch = global_batch_size(batches.plans[-1])
+
+        def loader(
+            dataset: Dataset, order: Order, consumed: int, batches: BatchSchedule = last
+        ) -> DataLoader:
+            return DataLoader(
+                dataset,
+                batch_sampler=ReplicaSampler(batches, groups.position.replica, order, consumed),
+                num_workers=args.num_workers,
+                pin_memory=torch.cuda.is_available(),
+                persistent_workers=args.num_workers > 0,
+            )
+
+        def iterator(dataset: Any, consumed: int, batches: BatchSchedule = last) -> Any:
+            # Megatron asks rank 0, which has all datasets, what there is to train and validate on.
+            if dataset is None or not reads_data(groups):
+                decides = reads_data(groups) or torch.distributed.get_rank() == 0
+                return None if dataset is None and decides else NoData()
+            order = Order(len(dataset), shuffled_by)
+            return iter(loader(dataset, order, consumed, batches))
+
+        def whole(dataset: Any) -> Any:
+            if dataset is None:
+                return iterator(None, 0)
+            filled = WholeSet(dataset, batch)
+            if not reads_data(groups):
+                return NoData(filled.num_batches)
+            return _Validation(loader(filled, Order(len(filled)), 0), filled.num_batches)
+
+        train, valid, test = datasets_provider(num_samples)
+        if args.full_validation:
+            validation = [whole(dataset) for dataset in valid]
+        else:
+            validation = iterator(valid, args.consumed_valid_samples)
+        return (
+            iterator(train, args.consumed_train_samples, batches),
+            validation,
+            iterator(test, 0),
+        )
+
+    return EveryRankProvider(provide)

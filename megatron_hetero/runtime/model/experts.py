@@ -1,0 +1,126 @@
+"""Mixture of experts on an asymmetric plan: what is refused, and what the log says of routing.
+
+Each stage holds all experts of its layers, every expert divided over the stage's tensor-parallel
+group as a dense MLP is (expert parallelism of 1).  Routers are copies.  A router sees the tokens of
+one micro-batch, over the whole group, so it chooses as one process does under any plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.transformer.moe.moe_logging import MoEMetricsTracker, set_moe_metrics_tracker
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.parallel.groups import RankGroups
+
+_BALANCED_BY = {"aux_loss", "seq_aux_loss", "none"}
+
+REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "--num-experts without --sequence-parallel",
+        lambda a: not a.sequence_parallel and a.tensor_model_parallel_size > 1,
+        "add it; Megatron trains experts on a tensor-parallel group only so",
+    ),
+    (
+        "--num-experts with biases",
+        lambda a: a.add_bias_linear and a.transformer_impl == "local",
+        "add --disable-bias-linear; Megatron's local experts fail in the backward pass with them",
+    ),
+    ("--moe-layer-freq", lambda a: a.moe_layer_freq != 1, "use 1: experts in every layer"),
+    (
+        "--moe-shared-expert-intermediate-size",
+        lambda a: a.moe_shared_expert_intermediate_size is not None,
+        "leave it out",
+    ),
+    ("--moe-latent-size", lambda a: a.moe_latent_size is not None, "leave it out"),
+    (
+        "--moe-grouped-gemm",
+        lambda a: a.moe_grouped_gemm,
+        "leave it out; its one module for all experts is not divided yet",
+    ),
+    (
+        "--moe-router-load-balancing-type",
+        lambda a: not _BALANCED_BY.issuperset(_names(a.moe_router_load_balancing_type)),
+        "use aux_loss, seq_aux_loss or none; the others count tokens over data-parallel groups",
+    ),
+    (
+        "--moe-router-enable-expert-bias",
+        lambda a: a.moe_router_enable_expert_bias,
+        "leave it out; the bias follows tokens counted over data-parallel groups",
+    ),
+    (
+        "--moe-expert-capacity-factor",
+        lambda a: a.moe_expert_capacity_factor is not None,
+        "leave it out; each rank would drop tokens by its own share of them",
+    ),
+    (
+        "--moe-token-dispatcher-type flex",
+        lambda a: a.moe_token_dispatcher_type == "flex",
+        "use allgather or alltoall",
+    ),
+    ("--moe-use-upcycling", lambda a: a.moe_use_upcycling, "leave it out"),
+    (
+        "--moe-input-jitter-eps",
+        lambda a: a.moe_input_jitter_eps is not None,
+        "leave it out; each rank would draw noise of its own for the same tokens",
+    ),
+    (
+        "--moe-router-force-load-balancing / --moe-router-force-biased",
+        lambda a: a.moe_router_force_load_balancing or a.moe_router_force_biased is not None,
+        "leave them out; they route at random to measure speed, and train nothing",
+    ),
+)
+"""(flag as the user knows it, whether the parsed arguments ask for it, what to do instead)."""
+
+
+def _names(kinds: str | list[str]) -> list[str]:
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def check_micro_batches(plan: Plan, args: Any) -> None:
+    """Refuse micro-batches of unlike size under a loss that balances experts within each.
+
+    Raises:
+        UnsupportedError: says which sizes and what to do.
+    """
+    sizes = sorted({replica.micro_batch_size or args.micro_batch_size for replica in plan.replicas})
+    if len(sizes) > 1 and "aux_loss" in _names(args.moe_router_load_balancing_type):
+        raise UnsupportedError(
+            f"replicas have micro-batches of {' and '.join(map(str, sizes))} sequences, and "
+            "--moe-router-load-balancing-type aux_loss balances experts within a micro-batch: they "
+            "would be balanced differently. Use seq_aux_loss, or one size for all."
+        )
+
+
+class JobMoEMetrics(MoEMetricsTracker):
+    """Megatron's tracker of routing losses, summed over a job whose pipelines have no groups.
+
+    Megatron adds up over the pipeline and the tensor-parallel group, takes the mean over replicas
+    of equally many micro-batches, and divides by their number.  Here replicas have unlike numbers:
+    the sum over the job is divided by all of them.
+    """
+
+    def __init__(self, plan: Plan, groups: RankGroups) -> None:
+        super().__init__()
+        self._num_micro_batches = sum(replica.num_micro_batches for replica in plan.replicas)
+        self._width = groups.tensor.size()
+
+    def _sync_metrics(self, metric_names: list[str], pg_collection: Any = None) -> None:
+        # The caller divides by this rank's number.
+        weight = get_num_microbatches() / self._num_micro_batches
+        for name in metric_names:
+            entry = self._metrics[name]
+            # Megatron's losses of balance are each rank's part; others are means of its tokens.
+            is_part = entry.reduce_group is not None
+            entry.values.mul_(weight if is_part else weight / self._width)
+            dist.all_reduce(entry.values)
+
+
+def follow_routing(plan: Plan, groups: RankGroups) -> None:
+    """Let Megatron's log have the routing losses of the whole job."""
+    set_moe_metrics_tracker(JobMoEMetrics(plan, groups))

@@ -1,0 +1,128 @@
+"""What is done to Megatron's model between its construction and the optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core.utils import get_model_config, unwrap_model
+from megatron.training import get_args
+from megatron.training.utils import print_rank_0
+
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync, set_gradient_sync
+from megatron_hetero.runtime.model.custom_spec import check_marked
+from megatron_hetero.runtime.model.initial_weights import initialise
+from megatron_hetero.runtime.observe.sync_report import gather_sync_plans, sync_lines
+from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.runtime.state.checkpoint import carry_random_states, describe_globally
+from megatron_hetero.runtime.state.random_states import RandomStates, seed_all
+
+ModelHook = Callable[[list[Any]], list[Any]]
+
+
+def initial_weights_hook(seed: int) -> ModelHook:
+    """A `pre_wrap_hook` that draws weights by global index (see
+    `runtime.model.initial_weights`)."""
+
+    def hook(model: list[Any]) -> list[Any]:
+        initialise(model, seed)
+        return model
+
+    return hook
+
+
+def random_state_hook(groups: RankGroups) -> ModelHook:
+    """A `post_wrap_hook` after which random states are as Megatron means them to be.
+
+    On a CPU the initial weights come out of the state from which dropout is drawn later, and ranks
+    with unlike shares draw unlike numbers of them: the group's first rank decides.  GPUs keep the
+    two apart.  With `--data-parallel-random-init` each replica has states of its own; Megatron
+    knows them by the data-parallel rank, which is 0 on every rank of a plan.
+    """
+
+    def hook(model: list[Any]) -> list[Any]:
+        args = get_args()
+        if args.data_parallel_random_init:
+            # Megatron's distance between the seeds of data-parallel ranks.
+            seed_all(args.seed + 10 * groups.position.replica)
+        elif not backend.cuda_is_usable() and groups.tensor.size() > 1:
+            state = torch.get_rng_state()
+            torch.distributed.broadcast(state, group=groups.tensor, group_src=0)
+            torch.set_rng_state(state)
+        return model
+
+    return hook
+
+
+def marks_hook(groups: RankGroups) -> ModelHook:
+    """A `post_wrap_hook` that refuses layers which do not say how they are divided."""
+
+    def hook(model: list[Any]) -> list[Any]:
+        check_marked(model, groups.tensor.size())
+        return model
+
+    return hook
+
+
+def stock_agreement_hook(model: list[Any]) -> list[Any]:
+    """A `post_wrap_hook` for plans that stock Megatron runs, after `initial_weights_hook`.
+
+    Makes data-parallel ranks agree to the last bit, which unlike processors' random number kernels
+    need not do.
+    """
+    for chunk in model:
+        chunk.broadcast_params()
+    return model
+
+
+def synchronise_hook(
+    plan: Plan,
+    groups: RankGroups,
+    optimizer_weights: Sequence[int] | None = None,
+    *,
+    overlaps_gathers: bool = False,
+) -> ModelHook:
+    """A `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
+
+    Megatron's norm leaves out parameters marked `shared`; with those of all copies but the first
+    marked so, every element of the model counts once, whoever holds it.  The optimizer copies the
+    mark to its fp32 masters, hence before it is built.
+
+    Args:
+        optimizer_weights, overlaps_gathers: of `GradientSync`.
+    """
+
+    def hook(model: list[Any]) -> list[Any]:
+        if groups.copy > 0:
+            for chunk in model:
+                for parameter in chunk.parameters():
+                    parameter.shared = True
+        sync = GradientSync(
+            model, groups, plan, optimizer_weights, overlaps_gathers=overlaps_gathers
+        )
+        sync.equalise_parameters()
+        parts = gather_sync_plans(sync)
+        print_rank_0("\n".join(sync_lines(parts)))
+        set_gradient_sync(get_model_config(model[0]), sync)
+        return model
+
+    return hook
+
+
+def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
+    """A `post_wrap_hook` after which checkpoints have global shapes and random states.
+
+    See `runtime.state.checkpoint` and `runtime.state.random_states`.
+    """
+
+    def hook(model: list[Any]) -> list[Any]:
+        sync = gradient_sync(get_model_config(model[0]))
+        before = None if sync is None else sync.finish_weights
+        describe_globally(model, groups.copy, before)
+        carry_random_states(unwrap_model(model[0]), states)
+        return model
+
+    return hook

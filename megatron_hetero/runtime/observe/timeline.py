@@ -1,0 +1,230 @@
+"""A timeline of real training steps (`--hetero-timeline FILE`): what every stage did when.
+
+Only the steps that are recorded are timed; in all others nothing of this runs but one comparison
+between steps.  A recorded step begins behind a barrier, so that the ranks' clocks need not agree;
+on GPUs the times are those of CUDA events.  The file opens in ui.perfetto.dev, and
+`megatron-hetero report --measured FILE` draws it below the prediction.
+
+While a step is recorded, timing wrappers that change nothing else stand in the places of Megatron's
+`forward_step` and `backward_step`, of the function that finishes gradients, and of the optimizer's
+`step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.files import write_json
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
+from megatron_hetero.schedule.of_plan import replica_schedule
+from megatron_hetero.schedule.programme import COMPUTE, Operation, OperationKind
+from megatron_hetero.schedule.simulator.parts import OpSpan
+from megatron_hetero.schedule.simulator.timelines import StageTimeline
+from megatron_hetero.schedule.simulator.trace import chrome_trace
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One recorded step: its number, its seconds, and the spans of each rank."""
+
+    number: int
+    seconds: float
+    stages: tuple[StageTimeline, ...]
+
+
+class TimelineRecorder:
+    """Observes Megatron's log (`runtime.megatron.training_log`) and records steps in between.
+
+    Args:
+        first, end: steps `first .. end - 1` are recorded; the first one of a job cannot be.
+    """
+
+    def __init__(self, plan: Plan, path: Path, first: int, end: int) -> None:
+        self._plan, self._path = plan, path
+        self._first, self._end = first, end
+        self._model: Sequence[Any] = ()
+        self._step: _Recording | None = None
+        self._steps: list[MeasuredStep] = []
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Remember the model, whose configuration has the function that finishes gradients."""
+        self._model = model
+        return model
+
+    def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        """Between two steps.  Collective over the job where one is recorded."""
+        if self._step is not None:
+            spans, seconds = self._step.end()
+            self._step = None
+            texts = gather_texts(json.dumps([seconds, spans]))
+            if dist.get_rank() == 0:
+                self._steps.append(measured_step(self._plan, iteration, texts))
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._path, timeline_to_data(self._steps))
+                print(f"> step {iteration} is in the timeline {self._path}", flush=True)
+        if self._first <= iteration + 1 < self._end:
+            self._step = _Recording(get_model_config(self._model[0]))
+
+
+class _Recording:
+    """One step of this rank under way."""
+
+    def __init__(self, config: Any) -> None:
+        self._marks: list[tuple[str, Any, Any]] = []
+        self._on_gpu = backend.cuda_is_usable()
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replace(schedules, "forward_step", "pass")
+        self._replace(schedules, "backward_step", "pass")
+        self._replace(WeightGradients, "make", "pass")
+        self._replace(config, "finalize_model_grads_func", "gradient_sync")
+        self._replace(ChainedOptimizer, "step", "step")
+        dist.barrier()
+        self._begin = self._mark()
+
+    def end(self) -> tuple[list[tuple[str, float, float]], float]:
+        """Spans as (kind, start, end) and the step's length, in seconds."""
+        last = self._mark()
+        for owner, name, function in reversed(self._replaced):
+            setattr(owner, name, function)
+        if self._on_gpu:
+            last.synchronize()
+        spans = [(kind, self._seconds(a), self._seconds(b)) for kind, a, b in self._marks]
+        return spans, self._seconds(last)
+
+    def _replace(self, owner: Any, name: str, kind: str) -> None:
+        function = getattr(owner, name)
+        self._replaced.append((owner, name, function))
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self._span(kind):
+                return function(*args, **kwargs)
+
+        setattr(owner, name, timed)
+
+    @contextlib.contextmanager
+    def _span(self, kind: str) -> Iterator[None]:
+        start = self._mark()
+        yield
+        self._marks.append((kind, start, self._mark()))
+
+    def _mark(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, mark: Any) -> float:
+        if self._on_gpu:
+            return float(self._begin.elapsed_time(mark)) / 1e3
+        return cast(float, mark - self._begin)
+
+
+def measured_step(plan: Plan, number: int, texts: Sequence[str]) -> MeasuredStep:
+    """Put together what the ranks recorded, [rank] as JSON of [seconds, spans].
+
+    The first place of a tensor-parallel group speaks for it.
+    """
+    stages = []
+    longest_s = 0.0
+    for place, text in zip(rank_table(plan), texts, strict=True):
+        seconds, spans = json.loads(text)
+        longest_s = max(longest_s, seconds)
+        if place.tensor_rank:
+            continue
+        passes = [span for span in spans if span[0] == "pass"]
+        operations = _operations(plan, place.replica, place.stage, len(passes))
+        found = [
+            OpSpan(operation.kind, operation.micro_batch, operation.chunk, start_s, end_s)
+            for operation, (_, start_s, end_s) in zip(operations, passes, strict=True)
+        ]
+        found += [
+            OpSpan(cast(OperationKind, kind), -1, 0, start_s, end_s)
+            for kind, start_s, end_s in spans
+            if kind != "pass"
+        ]
+        devices = plan.replicas[place.replica].stages[place.stage].devices
+        ordered = tuple(sorted(found, key=lambda span: span.start_s))
+        stages.append(StageTimeline(place.replica, place.stage, devices, ordered, (), 0))
+    return MeasuredStep(
+        number, longest_s, tuple(sorted(stages, key=lambda s: (s.replica, s.stage)))
+    )
+
+
+def _operations(plan: Plan, replica: int, stage: int, num_passes: int) -> list[Operation]:
+    """What the passes of a stage were: those of its programme, in their order."""
+    schedule = replica_schedule(plan, replica)
+    due = [o for i in schedule.programmes[stage] for o in i if o.kind in COMPUTE]
+    if len(due) == num_passes:
+        return due
+    # A batch of another size (--step-batch-size-schedule): as many of each kind, in turn.
+    kinds = [operation.kind for operation in due]
+    counts: Counter[str] = Counter()
+    found = []
+    for index in range(num_passes):
+        kind = kinds[index % len(kinds)]
+        found.append(Operation(kind, counts[kind]))
+        counts[kind] += 1
+    return found
+
+
+def timeline_to_data(steps: Sequence[MeasuredStep]) -> dict[str, Any]:
+    """A trace file that also says, for programs, what the middle one of the steps took."""
+    middle = sorted(steps, key=lambda step: step.seconds)[len(steps) // 2]
+    lanes = {f"measured, step {step.number}": step.stages for step in steps}
+    return {
+        **chrome_trace(lanes),
+        "measured_step_time_s": middle.seconds,
+        "step": middle.number,
+        "step_times_s": {str(step.number): step.seconds for step in steps},
+        "stages": [
+            {
+                "replica": stage.replica,
+                "stage": stage.stage,
+                "devices": list(stage.devices),
+                "operations": [operation._asdict() for operation in stage.operations],
+            }
+            for stage in middle.stages
+        ],
+    }
+
+
+def gather_texts(text: str) -> list[str]:
+    """[rank] -> its text, on every rank; as bytes, so that nothing is unpickled."""
+    device = torch.cuda.current_device()
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([own.numel()], dtype=torch.int64, device=device))
+    longest = max(int(size.item()) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: own.numel()] = own
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded)
+    return [
+        bytes(raw[: int(size.item())].tolist()).decode()
+        for raw, size in zip(found, sizes, strict=True)
+    ]
+
+
+def recorder_of(plan: Plan, path: Path | None, args: Any) -> TimelineRecorder | None:
+    """The recorder that the command line asks for; Megatron's `--profile-step-start` and
+    `--profile-step-end` say which steps."""
+    if path is None:
+        return None
+    return TimelineRecorder(plan, path, args.profile_step_start, args.profile_step_end)

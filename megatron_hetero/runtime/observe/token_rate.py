@@ -1,0 +1,39 @@
+"""Tokens per second of the whole job, which Megatron's log leaves out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_hetero.runtime.observe.log_values import write_values
+
+
+class TokenRate:
+    """Observes Megatron's log on the rank that prints it and adds one line to each interval.
+
+    Counts every token of the global batch, masked or not, over the wall time since the line before;
+    the first line includes the first step's warm-up.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._samples = 0
+
+    def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        from megatron.core.num_microbatches_calculator import get_current_global_batch_size
+        from megatron.training import get_args
+
+        args = get_args()
+        # This step's: batches may grow (--step-batch-size-schedule).
+        self._samples += get_current_global_batch_size()
+        if dist.get_rank() != dist.get_world_size() - 1 or iteration % args.log_interval:
+            return
+        now = time.perf_counter()
+        rate = self._samples * args.seq_length / (now - self._since)
+        self._since, self._samples = now, 0
+        print(
+            f" [whole job] iteration {iteration:8d} | tokens per second: {rate:,.1f} |", flush=True
+        )
+        write_values({"tokens-per-second": rate}, iteration)

@@ -1,0 +1,11 @@
+"""Unlike stages and widths: groups, boundaries, shards, and the programme of a stage.
+
+groups             the process groups of a rank
+boundary           activations between unlike widths, every byte once
+executor           runs a stage's programme
+step               one step of one replica
+shards             which part of every parameter a rank holds
+shard_tables       that, of all ranks
+tensor_place       a rank's place in its tensor-parallel group
+context_attention  attention over divided sequences
+"""

@@ -1,0 +1,129 @@
+"""Which part of every global parameter this rank holds, read off Megatron's own attributes.
+
+Megatron marks each parameter with the dimension it is divided along and its stride (2 for a gated
+`linear_fc1`, whose shard is a piece of the gate over a piece of the up projection).  From these,
+the tensor-parallel place (`runtime.parallel.tensor_place`) and the layer numbers follow the global
+name, the global shape and the intervals of the divided dimension that this rank holds, in the order
+in which they lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.utils import unwrap_model
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.runtime.parallel.tensor_place import tensor_place
+
+TIED_EMBEDDING = "embedding.word_embeddings.weight"
+
+
+@dataclass(frozen=True)
+class ParameterShard:
+    """The shard of one global parameter on one rank.
+
+    `intervals` are (start, stop) along `dim` of the global tensor, in the order in which they are
+    laid out in the local one; a replicated parameter has all of dimension 0.
+    `is_partial`: the local gradient is a part of the sum over the tensor-parallel group (layer
+    norms under sequence parallelism), as opposed to a copy of the whole.
+    """
+
+    name: str
+    global_shape: tuple[int, ...]
+    dim: int
+    intervals: tuple[tuple[int, int], ...]
+    is_sharded: bool
+    is_partial: bool
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> ParameterShard:
+        """Back from `dataclasses.asdict` and JSON, which has no tuples."""
+        return cls(
+            entry["name"],
+            tuple(entry["global_shape"]),
+            entry["dim"],
+            tuple((start, stop) for start, stop in entry["intervals"]),
+            entry["is_sharded"],
+            entry["is_partial"],
+        )
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether `start:stop` of the divided dimension lies on this rank in one piece."""
+        return any(a <= start and stop <= b for a, b in self.intervals)
+
+    def local_offset(self, start: int) -> int:
+        """Where global index `start` of the divided dimension lies in the local tensor."""
+        offset = 0
+        for a, b in self.intervals:
+            if a <= start < b:
+                return offset + start - a
+            offset += b - a
+        raise IndexError(f"{self.name}: index {start} is not on this rank")
+
+
+def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> ParameterShard:
+    """Describe `parameter`, held at the tensor-parallel place that `config` notes."""
+    place = tensor_place(config)
+    shape = list(parameter.shape)
+    # Transformer Engine's layers do not record the stride of a gated projection.
+    is_gated = config.gated_linear_unit and name.endswith(("linear_fc1.weight", "linear_fc1.bias"))
+    if not getattr(parameter, "tensor_model_parallel", False) or place.width == 1:
+        dim = max(getattr(parameter, "partition_dim", 0), 0)
+        # Two tensors in one, also where they are not divided: a checkpoint keeps them apart.
+        blocks = (0, shape[dim] // 2, shape[dim]) if is_gated else (0, shape[dim])
+        partial = _is_partial(name, parameter, config)
+        return ParameterShard(name, tuple(shape), dim, tuple(pairwise(blocks)), False, partial)
+    dim = parameter.partition_dim
+    num_blocks = 2 if is_gated else parameter.partition_stride
+    edges = place.edges_of(name)
+    first, last = edges[place.index], edges[place.index + 1]
+    rows = shape[dim] // num_blocks // (last - first)
+    block = edges[-1] * rows
+    shape[dim] = num_blocks * block
+    intervals = tuple(
+        (b * block + first * rows, b * block + last * rows) for b in range(num_blocks)
+    )
+    return ParameterShard(name, tuple(shape), dim, intervals, True, False)
+
+
+def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
+    """The rule of `_allreduce_non_tensor_model_parallel_grads` (Megatron's finalize)."""
+    if getattr(parameter, "average_gradients_across_tp_domain", False):
+        raise UnsupportedError(
+            f"{name}: gradients averaged over the tensor-parallel group (mixture-of-experts "
+            "routers) are not supported on asymmetric plans yet."
+        )
+    if config.sequence_parallel and getattr(parameter, "sequence_parallel", False):
+        return True
+    return bool(config.qk_layernorm) and ("q_layernorm" in name or "k_layernorm" in name)
+
+
+def global_parameters(
+    model: Iterable[torch.nn.Module],
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """(global name, parameter) of every trainable parameter, in the model's own order.
+
+    Layer numbers are the whole model's, and a tied output layer goes by the name of the embedding.
+    """
+    for chunk in unwrap_model(list(model)):
+        layer_prefixes = {
+            prefix: f"{prefix.rpartition('.')[0]}.{module.layer_number - 1}"
+            for prefix, module in chunk.named_modules()
+            if isinstance(module, TransformerLayer)
+        }
+        for name, parameter in chunk.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            for prefix, global_prefix in layer_prefixes.items():
+                if name.startswith(prefix + "."):
+                    name = global_prefix + name[len(prefix) :]
+                    break
+            if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
+                name = TIED_EMBEDDING
+            yield name, parameter

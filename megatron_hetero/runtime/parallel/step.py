@@ -1,0 +1,132 @@
+"""One step of one replica: its part of the job's micro-batches, through the executor.
+
+Megatron's loop calls `ReplicaSchedule` as it would call the schedule itself, with the whole job's
+number of micro-batches, and gets back one report for the whole job.  So what it logs (losses of
+training, validation and test) needs no data-parallel group of Megatron's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.runtime.gradients import weight_gradients
+from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
+from megatron_hetero.runtime.observe.stage_ratio import StageWatch
+from megatron_hetero.runtime.parallel.executor import Executor
+from megatron_hetero.runtime.parallel.groups import RankGroups
+from megatron_hetero.schedule.of_plan import replica_schedule
+
+
+class ReplicaSchedule:
+    """Callable like Megatron's forward-backward functions.  `batches` are the whole job's."""
+
+    def __init__(
+        self, batches: BatchSchedule, groups: RankGroups, watch: StageWatch | None = None
+    ) -> None:
+        self._groups = groups
+        watched = None if watch is None else watch.watched
+        self._executors: dict[int, Executor] = {}
+        for plan in batches.plans:
+            schedule = replica_schedule(plan, groups.position.replica)
+            if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
+                weight_gradients.activate()
+            executor = Executor(schedule, groups.pipeline.stage, watched)
+            self._executors[global_batch_size(plan)] = executor
+
+    def __call__(
+        self,
+        *,
+        num_microbatches: int,
+        micro_batch_size: int,
+        collect_non_loss_data: bool = False,
+        **kwargs: Any,
+    ) -> list[dict[str, torch.Tensor]]:
+        """Run the replica's part of a step.
+
+        Args:
+            num_microbatches: the job's number, in micro-batches of this replica's size.
+
+        Returns:
+            On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as
+            Megatron has it; on other stages an empty list.
+        """
+        size = num_microbatches * micro_batch_size
+        if size not in self._executors:
+            raise UsageError(
+                f"this step has {size} sequences, the plan's replicas together "
+                f"{' or '.join(map(str, self._executors))}; it must stay the plan's."
+            )
+        if self._groups.context.size() > 1:
+            kwargs["forward_step_func"] = whole_counts(
+                kwargs["forward_step_func"], kwargs["model"], self._groups.context
+            )
+        reports = self._executors[size].run(
+            micro_batch_size=micro_batch_size,
+            collect_non_loss_data=collect_non_loss_data,
+            **kwargs,
+        )
+        if collect_non_loss_data or not self._groups.is_last_stage:
+            return reports
+        return [self._job_report(reports)]
+
+    def _job_report(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Add up the reports of all micro-batches of all replicas.
+
+        The ranks of a tensor-parallel group report alike, so the first one speaks for them.
+        """
+        total = {}
+        for key in reports[0]:
+            values = [report[key].view(-1) for report in reports]
+            if values[0].numel() != 2:
+                raise UnsupportedError(
+                    f"the loss function reports {key!r} as {values[0].numel()} value(s); it must "
+                    "return [sum of losses, number of tokens], because replicas see unlike numbers "
+                    "of tokens."
+                )
+            total[key] = torch.vstack(values).sum(dim=0)
+            if self._groups.tensor.rank() != 0:
+                total[key].zero_()
+            dist.all_reduce(total[key], group=self._groups.last_stages)
+        return total
+
+
+def whole_counts(
+    forward_step_func: Callable[..., Any], model: Any, context: dist.ProcessGroup
+) -> Callable[..., Any]:
+    """A forward step whose loss is divided by the tokens of the whole micro-batch.
+
+    Megatron divides a micro-batch's loss by the tokens that count in it.  Where each
+    context-parallel rank has some of them, they are counted together; the parts of the gradient
+    then add up to what one rank would have.  With `--calculate-per-token-loss` nothing is divided
+    before the end of the step, and each rank counts its own.
+    """
+    config = get_model_config(model[0] if isinstance(model, list) else model)
+    if config.calculate_per_token_loss:
+        return forward_step_func
+
+    def forward_step(*given: Any) -> tuple[torch.Tensor, Any]:
+        output, loss_func = forward_step_func(*given)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            found = loss_func(*args, **kwargs)
+            if kwargs.get("non_loss_data"):
+                return found
+            if len(found) != 3:
+                raise UnsupportedError(
+                    "the loss function returns no number of tokens, so that context-parallel ranks "
+                    "cannot be weighted; return (sum of losses, number of tokens, report)."
+                )
+            loss, num_tokens, report = found
+            whole = num_tokens.clone()
+            dist.all_reduce(whole, group=context)
+            return loss, whole, report
+
+        return output, counted
+
+    return forward_step

@@ -1,1 +1,0 @@
-"""Measure the model's pieces and the machine, so that plans stand on measurements."""

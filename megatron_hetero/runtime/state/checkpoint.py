@@ -1,0 +1,199 @@
+"""Checkpoints with global shapes: written under one plan, read under another or by stock Megatron.
+
+Megatron describes each tensor of a checkpoint by its place in the global one.  What of that
+description assumes equal ranks is corrected here, on the model's own `sharded_state_dict`: the grid
+that says all pieces are equal is left out (Megatron's own way for uneven pieces), pieces of uneven
+groups get their true places, copies are told apart by replica, and layers get keys of their own
+(`runtime.megatron.checkpoint_metadata`).  The optimizer derives its description from the model's,
+so it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+from megatron.core.utils import get_model_config, unwrap_model
+from megatron.training import get_args
+
+from megatron_hetero.errors import CheckpointError
+from megatron_hetero.runtime.megatron.checkpoint_metadata import ONE_KEY_PER_LAYER
+from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
+from megatron_hetero.runtime.parallel.tensor_place import tensor_place
+from megatron_hetero.runtime.state.random_states import RandomStates
+
+
+def describe_globally(
+    model: Sequence[Any], replica: int, before: Callable[[], None] | None = None
+) -> None:
+    """Make `model`, copy number `replica` in the job, describe its tensors in the global model.
+
+    Loading a checkpoint of stock Megatron keeps Megatron's own description.  `before` is called
+    first each time: what makes the tensors what they should be.
+    """
+    config = get_model_config(model[0])
+    shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
+    correct = _Correction(replica, {} if tensor_place(config).is_even else shards)
+    for chunk in unwrap_model(list(model)):
+        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct, before)
+
+
+def carry_random_states(chunk: Any, states: RandomStates) -> None:
+    """Let the states travel with `chunk`: into the checkpoints it describes, and out of them."""
+    describe, load = chunk.sharded_state_dict, chunk.load_state_dict
+    seen: dict[str, Any] = {}
+
+    def sharded_state_dict(
+        prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        seen.clear()
+        seen.update(metadata or {})
+        state = describe(prefix, sharded_offsets, metadata)
+        return state | states.described(metadata)
+
+    def load_state_dict(state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return load(states.take(state_dict, seen), *args, **kwargs)
+
+    chunk.sharded_state_dict = sharded_state_dict
+    chunk.load_state_dict = load_state_dict
+
+
+def _corrected(
+    original: Callable[..., Any], correct: _Correction, before: Callable[[], None] | None
+) -> Callable[..., Any]:
+    def sharded_state_dict(
+        prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        if before is not None:
+            before()
+        _refuse_state_by_buffer(metadata)
+        state = original(prefix, sharded_offsets, metadata)
+        is_stacked = metadata is None or not metadata.get(ONE_KEY_PER_LAYER)
+        if is_stacked and not correct.uneven_shards:
+            return state
+        return dict_list_map_inplace(replace(correct, is_stacked=is_stacked), state)
+
+    return sharded_state_dict
+
+
+def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
+    """What Megatron's own distributed optimizer saves lies in the order of its ranks' buffers."""
+    args = get_args()
+    form = (metadata or {}).get("distrib_optim_sharding_type")
+    if form is not None and not (args.no_load_optim or args.finetune):
+        raise CheckpointError(
+            f"--load {args.load}: the optimizer's state was saved by stock Megatron's distributed "
+            f"optimizer ({form}), whose form an asymmetric plan cannot read. Start from the "
+            "weights alone, with --no-load-optim; Adam's moments then begin anew."
+        )
+
+
+def keep_axes(entry: ShardedTensor) -> ShardedTensor | ShardedTensorFactory:
+    """`entry` with the axes that Megatron puts before a local tensor, such as the expert's number.
+
+    Pieces outside of a grid are written as they are in memory, without such axes.  So the tensor is
+    written as a view that has them, and read back without.
+    """
+    if not entry.prepend_axis_num:
+        return entry
+
+    def build(key: str, data: torch.Tensor, replica_id: Any, _: Any) -> list[ShardedTensor]:
+        return [_expanded(replace(entry, key=key, data=data, replica_id=replica_id))]
+
+    def merge(pieces: list[torch.Tensor]) -> torch.Tensor:
+        return pieces[0].reshape(entry.local_shape)
+
+    return ShardedTensorFactory(entry.key, entry.data, build, merge, entry.replica_id)
+
+
+def _expanded(entry: ShardedTensor) -> ShardedTensor:
+    if not entry.prepend_axis_num:
+        return entry
+    shape = (*[1] * entry.prepend_axis_num, *entry.local_shape)
+    data = entry.data.view(shape)
+    return replace(entry, data=data, dtype=data.dtype, local_shape=shape, prepend_axis_num=0)
+
+
+@dataclass(frozen=True)
+class _Correction:
+    """Corrects one entry of a sharded state dict.
+
+    `uneven_shards` are the true places of this rank's pieces by name, where its tensor-parallel
+    group divides the model unevenly; empty where Megatron's own places are right.  `is_stacked`:
+    all layers are in one tensor, as stock Megatron has them for GPT.
+    """
+
+    replica: int
+    uneven_shards: Mapping[str, ParameterShard]
+    is_stacked: bool = False
+
+    def __call__(self, entry: Any) -> Any:
+        if isinstance(entry, ShardedTensor):
+            return keep_axes(self._tensor(entry, 0))
+        if isinstance(entry, ShardedTensorFactory):
+            # Builds the two pieces of a gated projection, also those of its optimizer state.
+            build = entry.build_fn
+
+            def build_corrected(*args: Any) -> Any:
+                pieces = build(*args)
+                return [_expanded(self._tensor(p, block)) for block, p in enumerate(pieces)]
+
+            def merge_corrected(pieces: list[torch.Tensor]) -> Any:
+                return entry.merge_fn([p.reshape(p.shape[p.dim() - num_dims :]) for p in pieces])
+
+            num_dims = entry.data.dim()
+            return replace(
+                entry,
+                build_fn=build_corrected,
+                merge_fn=merge_corrected,
+                replica_id=_of_replica(entry.replica_id, self.replica),
+            )
+        if isinstance(entry, ShardedObject):
+            return replace(entry, replica_id=_of_replica(entry.replica_id, self.replica))
+        return entry
+
+    def _tensor(self, entry: ShardedTensor, block: int) -> ShardedTensor:
+        changes: dict[str, Any] = {
+            "axis_fragmentations": None,
+            "replica_id": _of_replica(entry.replica_id, self.replica),
+        }
+        shard = self._shard(entry)
+        if shard is not None and shard.is_sharded:
+            # Experts of a layer share a key, and stacked layers do; which of them a tensor is
+            # stands on an axis before.
+            axes = entry.prepend_axis_num
+            offset = [*entry.global_offset[:axes], *[0] * len(shard.global_shape)]
+            offset[axes + shard.dim] = shard.intervals[block][0]
+            changes |= {
+                "global_shape": (*entry.global_shape[:axes], *shard.global_shape),
+                "global_offset": tuple(offset),
+            }
+        return replace(entry, **changes)
+
+    def _shard(self, entry: ShardedTensor) -> ParameterShard | None:
+        """The shard of a parameter, or of the optimizer's state for it, whose keys end alike.
+
+        All experts of a layer are divided alike, so the first stands for them.
+        """
+        key = entry.key.replace(".experts.experts.", ".experts.local_experts.0.")
+        if self.is_stacked and entry.prepend_axis_num:
+            key = key.replace("layers.", f"layers.{entry.global_offset[0]}.", 1)
+        for name, shard in self.uneven_shards.items():
+            if key == name or key.endswith("." + name):
+                return shard
+        return None
+
+
+def _of_replica(replica_id: Any, replica: int) -> Any:
+    """Megatron's replica ids end with the data-parallel rank; the writer's is all zeros."""
+    if isinstance(replica_id, tuple):
+        return (*replica_id[:-1], replica)
+    return replica

@@ -1,0 +1,6 @@
+"""The exchange of gradients as collectives on the cluster's paths.
+
+gradients      collectives of a plan's gradients and new weights
+rank_sets      ranks that exchange a divided bucket
+stock_buckets  stock Megatron's buckets
+"""

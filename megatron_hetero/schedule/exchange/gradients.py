@@ -1,0 +1,245 @@
+"""The exchange of a plan's gradients, and of new weights, as collectives on the cluster's paths.
+
+Our runtime starts its buckets (`cost.sync.buckets`) in one order: an all-reduce of each, or, with
+the distributed optimizer, each part straight to its owner, two buckets at a time, and after the
+update the new weights back.  Stock Megatron reduces a stage's whole buffer at once, and after it a
+tied embedding between the first and the last stage.
+
+With `--overlap-grad-reduce` the first stage begins within its last backward pass, the others after
+theirs (`--align-grad-reduce`, Megatron's default); stock Megatron divides the buffer of its first
+stages into buckets then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from megatron_hetero.cost.memory.device import state_bytes
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
+from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
+from megatron_hetero.cost.network.ring import pass_latency_s, ring
+from megatron_hetero.cost.placement import PlacedStage, Placement
+from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId, stage_buckets
+from megatron_hetero.cost.sync.groups import groups_of
+from megatron_hetero.schedule.exchange.rank_sets import RankSet, rank_sets
+from megatron_hetero.schedule.exchange.stock_buckets import StockBuckets
+from megatron_hetero.schedule.simulator.network import hops as hops_of
+from megatron_hetero.schedule.simulator.parts import Collective, Final
+
+
+@dataclass(frozen=True)
+class LastBackward:
+    """The last backward passes of a first stage.
+
+    `chunks`: [chunk] -> (first layer, number of layers, seconds of its layers, seconds of what
+    comes before them in the model).
+    """
+
+    chunks: tuple[tuple[int, int, float, float], ...]
+
+    def slower(self, factor: float) -> LastBackward:
+        """The same, `factor` times as long."""
+        return LastBackward(
+            tuple((first, num, factor * a, factor * b) for first, num, a, b in self.chunks)
+        )
+
+    def final(self, layer: int) -> Final:
+        """When the gradients down to `layer` are complete."""
+        for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
+            if first <= layer < first + num_layers:
+                return Final(chunk, (layer - first) / num_layers * layers_s + before_s)
+        if layer == EMBEDDING:
+            return Final()
+        # What follows the layers is done before the last of them.
+        chunk, (_, _, layers_s, before_s) = max(
+            enumerate(self.chunks), key=lambda entry: entry[1][0]
+        )
+        return Final(chunk, layers_s + before_s)
+
+
+class GradientExchange:
+    """Makes the collectives of one plan.
+
+    Args:
+        last_backward: of the first stages, which overlap with `--overlap-grad-reduce`.
+        owner_weights: relative size of the optimizer state that each rank of a stage keeps.
+        chunk_layers: layers of the model chunks of interleaved stages.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        placement: Placement,
+        vocab_rows: int,
+        last_backward: Mapping[StageId, LastBackward],
+        owner_weights: Mapping[StageId, int],
+        chunk_layers: Mapping[StageId, Sequence[int]] | None = None,
+    ) -> None:
+        self._costs, self._placement = costs, placement
+        self._chunk_layers = chunk_layers or {}
+        self._vocab_rows = vocab_rows
+        self._last_backward = last_backward
+        self._owner_weights = owner_weights
+        training = costs.workload.training
+        self._states = state_bytes(training)
+        self._is_divided = training.use_distributed_optimizer
+        self._overlaps = training.overlap_grad_reduce
+
+    def ours(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        """Gradients, and new weights, in our runtime."""
+        model = self._costs.workload.model
+        buckets = stage_buckets(
+            self._placement, model, self._vocab_rows, whole_apart=self._is_divided
+        )
+        if not self._is_divided:
+            return tuple(self._ring(b, "gradients", 2) for b in buckets), ()
+        sets = [(b, ranks) for b in buckets for ranks in rank_sets(self._placement, b)]
+        return (
+            tuple(self._to_owners(b, ranks) for b, ranks in sets),
+            tuple(self._gather(b, ranks) for b, ranks in sets),
+        )
+
+    def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+        """The same in stock Megatron."""
+        model, replicas = self._costs.workload.model, self._placement.replicas
+        training = self._costs.workload.training
+        of_stages = StockBuckets(
+            self._placement, model, training, self._vocab_rows, self._chunk_layers
+        )
+        buckets = list(of_stages) if len(replicas) > 1 else []
+        passes = 1 if self._is_divided else 2
+        gradients = []
+        for bucket, chunk in buckets:
+            # Without overlap Megatron waits for each before the next.
+            made = self._ring(
+                bucket, "gradients", passes, {} if self._overlaps else _all_buffers(bucket)
+            )
+            if chunk is not None and self._overlaps:
+                made = replace(made, final=dict.fromkeys(bucket.holders, Final(chunk)))
+            gradients.append(made)
+        num_stages = len(replicas[0].stages)
+        if model.tied_embeddings and num_stages > 1:
+            words = self._vocab_rows * model.hidden_size
+            for r in range(len(replicas)):
+                tied = StageBucket(((r, 0), (r, num_stages - 1)), words, EMBEDDING)
+                gradients.append(
+                    self._ring(tied, "gradients", 2, _all_buffers(tied), is_final=True)
+                )
+        if not self._is_divided:
+            return tuple(gradients), ()
+        return tuple(gradients), tuple(
+            self._ring(b, "weights", 1, _all_buffers(b))
+            for b, chunk in sorted(buckets, key=lambda entry: entry[1] or 0)
+        )
+
+    def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
+        """Where gradients are exchanged before a stage's programme is done."""
+        if not self._overlaps:
+            return {}
+        found = {}
+        for holder in bucket.holders:
+            own = self._last_backward.get(holder)
+            found[holder] = Final() if own is None else own.final(bucket.layer)
+        return found
+
+    def _ring(
+        self,
+        bucket: StageBucket,
+        what: str,
+        num_passes: int,
+        buffers: Mapping[StageId, int] | None = None,
+        is_final: bool = False,
+    ) -> Collective:
+        """A ring over the first ranks of the holders; the others work beside them, pair by pair.
+
+        An all-reduce is two passes of (n - 1) / n of the buffer over every hop, a reduce-scatter or
+        an all-gather one.
+        """
+        element = self._states.gradient if what == "gradients" else self._states.weight
+        groups = groups_of(self._placement, bucket.holders)
+        hops, carried, latency_s = self._around(
+            groups, num_passes, bucket.num_params * element, reduces=what == "gradients"
+        )
+        return Collective(
+            f"{what} of {_words(bucket.holders)}",
+            bucket.holders,
+            hops,
+            latency_s,
+            carried,
+            buffers or {},
+            {} if is_final or what == "weights" else self._final(bucket),
+        )
+
+    def _around(
+        self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float, reduces: bool
+    ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
+        """Seconds and bytes on every path of a ring, and its latency."""
+        ring_hops = ring(self._costs.cluster, self._costs.workload.model, groups)
+        share = (len(ring_hops) - 1) / len(ring_hops)
+        once = num_passes * share * num_bytes
+        hops: list[tuple[str, float]] = []
+        for hop in ring_hops:
+            seconds = hop.passes_s_per_byte(num_passes, reduces) * num_bytes
+            ends = hop.sender.devices, hop.receiver.devices
+            hops += hops_of(self._costs.cluster, *ends, seconds, once)
+        return tuple(hops), (once,) * len(hops), num_passes * pass_latency_s(ring_hops)
+
+    def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
+        """The new weights from their owners to all ranks, in a ring."""
+        alone = [PlacedStage((member.device,), 1) for member in ranks.members]
+        num_bytes = ranks.num_params * self._states.weight
+        hops, carried, latency_s = self._around(alone, 1, num_bytes, reduces=False)
+        return Collective(
+            f"weights of {_words(bucket.holders)}",
+            bucket.holders,
+            hops,
+            latency_s,
+            carried,
+            dict.fromkeys(bucket.holders, 1),
+            places=ranks.places,
+        )
+
+    def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
+        """Every rank sends every other one the part that it owns, directly; an owner adds what it
+        has received while others use the paths."""
+        cluster = self._costs.cluster
+        num_bytes = ranks.num_params * self._states.gradient
+        weights = [self._owner_weights[member.stage] for member in ranks.members]
+        seconds: dict[str, float] = {}
+        carried: dict[str, float] = {}
+        fan_in = FanIn(cluster, [member.device for member in ranks.members])
+        latency_s = added_s = 0.0
+        for sender in ranks.members:
+            for weight, receiver in zip(weights, ranks.members, strict=True):
+                if sender is receiver:
+                    continue
+                part = num_bytes * weight / sum(weights)
+                link = cluster.link(sender.device, receiver.device)
+                latency_s = max(latency_s, link.latency_s)
+                added_s = max(added_s, adding_s(part, len(weights) - 1, link))
+                num_senders = fan_in.num_senders(sender.device.node, receiver.device.node, link)
+                part_s = transfer_s(part, link, num_senders)
+                ends = [sender.device], [receiver.device]
+                for path, taken_s in hops_of(cluster, *ends, part_s, part):
+                    seconds[path] = seconds.get(path, 0.0) + taken_s
+                    carried[path] = carried.get(path, 0.0) + part
+        return Collective(
+            f"gradients of {_words(bucket.holders)}",
+            bucket.holders,
+            tuple(seconds.items()),
+            latency_s + added_s,
+            tuple(carried.values()),
+            dict.fromkeys(bucket.holders, 1),
+            self._final(bucket),
+            ranks.places,
+        )
+
+
+def _all_buffers(bucket: StageBucket) -> dict[StageId, int]:
+    return dict.fromkeys(bucket.holders, BUFFERS_AT_ONCE)
+
+
+def _words(holders: Sequence[StageId]) -> str:
+    return ", ".join(f"replica {r} stage {s}" for r, s in holders)

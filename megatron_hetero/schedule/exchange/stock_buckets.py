@@ -1,0 +1,102 @@
+"""The buckets in which stock Megatron exchanges a stage's gradients (`DistributedDataParallel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from megatron_hetero.cost.memory.parameters import embedding_params, stage_params
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId, layer_tensors
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+
+def stock_bucket_elements(num_replicas: int) -> int:
+    """Megatron's own `--ddp-bucket-size`, of one rank."""
+    return max(40_000_000, 1_000_000 * num_replicas)
+
+
+class StockBuckets:
+    """Buffers of the stages of equal replicas, divided into buckets.
+
+    Args:
+        vocab_rows: of the word embedding, padded.
+        chunk_layers: layers of the model chunks of interleaved stages; each chunk is a model of its
+            own to stock Megatron, with its own buffers.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        model: ModelSpec,
+        training: TrainingSpec,
+        vocab_rows: int,
+        chunk_layers: Mapping[StageId, Sequence[int]],
+    ) -> None:
+        self._replicas = placement.replicas
+        self._model = model
+        self._overlaps = training.overlap_grad_reduce
+        self._vocab_rows = vocab_rows
+        self._words = vocab_rows * model.hidden_size
+        self._chunk_layers = chunk_layers
+        self._divides_tied = (
+            training.use_distributed_optimizer
+            and model.tied_embeddings
+            and len(self._replicas[0].stages) > 1
+        )
+        """Whether an embedding on two stages has a bucket of its own
+        (`DistributedOptimizer._compute_per_buffer_param_layout`)."""
+
+    def __iter__(self) -> Iterator[tuple[StageBucket, int | None]]:
+        """In the order in which they are exchanged, with the chunk of a stage that has several.
+
+        One for each chunk of a stage, the first one first (`finalize_model_grads`), or where they
+        overlap the last one first.  On a first stage that overlaps, the buckets of the first chunk
+        are full as soon as they have `--ddp-bucket-size` elements.
+        """
+        replicas, words = self._replicas, self._words
+        share = even_share(self._model, 1)
+        for s, stage in enumerate(replicas[0].stages):
+            holders = tuple((r, s) for r in range(len(replicas)))
+            is_first, is_last = s == 0, s == len(replicas[0].stages) - 1
+            layers = list(enumerate(self._chunk_layers.get((0, s)) or [stage.num_layers]))
+            for chunk, num_layers in reversed(layers) if self._overlaps else layers:
+                number = chunk if len(layers) > 1 else None
+                first, last = is_first and chunk == 0, is_last and chunk + 1 == len(layers)
+                params = stage_params(self._model, share, num_layers, first, last, self._vocab_rows)
+                sizes = [(params, EMBEDDING)]
+                if first and self._overlaps:
+                    full = stock_bucket_elements(len(replicas)) * stage.width
+                    sizes = list(self._overlapped(full, num_layers, last))
+                # Chunks behind the first one exchange all buckets at once.
+                elif self._divides_tied and (first or last) and chunk == 0:
+                    sizes = [(params - words, EMBEDDING), (words, EMBEDDING)]
+                    sizes = sizes if first else sizes[::-1]
+                for size, layer in sizes:
+                    yield StageBucket(holders, size, layer), number
+
+    def _overlapped(self, full: int, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
+        """(parameters, lowest layer) of the buckets of a first stage, in the order of its backward
+        pass."""
+        size = 0
+        for layer, tensor in self._first_stage_tensors(num_layers, is_last):
+            is_end = layer == EMBEDDING and tensor == self._words
+            if is_end and size and self._divides_tied:
+                yield size, EMBEDDING
+                size = 0
+            size += tensor
+            if size >= full or is_end:
+                yield size, layer
+                size = 0
+
+    def _first_stage_tensors(self, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
+        """(layer, parameters) of a first stage in the order of its backward pass."""
+        if is_last and not self._model.tied_embeddings:
+            yield num_layers, self._words
+        for layer in reversed(range(num_layers)):
+            for tensor in layer_tensors(self._model):
+                yield layer, tensor
+        positions = embedding_params(self._model, 1, 0)
+        if positions:
+            yield EMBEDDING, positions
+        yield EMBEDDING, self._words

@@ -1,0 +1,54 @@
+"""The end of planning, where other orders of computations than 1F1B's may be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.orders.choose import candidates, why_no_orders
+
+LEAST_GAIN = 0.001
+"""Of a step; for less, a plan keeps its launch counts, which are easier to read."""
+_MAX_PASSES = 40_000
+"""Limit in stages times micro-batches, of all plans together; the first is tried anyhow."""
+
+
+def best_of_orders(
+    best: Plan, others: Iterable[Plan], cluster: Cluster, profile: Profile | None = None
+) -> Plan:
+    """`best`, or the plan with the shortest step that other orders make of it or of `others`.
+
+    Orders are made for each plan's times, hops and memory (`choose.candidates`); steps are compared
+    with all queues and exchanges (`estimate_plan`).
+
+    Args:
+        best: valid, with estimates.
+        others: nearly as good, with a workload; they need no estimates, and are taken one by one
+            as far as the limit of work allows.
+    """
+    if best.estimates is None:
+        raise ValueError("the best plan has no estimates to compare with")
+    if best.workload is None or why_no_orders(best.workload):
+        return best
+    found, found_s = best, best.estimates.step_time_s * (1 - LEAST_GAIN)
+    left = _MAX_PASSES
+    for plan in chain([best], others):
+        left -= sum(len(r.stages) * r.num_micro_batches for r in plan.replicas)
+        plain, *kinds = candidates(plan, cluster, profile)
+        for made in kinds:
+            if made.plan is None or made.slowest_s >= plain.slowest_s:
+                continue
+            estimates = estimate_plan(made.plan, cluster, profile)
+            if estimates.step_time_s < found_s:
+                found, found_s = replace(made.plan, estimates=estimates), estimates.step_time_s
+        if left <= 0:
+            break
+    if found is not best:
+        validate_plan(found, cluster)
+    return found

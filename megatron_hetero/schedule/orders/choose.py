@@ -1,0 +1,305 @@
+"""The schedules that a plan's replica could run, each made for its times, hops and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
+from megatron_hetero.model.arguments import Argument, command_line_words, group_arguments
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.checks.schedule import launched_forwards
+from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
+from megatron_hetero.schedule.of_plan import check_schedules, with_schedule
+from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
+from megatron_hetero.schedule.orders.interleaved import interleaved
+from megatron_hetero.schedule.orders.list_schedule import Listed, TimedPipeline
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.synthesise import synthesise
+from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
+from megatron_hetero.schedule.simulator.pipeline import simulate
+from megatron_hetero.schedule.simulator.step import simulate_plan
+from megatron_hetero.schedule.stock import is_stock
+
+_GROWING = "--step-batch-size-schedule"
+
+
+@dataclass(frozen=True)
+class ScheduledPlan:
+    """A plan with one kind of schedule, and its replicas on the clock.
+
+    `pipeline_times_s` and `peaks` (micro-batches or passes under way, [stage]) are [replica].
+    `held` says why the kind cannot be had, and then there is nothing else.
+    """
+
+    name: ScheduleName
+    plan: Plan | None
+    pipeline_times_s: tuple[float, ...] = ()
+    peaks: tuple[tuple[int, ...], ...] = ()
+    held: str = ""
+
+    @property
+    def has_launch_counts(self) -> bool:
+        """Whether it is 1F1B with launch counts other than its own."""
+        return (
+            self.name == "1f1b"
+            and self.plan is not None
+            and any(
+                s.num_launched_forwards is not None for r in self.plan.replicas for s in r.stages
+            )
+        )
+
+    @property
+    def slowest_s(self) -> float:
+        """Of the slowest replica, which the step waits for."""
+        return max(self.pipeline_times_s)
+
+
+def candidates(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None, num_chunks: int = 2
+) -> tuple[ScheduledPlan, ...]:
+    """1F1B with the plan's launch counts, and every other kind of schedule made for the plan.
+
+    Args:
+        plan: valid on `cluster`, with a workload and devices; orders and chunks are left aside.
+        num_chunks: chunks on each stage of an interleaved pipeline.
+    """
+    plain = _without_orders(plan)
+    maker = _Maker(plain, cluster, profile)
+    return (
+        maker.candidate("1f1b", plain),
+        maker.interleaved(num_chunks),
+        maker.candidate("zero-bubble", plain),
+        maker.candidate("synthesised", plain),
+    )
+
+
+def why_not_split(workload: Workload) -> str:
+    """Why the job cannot run backward passes in two parts (`runtime.job.support`); empty where it
+    can, or where it brings no flags that say."""
+    given = {argument.flag: argument for argument in _flags(workload)}
+    layers = given.get("--transformer-impl")
+    if given and not (layers and [word.text for word in layers.values] == ["local"]):
+        return (
+            "it splits backward passes, for which only --transformer-impl local has layers that "
+            "can put off weight gradients"
+        )
+    if workload.training.overlap_grad_reduce:
+        return (
+            "it splits backward passes, and --overlap-grad-reduce takes a gradient for complete "
+            "when its backward pass is"
+        )
+    return ""
+
+
+def why_no_orders(workload: Workload) -> str:
+    """Why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
+    if any(argument.flag == _GROWING for argument in _flags(workload)):
+        return f"{_GROWING}: orders are for one number of micro-batches"
+    return ""
+
+
+def _flags(workload: Workload) -> tuple[Argument, ...]:
+    return group_arguments(command_line_words(workload.megatron_args))
+
+
+def _without_orders(plan: Plan) -> Plan:
+    """The plan in one piece a stage, with 1F1B."""
+    replicas = []
+    for replica in plan.replicas:
+        first, stages = 0, []
+        for stage in replica.stages:
+            stages.append(replace(stage, first_layer=first, chunks=(), order=None))
+            first += stage.shape.num_layers
+        replicas.append(replace(replica, stages=tuple(stages)))
+    return replace(plan, replicas=tuple(replicas), schedule="1f1b", estimates=None)
+
+
+class _Maker:
+    """Makes schedules for the replicas of one plan."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, profile: Profile | None) -> None:
+        if plan.workload is None:
+            raise UsageError("the plan carries no model, so its passes cannot be timed")
+        self.plan, self.workload = plan, plan.workload
+        self.whole_only = why_not_split(self.workload)
+        self.placement = placement_of(plan, cluster)
+        self.costs = CostModel(cluster, plan.workload, profile).sharded_as(self.placement)
+        self.rows = self.costs.vocab_rows(self.placement.widths)
+        self._made: dict[Hashable, Listed] = {}
+
+    def candidate(self, name: ScheduleName, plan: Plan) -> ScheduledPlan:
+        """The plan with orders of one kind on all replicas of several stages."""
+        if name == "zero-bubble" and self.whole_only:
+            return ScheduledPlan(name, None, held=self.whole_only)
+        times_s, peaks = [], []
+        made = plan
+        for r, replica in enumerate(plan.replicas):
+            pipeline = self._pipeline(r, replica)
+            try:
+                made, listed = self._with_replica(made, name, r, pipeline)
+            except (CheckFailedError, PlanFormatError) as error:
+                return ScheduledPlan(name, None, held=f"replica {r}: {error}")
+            simulated = simulate(
+                listed.schedule, pipeline.times, pipeline.forward_hops, pipeline.backward_hops
+            )
+            times_s.append(simulated.makespan_s)
+            peaks.append(simulated.peak_in_flight)
+        check_schedules(made)
+        if is_stock(made):  # which waits for its sends
+            run = simulate_plan(made, self.costs.cluster, profile=self.costs.profile, is_stock=True)
+            times_s = [max(stage.compute_end_s for stage in stages) for stages in run.stages]
+        return ScheduledPlan(name, made, tuple(times_s), tuple(peaks))
+
+    def interleaved(self, num_chunks: int) -> ScheduledPlan:
+        """Every stage of a longer pipeline in as many chunks, along the stages in turn."""
+        replicas = []
+        for r, replica in enumerate(self.plan.replicas):
+            if len(replica.stages) > 1:
+                least = min(stage.shape.num_layers for stage in replica.stages)
+                if least < num_chunks:
+                    held = f"replica {r} has a stage of {least} layers for {num_chunks} chunks"
+                    return ScheduledPlan("interleaved", None, held=held)
+                replica = _in_turn(replica, num_chunks)
+            replicas.append(replica)
+        return self.candidate("interleaved", replace(self.plan, replicas=tuple(replicas)))
+
+    def _with_replica(
+        self, plan: Plan, name: ScheduleName, r: int, pipeline: TimedPipeline
+    ) -> tuple[Plan, Listed]:
+        """The plan with a schedule on one replica, made anew with lower limits for stages whose
+        messages leave less room than the limits take for granted.
+
+        Raises:
+            CheckFailedError: there is none within the memory, or at all.
+        """
+        own = self.placement.replicas[r].num_in_flight
+        limits = self._limits(self.placement.replicas[r])
+        while True:
+            listed = self._schedule_once(name, r, pipeline, limits)
+            if name == "1f1b" or pipeline.num_stages == 1:
+                return plan, listed
+            made = with_schedule(plan, r, listed.schedule, name)
+            full = self._full_stages(made, r)
+            lower = [limit - (s in full and limit > own[s]) for s, limit in enumerate(limits)]
+            if not full:
+                return made, listed
+            if lower == limits or name == "interleaved":
+                s, kept = next(iter(full.items()))
+                raise CheckFailedError(
+                    f"stage {s} would keep {kept} micro-batches; {limits[s]} fit"
+                )
+            limits = lower
+
+    def _schedule_once(
+        self, name: ScheduleName, r: int, pipeline: TimedPipeline, limits: Sequence[int]
+    ) -> Listed:
+        """Replicas that are alike share one schedule."""
+        key = name, pipeline, self.placement.replicas[r].num_in_flight, tuple(limits)
+        if key not in self._made:
+            self._made[key] = self._schedule(name, r, pipeline, limits)
+        return self._made[key]
+
+    def _schedule(
+        self, name: ScheduleName, r: int, pipeline: TimedPipeline, limits: Sequence[int]
+    ) -> Listed:
+        num_stages, m = pipeline.num_stages, pipeline.num_micro_batches
+        if name == "1f1b" or num_stages == 1:
+            counts = self.placement.replicas[r].num_in_flight
+            return Listed(one_f_one_b(num_stages, m, counts), 0.0)
+        if name == "interleaved":
+            return Listed(interleaved(pipeline.chain, m), 0.0)
+        if name == "zero-bubble":
+            return zero_bubble(pipeline, limits)
+        counts = self.placement.replicas[r].num_in_flight
+        return synthesise(pipeline, limits, counts, split=not self.whole_only)
+
+    def _pipeline(self, r: int, replica: Replica) -> TimedPipeline:
+        placed = self.placement.replicas[r]
+        cost = self.costs.replica(placed, self.rows)
+        last = len(replica.stages) - 1
+        on_stage = chain(replica)
+        costs = self.costs.variant(micro_batch_size=placed.micro_batch_size)
+        stages = [placed.stages[s] for s in on_stage]
+
+        def hops(backward: bool) -> tuple[BoundaryTime, ...]:
+            pairs = [(b, a) if backward else (a, b) for a, b in pairwise(stages)]
+            return tuple(costs.stage_hop(*pair) for pair in pairs)
+
+        return TimedPipeline(
+            on_stage,
+            replica.num_micro_batches,
+            tuple(
+                stage_chunk_times(stage, cost.stages[s].times, self.workload, is_last=s == last)
+                for s, stage in enumerate(replica.stages)
+            ),
+            hops(backward=False),
+            hops(backward=True),
+        )
+
+    def _full_stages(self, made: Plan, r: int) -> dict[int, int]:
+        """Stages whose memory is too small for what they would keep, messages included, and how
+        many micro-batches that is.  Where the plan itself does not fit, as many as it keeps may."""
+        own = self.placement.replicas[r]
+        placed = placement_of(made, self.costs.cluster).replicas[r]
+        kept = {s: launched_forwards(made, r, s) for s in range(len(placed.stages))}
+        return {
+            s: num
+            for s, num in kept.items()
+            if not self._holds(placed, s) and (num > own.num_in_flight[s] or self._holds(own, s))
+        }
+
+    def _limits(self, placed: PlacedReplica) -> list[int]:
+        """Micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
+        return [
+            max(own, self._limit(placed, index)) for index, own in enumerate(placed.num_in_flight)
+        ]
+
+    def _limit(self, placed: PlacedReplica, index: int) -> int:
+        low, high = 1, placed.num_micro_batches
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self._fits(placed, index, [middle] * len(placed.stages))
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _fits(self, placed: PlacedReplica, index: int, counts: Sequence[int]) -> bool:
+        return self._holds(replace(placed, launch_counts=tuple(counts)), index)
+
+    def _holds(self, placed: PlacedReplica, index: int) -> bool:
+        memory = self.costs.stage_memory(placed, index, self.rows)
+        return memory.peak_bytes(placed.stages[index].num_layers) <= memory.capacity_bytes
+
+
+def _in_turn(replica: Replica, num_chunks: int) -> Replica:
+    """Each stage's layers in `num_chunks` chunks of like size, dealt out along the stages."""
+    sizes = [list(_parts(stage.shape.num_layers, num_chunks)) for stage in replica.stages]
+    ranges: list[list[LayerRange]] = [[] for _ in replica.stages]
+    first = 0
+    for chunk in range(num_chunks):
+        for s, size in enumerate(sizes):
+            ranges[s].append(LayerRange(first, size[chunk]))
+            first += size[chunk]
+    stages = tuple(
+        replace(
+            stage,
+            first_layer=own[0].first_layer,
+            chunks=tuple(own) if num_chunks > 1 else (),
+            num_launched_forwards=None,
+        )
+        for stage, own in zip(replica.stages, ranges, strict=True)
+    )
+    return replace(replica, stages=stages)
+
+
+def _parts(total: int, count: int) -> Iterator[int]:
+    """`total` in `count` parts, the larger ones first."""
+    for i in range(count):
+        yield total // count + (i < total % count)

@@ -1,0 +1,14 @@
+"""Simulation of one optimizer step by events.
+
+step          a plan on its cluster
+engine        the events
+compile       programmes in the engine's terms
+overlapped    stock Megatron's interleaved stages
+exchange      collectives
+network       messages on the cluster's paths
+shared_paths  replicas that share a path, priced by simulation
+pipeline      one pipeline by itself
+parts         input and output of the simulator
+timelines     what GPUs and paths do over a step
+trace         timelines for ui.perfetto.dev
+"""

@@ -1,0 +1,141 @@
+"""A stage's programme in the terms of the simulator's engine, which runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.programme import (
+    COMPUTE,
+    RECEIVES,
+    SENDS,
+    Instruction,
+    Operation,
+    OperationKind,
+)
+from megatron_hetero.schedule.simulator.parts import Crossing, Pipeline
+
+_GRADIENTS = ("backward", "backward_weight")
+_FORWARD = ("forward", "send_forward", "recv_forward")
+
+
+class CompiledSend(NamedTuple):
+    """A message to be posted; `key` names it on both sides."""
+
+    key: int
+    operation: Operation
+    receiver: int
+    crossing: Crossing
+
+
+@dataclass(slots=True)
+class CompiledInstruction:
+    """An instruction, compiled: what it computes, what it sends, what it waits for.
+
+    `receives` are asked for, unless that was done before, and waited for; `asks` are only asked
+    for.  `awaits` are sends, its own or earlier ones, whose receivers must have them.
+    """
+
+    source: Instruction
+    compute: tuple[OperationKind, int, int, float] | None = None
+    completes: tuple[int, ...] = ()
+    """Chunks whose gradients may be exchanged when the computation ends."""
+    sends: tuple[CompiledSend, ...] = ()
+    receives: tuple[int, ...] = ()
+    asks: tuple[int, ...] = ()
+    awaits: tuple[int, ...] = ()
+
+
+class Messages:
+    """The messages of one stage of a pipeline, by the passes that make and take them."""
+
+    def __init__(self, pipeline: Pipeline, stage: int) -> None:
+        self._pipeline = pipeline
+        schedule = pipeline.schedule
+        self._chain, self._num_micro_batches = schedule.chain, schedule.num_micro_batches
+        self._places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
+
+    def input_of(self, work: Operation) -> int | None:
+        """Key of what a pass (or the message after or before it) takes; None at the ends."""
+        is_forward = work.kind in _FORWARD
+        boundary = self._places[work.chunk] - is_forward
+        if not 0 <= boundary < len(self._chain) - 1:
+            return None
+        return self._key(boundary, is_forward, work.micro_batch)
+
+    def output_of(self, work: Operation) -> CompiledSend | None:
+        """What a pass makes; None at the ends."""
+        is_forward = work.kind in _FORWARD
+        boundary = self._places[work.chunk] - (not is_forward)
+        if not 0 <= boundary < len(self._chain) - 1:
+            return None
+        crossings = self._pipeline.forward if is_forward else self._pipeline.backward
+        kind: OperationKind = "send_forward" if is_forward else "send_backward"
+        return CompiledSend(
+            self._key(boundary, is_forward, work.micro_batch),
+            work if work.kind == kind else Operation(kind, work.micro_batch, work.chunk),
+            self._chain[boundary + 1 if is_forward else boundary],
+            crossings[boundary],
+        )
+
+    def _key(self, boundary: int, is_forward: bool, micro_batch: int) -> int:
+        return (2 * boundary + is_forward) * self._num_micro_batches + micro_batch
+
+
+def computation(pipeline: Pipeline, stage: int, work: Operation) -> CompiledInstruction:
+    """One pass."""
+    seconds = pipeline.times[stage][work.chunk].seconds(work.kind)
+    return CompiledInstruction((work,), compute=(work.kind, work.micro_batch, work.chunk, seconds))
+
+
+def mark_final(compiled: Sequence[CompiledInstruction], num_later: int = 0) -> None:
+    """The last backward pass of each chunk completes its gradients; they are exchanged when
+    `num_later` more backward passes have ended, or with the programme."""
+    backwards = [
+        (instruction, instruction.compute[2])
+        for instruction in compiled
+        if instruction.compute is not None and instruction.compute[0] in _GRADIENTS
+    ]
+    last = {chunk: index for index, (_, chunk) in enumerate(backwards)}
+    for chunk, index in last.items():
+        if index + num_later < len(backwards):
+            backwards[index + num_later][0].completes += (chunk,)
+
+
+def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstruction]:
+    """The programme of a stage up to its gradient exchange, in the engine's terms."""
+    messages = Messages(pipeline, stage)
+    compiled: list[CompiledInstruction] = []
+    for instruction in pipeline.schedule.programmes[stage]:
+        kind = instruction[0].kind
+        if kind in ("gradient_sync", "step"):
+            break
+        if kind in COMPUTE and len(instruction) == 1:
+            compiled.append(computation(pipeline, stage, instruction[0]))
+            continue
+        sends, receives = [], []
+        for operation in instruction:
+            send = key = None
+            if operation.kind in SENDS:
+                send = messages.output_of(operation)
+            elif operation.kind in RECEIVES:
+                key = messages.input_of(operation)
+            if send is not None:
+                sends.append(send)
+            elif key is not None:
+                receives.append(key)
+            else:
+                raise CheckFailedError(
+                    f"stage {stage} posts {operation} together with messages, or over no boundary; "
+                    "a computation is an instruction of its own"
+                )
+        awaits = tuple(send.key for send in sends) if pipeline.sends == "waited" else ()
+        compiled.append(
+            CompiledInstruction(
+                instruction, sends=tuple(sends), receives=tuple(receives), awaits=awaits
+            )
+        )
+    mark_final(compiled)
+    return compiled

@@ -1,0 +1,255 @@
+"""The events of one optimizer step: every rank's programme run as early as messages allow.
+
+Any number of pipelines share named paths.  A path carries one message at a time, first come first
+served; each direction is a path of its own.  A message takes each of its paths for as long as its
+bytes take there, and is usable `latency_s` after the last.  Collectives take their paths likewise
+(`simulator_exchange`).
+
+Stages run ahead on their own until they send; sends and collectives are taken in order of time, so
+that paths are granted as they would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.schedule.programme import (
+    OperationKind,
+)
+from megatron_hetero.schedule.simulator.compile import CompiledInstruction, compile_programme
+from megatron_hetero.schedule.simulator.exchange import Exchange, Paths
+from megatron_hetero.schedule.simulator.overlapped import compile_overlapped
+from megatron_hetero.schedule.simulator.parts import (
+    Collective,
+    MessageSpan,
+    OpSpan,
+    Pipeline,
+    Run,
+    StageId,
+)
+
+
+def run_step(
+    pipelines: Sequence[Pipeline],
+    collectives: Sequence[Collective] = (),
+    update_s: Sequence[Sequence[float]] | None = None,
+    weights: Sequence[Collective] = (),
+) -> Run:
+    """Simulate one step.
+
+    Args:
+        collectives: the gradient exchange, at the programmes' `gradient_sync` or, where they say
+            so, during the last backward passes.
+        update_s: seconds of the optimizer on each stage, [pipeline][stage]; all stages begin it
+            together, because the gradient norm is one for all.
+        weights: the exchange of new weights, which each holder begins after its update.
+    Raises:
+        CheckFailedError: some stage waits for a message that never comes.
+    """
+    return _Engine(pipelines, collectives).run(update_s, weights)
+
+
+class _SimulatedStage:
+    """Where one stage has come to."""
+
+    __slots__ = (
+        "id",
+        "instructions",
+        "is_blocked",
+        "now_s",
+        "operations",
+        "posted",
+        "sent_until_s",
+    )
+
+    def __init__(self, identity: StageId) -> None:
+        self.id = identity
+        self.instructions: list[CompiledInstruction] = []
+        self.operations: list[OpSpan] = []
+        self.now_s = 0.0
+        self.posted = False
+        """The sends of the current instruction have been posted."""
+        self.sent_until_s = 0.0
+        """When all that was sent has arrived; gradients are exchanged after that."""
+        self.is_blocked = False
+        """It waits for something that nobody has posted yet."""
+
+
+class _Engine:
+    def __init__(self, pipelines: Sequence[Pipeline], collectives: Sequence[Collective]) -> None:
+        self.paths = Paths()
+        self.exchange = Exchange(collectives, self.paths)
+        self.exchange_kind: OperationKind = "gradient_sync"
+        self.run_ = Run()
+        self.stages: dict[StageId, _SimulatedStage] = {}
+        self.arrival_s: dict[tuple[int, int], float] = {}
+        self.asked_s: dict[tuple[int, int], float] = {}
+        """When a receiver came to a message; what a waiting sender has to know."""
+        self.waiting: dict[tuple[int, int], _SimulatedStage] = {}
+        self.asking: dict[tuple[int, int], _SimulatedStage] = {}
+        self.queue: list[tuple[float, int, _SimulatedStage | None, int]] = []
+        self.num_queued = 0
+        self.ready: list[_SimulatedStage] = []
+        for index, pipeline in enumerate(pipelines):
+            is_overlapped = pipeline.sends == "overlapped"
+            for stage in range(pipeline.schedule.num_stages):
+                made = _SimulatedStage((index, stage))
+                compiled = compile_overlapped if is_overlapped else compile_programme
+                made.instructions = list(reversed(compiled(pipeline, stage)))
+                self.stages[made.id] = made
+                self.run_.operations[made.id] = made.operations
+
+    def run(self, update_s: Sequence[Sequence[float]] | None, weights: Sequence[Collective]) -> Run:
+        """Until nothing can move any more."""
+        for stage in self.stages.values():
+            self._advance(stage)
+        self._until_nothing_moves()
+        for stage in self.stages.values():
+            if stage.instructions:
+                at = " + ".join(str(operation) for operation in stage.instructions[-1].source)
+                raise CheckFailedError(f"stage {stage.id[1]} waits for ever at {at}")
+        self._exchanged()
+        self._update(update_s)
+        self._gather(weights)
+        self.run_.path_busy_s = dict(self.paths.busy_s)
+        self.run_.end_s = max((stage.now_s for stage in self.stages.values()), default=0.0)
+        return self.run_
+
+    def _until_nothing_moves(self) -> None:
+        while self.queue:
+            time_s, _, posting, collective = heappop(self.queue)
+            if posting is not None:
+                self._post(posting, time_s)
+                self._advance(posting)
+            else:
+                self._run_collective(collective, time_s)
+            while self.ready:
+                self._advance(self.ready.pop())
+
+    def _advance(self, stage: _SimulatedStage) -> None:
+        """Go on until a message is missing, or something must be taken in order of time."""
+        instructions = stage.instructions
+        pipeline = stage.id[0]
+        while instructions:
+            instruction = instructions[-1]
+            if instruction.sends and not stage.posted:
+                self._queue(stage.now_s, stage, -1)
+                return
+            if instruction.compute is not None:
+                kind, micro_batch, chunk, seconds = instruction.compute
+                start_s = stage.now_s
+                stage.now_s = end_s = start_s + seconds
+                stage.operations.append(OpSpan(kind, micro_batch, chunk, start_s, end_s))
+                for completed in instruction.completes:
+                    self._begin(self.exchange.final(stage.id, completed, end_s))
+            else:
+                end = self._end_of_messages(stage, pipeline, instruction)
+                if end is None:
+                    stage.is_blocked = True
+                    return
+                stage.now_s = end
+            stage.posted = False
+            instructions.pop()
+        stage.now_s = max(stage.now_s, stage.sent_until_s)
+        self._begin(self.exchange.done(stage.id, stage.now_s))
+
+    def _end_of_messages(
+        self, stage: _SimulatedStage, pipeline: int, instruction: CompiledInstruction
+    ) -> float | None:
+        """When all messages of an instruction are done; None while one is not on its way."""
+        end_s = now_s = stage.now_s
+        missing = False
+        for message in instruction.asks:
+            self._ask((pipeline, message), now_s)
+        for message in instruction.receives:
+            key = (pipeline, message)
+            if key not in self.asked_s:
+                self._ask(key, now_s)
+            arrival_s = self.arrival_s.get(key)
+            if arrival_s is None:
+                self.waiting[key] = stage
+                missing = True
+            elif arrival_s > end_s:
+                end_s = arrival_s
+        for send in instruction.awaits:
+            key = (pipeline, send)
+            asked_s = self.asked_s.get(key)
+            if asked_s is None:
+                self.asking[key] = stage
+                missing = True
+            else:
+                end_s = max(end_s, self.arrival_s[key], asked_s)
+        return None if missing else end_s
+
+    def _ask(self, key: tuple[int, int], now_s: float) -> None:
+        self.asked_s[key] = now_s
+        self._wake(self.asking.pop(key, None))
+
+    def _post(self, stage: _SimulatedStage, now_s: float) -> None:
+        stage.posted = True
+        pipeline, number = stage.id
+        for send in stage.instructions[-1].sends:
+            crossing = send.crossing
+            start_s, end_s = self.paths.take(crossing.hops, now_s)
+            arrival_s = end_s + crossing.latency_s
+            key = (pipeline, send.key)
+            self.arrival_s[key] = arrival_s
+            stage.sent_until_s = max(stage.sent_until_s, arrival_s)
+            self.run_.messages.append(
+                MessageSpan(
+                    pipeline,
+                    number,
+                    send.receiver,
+                    send.operation,
+                    now_s,
+                    start_s,
+                    end_s,
+                    arrival_s,
+                )
+            )
+            self._wake(self.waiting.pop(key, None))
+
+    def _begin(self, found: Iterable[tuple[float, int]]) -> None:
+        for time_s, collective in found:
+            self._queue(time_s, None, collective)
+
+    def _run_collective(self, number: int, now_s: float) -> None:
+        collective, start_s, end_s = self.exchange.run(number, now_s)
+        self.run_.collectives.append((collective, start_s, end_s))
+        for holder in collective.holders:
+            span = OpSpan(self.exchange_kind, -1, 0, start_s, end_s)
+            self.stages[holder].operations.append(span)
+        self._begin(self.exchange.after(number))
+
+    def _exchanged(self) -> None:
+        """Every stage waits for its own collectives."""
+        for stage, end_s in self.exchange.ends_s().items():
+            self.stages[stage].now_s = max(self.stages[stage].now_s, end_s)
+
+    def _gather(self, weights: Sequence[Collective]) -> None:
+        self.exchange, self.exchange_kind = Exchange(weights, self.paths), "weight_sync"
+        for stage in self.stages.values():
+            self._begin(self.exchange.done(stage.id, stage.now_s))
+        self._until_nothing_moves()
+        self._exchanged()
+
+    def _update(self, update_s: Sequence[Sequence[float]] | None) -> None:
+        if update_s is None:
+            return
+        start_s = max(stage.now_s for stage in self.stages.values())
+        for (pipeline, number), stage in self.stages.items():
+            stage.now_s = start_s + update_s[pipeline][number]
+            stage.operations.append(OpSpan("step", -1, 0, start_s, stage.now_s))
+
+    def _queue(self, time_s: float, stage: _SimulatedStage | None, collective: int) -> None:
+        # The number keeps equal times in the order in which they came up.
+        self.num_queued += 1
+        heappush(self.queue, (time_s, self.num_queued, stage, collective))
+
+    def _wake(self, stage: _SimulatedStage | None) -> None:
+        """Something that a stage waits for is known now."""
+        if stage is not None and stage.is_blocked:
+            stage.is_blocked = False
+            self.ready.append(stage)

@@ -1,0 +1,89 @@
+"""A plan's messages on the paths of its cluster.
+
+Inside a node every GPU has a port in each direction; between two nodes there is one path in each
+direction, which all GPUs of a node share, and the lines that it leads over, which other pairs of
+nodes share too (`cluster.lines`).  All have names that people read: `rtx-0:1 out`,
+`a100-0 -> rtx-0`, `line east -> west`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.cluster.names import machine_of, node_words
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.schedule.simulator.parts import Crossing
+
+
+def hops(
+    cluster: Cluster,
+    senders: Sequence[Device],
+    receivers: Sequence[Device],
+    seconds: float,
+    num_bytes: float,
+) -> tuple[tuple[str, float], ...]:
+    """What a message from one group of GPUs to another takes: (path, seconds for which).
+
+    Args:
+        seconds: for which it takes what only these two groups, or their nodes, have.
+        num_bytes: of it, on the lines that others share.
+    """
+    here, there = senders[0].node, receivers[0].node
+    if here == there:
+        return (f"{group_name(senders)} out", seconds), (f"{group_name(receivers)} in", seconds)
+    shared = [(line.name, num_bytes / line.bytes_per_s) for line in cluster.lines(here, there)]
+    if has_no_own(cluster, here, there):
+        return tuple(shared)
+    return (path_name(here, there), seconds), *shared
+
+
+def path_names(cluster: Cluster, here: str, there: str) -> tuple[str, ...]:
+    """Of what a message from one node to another takes."""
+    shared = [line.name for line in cluster.lines(here, there)]
+    return tuple(shared) if has_no_own(cluster, here, there) else (path_name(here, there), *shared)
+
+
+def has_no_own(cluster: Cluster, here: str, there: str) -> bool:
+    """Whether what goes from one node to another never waits for the path of these two alone: some
+    line on it, which others share, is no faster."""
+    lines = cluster.lines(here, there)
+    if not lines:
+        return False
+    link = cluster.node_links[here, there]
+    return not link.terms and any(line.bytes_per_s <= link.bytes_per_s for line in lines)
+
+
+def path_name(here: str, there: str) -> str:
+    """Of the path from one node to another, which all GPUs of the two share."""
+    return f"{node_words(here)} -> {node_words(there)}"
+
+
+def group_name(devices: Sequence[Device]) -> str:
+    """GPUs of one node: `rtx-0:0,1`."""
+    return f"{machine_of(devices[0].node)}:{','.join(str(d.index) for d in devices)}"
+
+
+def crossing(
+    costs: CostModel, senders: PlacedStage, receivers: PlacedStage, is_stock: bool
+) -> Crossing:
+    """One activation from one stage to another.
+
+    In our runtime each byte crosses once, as the cost model prices it.  In stock Megatron every
+    rank of the sending stage sends all that it holds to the rank in its own place: without sequence
+    parallelism that is the whole activation from each.
+    """
+    cluster, ends = costs.cluster, (senders.devices, receivers.devices)
+    num_bytes: float = costs.activation_bytes
+    if not is_stock:
+        time = costs.stage_hop(senders, receivers)
+        taken = hops(cluster, *ends, time.serialisation_s, num_bytes)
+        return Crossing(taken, time.latency_s, num_bytes)
+    link = cluster.link(senders.devices[0], receivers.devices[0])
+    if costs.workload.training.sequence_parallel:
+        num_bytes /= senders.width
+    if senders.devices[0].node != receivers.devices[0].node:
+        num_bytes *= senders.width
+    taken = hops(cluster, *ends, num_bytes / link.bytes_per_s, num_bytes)
+    return Crossing(taken, link.latency_s + link.jitter_s, num_bytes)

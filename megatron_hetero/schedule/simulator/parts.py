@@ -1,0 +1,152 @@
+"""What the simulator is given and what it gives back: times, crossings, collectives, spans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from megatron_hetero.schedule.programme import Operation, OperationKind, Schedule
+
+SendMode = Literal["buffered", "waited", "overlapped"]
+"""What a sender does after a send: goes on, as our runtime does, or waits until the message has
+arrived and its receiver has asked for it, as stock Megatron's 1F1B does.  Stock Megatron's
+interleaved stages overlap some of their messages (`simulator_overlapped`)."""
+
+StageId = tuple[int, int]
+"""(pipeline, stage)."""
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """Seconds of one micro-batch on one model chunk of a stage.
+
+    `backward_weight_s` is the part of the backward pass that makes weight gradients; it is a pass
+    of its own in zero-bubble schedules.
+    """
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float = 0.0
+
+    def slower(self, factor: float) -> ChunkTimes:
+        """The same, `factor` times as long."""
+        return ChunkTimes(
+            factor * self.forward_s,
+            factor * self.backward_input_s,
+            factor * self.backward_weight_s,
+        )
+
+    def seconds(self, kind: OperationKind) -> float:
+        """Duration of one computation."""
+        match kind:
+            case "forward":
+                return self.forward_s
+            case "backward":
+                return self.backward_input_s + self.backward_weight_s
+            case "backward_input":
+                return self.backward_input_s
+            case "backward_weight":
+                return self.backward_weight_s
+        raise ValueError(f"{kind} is no computation")
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One message over a boundary in one direction; each of `hops` is (path, seconds for which it
+    is taken)."""
+
+    hops: tuple[tuple[str, float], ...]
+    latency_s: float
+    num_bytes: float = 0.0
+
+    @property
+    def serialisation_s(self) -> float:
+        """From the first byte sent to the last one, where nothing else is on its paths."""
+        return max(seconds for _, seconds in self.hops)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One replica.  `times` is [stage][chunk]; crossings are [boundary of the schedule's chain]."""
+
+    schedule: Schedule
+    times: tuple[tuple[ChunkTimes, ...], ...]
+    forward: tuple[Crossing, ...]
+    backward: tuple[Crossing, ...]
+    sends: SendMode = "buffered"
+
+
+class Final(NamedTuple):
+    """When gradients are complete: `early_s` before the last backward pass of a chunk ends."""
+
+    chunk: int = 0
+    early_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What all holders do together: an exchange of gradients, or of new weights.
+
+    A rank comes to its collectives in their order, and without waiting for them: to the next when
+    it has come to the one before and its gradients are complete.  That is when its programme is
+    done and its sends have arrived, or, where `final` names the holder, earlier.  `places`: the
+    ranks of each holder that take part; without, its ranks are one.  `buffers`: those
+    that it takes of each rank's `BUFFERS_AT_ONCE` while it is under way; where earlier ones leave
+    too few, it waits for the first of them.  Each of `hops` is (path, seconds for which it is
+    taken); the holders have the result when the last hop is done and `latency_s` has passed.
+    """
+
+    name: str
+    holders: tuple[StageId, ...]
+    hops: tuple[tuple[str, float], ...]
+    latency_s: float = 0.0
+    hop_bytes: tuple[float, ...] = ()
+    """Of all ranks of the holders, over each of `hops`."""
+    buffers: Mapping[StageId, int] = field(default_factory=dict)
+    final: Mapping[StageId, Final] = field(default_factory=dict)
+    places: Mapping[StageId, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> list[tuple[StageId, int]]:
+        """All that take part: stage, and place in it."""
+        return [(holder, place) for holder in self.holders for place in self.places_of(holder)]
+
+    def places_of(self, holder: StageId) -> tuple[int, ...]:
+        """The ranks of a holder."""
+        return self.places.get(holder, (0,))
+
+
+class OpSpan(NamedTuple):
+    """A computation of a stage, its `step`, or its part of a collective (`gradient_sync`, after
+    the step `weight_sync`)."""
+
+    kind: OperationKind
+    micro_batch: int
+    chunk: int
+    start_s: float
+    end_s: float
+
+
+class MessageSpan(NamedTuple):
+    """A message: posted, on its paths from `start_s` to `end_s`, usable at `arrival_s`."""
+
+    pipeline: int
+    sender: int
+    receiver: int
+    operation: Operation
+    posted_s: float
+    start_s: float
+    end_s: float
+    arrival_s: float
+
+
+@dataclass
+class Run:
+    """What happened.  Lists by (pipeline, stage) in the order of the pipelines given."""
+
+    end_s: float = 0.0
+    operations: dict[StageId, list[OpSpan]] = field(default_factory=dict)
+    messages: list[MessageSpan] = field(default_factory=list)
+    collectives: list[tuple[Collective, float, float]] = field(default_factory=list)
+    path_busy_s: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,136 @@
+"""Simulation of one pipeline by itself: what every stage does when, given seconds for work and
+hops.
+
+Sends do not hold up the sender's computation.  Each direction of a boundary carries one message at
+a time for its `serialisation_s`; the message is usable `latency_s` later.
+`schedule.simulator.step` puts a whole plan on its cluster, where replicas share links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron_hetero.cost.network.seconds import BoundaryTime
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.schedule.programme import COMPUTE, Operation, Schedule
+from megatron_hetero.schedule.simulator.engine import run_step
+from megatron_hetero.schedule.simulator.parts import (
+    ChunkTimes,
+    Collective,
+    Crossing,
+    OpSpan,
+    Pipeline,
+    Run,
+)
+
+StageTimes = PassTimes | Sequence[ChunkTimes]
+"""Of a stage with one chunk, or of each of its chunks."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operation on one stage; for a send, the time its link is busy."""
+
+    stage: int
+    operation: Operation
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """`makespan_s` ends with the last stage's last operation; `peak_in_flight` counts micro-batches
+    (of any chunk) between forward and the end of backward.  It and `busy_s` are [stage]."""
+
+    makespan_s: float
+    busy_s: tuple[float, ...]
+    peak_in_flight: tuple[int, ...]
+    run: Run
+
+    @cached_property
+    def events(self) -> tuple[tuple[Event, ...], ...]:
+        """Everything that each stage did, in order of its end."""
+        events: list[list[Event]] = [
+            [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
+            for (_, s), spans in self.run.operations.items()
+        ]
+        for message in self.run.messages:
+            event = Event(message.sender, message.operation, message.start_s, message.end_s)
+            events[message.sender].append(event)
+        return tuple(
+            tuple(sorted(e, key=lambda event: (event.end_s, event.start_s))) for e in events
+        )
+
+    @property
+    def bubble(self) -> float:
+        """Share of all stages' time that is not computation, 0..1."""
+        total_s = self.makespan_s * len(self.busy_s)
+        return 1 - sum(self.busy_s) / total_s if total_s else 0.0
+
+
+def simulate(
+    schedule: Schedule,
+    stages: Sequence[StageTimes],
+    forward_hops: Sequence[BoundaryTime],
+    backward_hops: Sequence[BoundaryTime],
+    *,
+    gradient_sync_s: float = 0.0,
+    update_s: float = 0.0,
+) -> Simulation:
+    """Run every programme as early as its messages allow.
+
+    Args:
+        stages: seconds of one micro-batch, shape [stage], or [stage][chunk].
+        forward_hops, backward_hops: shape [boundary of the chain]; with one chunk on each stage
+            hop i joins stages i and i + 1.
+        gradient_sync_s: starts on all stages once the last of them is done.
+    Raises:
+        CheckFailedError: some stage waits for a message that never comes.
+    """
+    crossings = [
+        tuple(
+            Crossing(((f"{direction} {boundary}", hop.serialisation_s),), hop.latency_s)
+            for boundary, hop in enumerate(hops)
+        )
+        for direction, hops in (("forward", forward_hops), ("backward", backward_hops))
+    ]
+    times = tuple(chunk_times(stage) for stage in stages)
+    pipeline = Pipeline(schedule, times, crossings[0], crossings[1])
+    numbers = range(schedule.num_stages)
+    holders = tuple((0, stage) for stage in numbers)
+    sync = Collective("gradients", holders, (("gradients", gradient_sync_s),))
+    has_sync = any(i[0].kind == "gradient_sync" for p in schedule.programmes for i in p)
+    run = run_step([pipeline], [sync] if has_sync else [], [[update_s] * len(times)])
+    spans = [run.operations[0, stage] for stage in numbers]
+    return Simulation(
+        run.end_s,
+        tuple(computing_s(s) for s in spans),
+        tuple(peak_in_flight(s) for s in spans),
+        run,
+    )
+
+
+def chunk_times(times: StageTimes) -> tuple[ChunkTimes, ...]:
+    """Times of each chunk of a stage."""
+    if isinstance(times, PassTimes):
+        return (ChunkTimes(times.forward_s, times.backward_s),)
+    return tuple(times)
+
+
+def computing_s(spans: Sequence[OpSpan]) -> float:
+    """Seconds that a stage computes, without gradient exchange and optimizer."""
+    return sum(span.end_s - span.start_s for span in spans if span.kind in COMPUTE)
+
+
+def peak_in_flight(spans: Sequence[OpSpan]) -> int:
+    """Most micro-batches (of any chunk) between their forward and the end of their backward."""
+    now = most = 0
+    for span in spans:
+        if span.kind == "forward":
+            now += 1
+            most = max(most, now)
+        elif span.kind in ("backward", "backward_weight"):
+            now -= 1
+    return most

@@ -1,0 +1,173 @@
+"""Replicas that share a path between nodes, priced by simulation.
+
+The cost model times each pipeline as if its messages had the network to themselves, and adds only
+that a path carries all of them (`PlacementCost.card_s`).  Where messages of several boundaries take
+one path, or paths over one line, they also wait for each other, and 1F1B waits with them: what that
+costs depends on when each comes, so those pipelines are run together, event by event, first come
+first served.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, Placement
+from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
+from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.simulator.engine import run_step
+from megatron_hetero.schedule.simulator.network import crossing, path_names
+from megatron_hetero.schedule.simulator.parts import ChunkTimes, Pipeline
+
+MAX_MESSAGES = 200_000
+"""Placements whose unlike pipelines exchange more messages a step are left as the cost model has
+them, which may be far too short where paths are crowded: so many take about 7 s to simulate."""
+
+
+def queued(
+    costs: CostModel, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
+) -> PlacementCost:
+    """The cost with the times of pipelines that share paths taken from a simulation.
+
+    Args:
+        is_stock: stock Megatron runs the placement: every stage waits for its sends, which the cost
+            model does not know, so all pipelines are simulated.
+    """
+    unlike = _unlike_crowds(costs.cluster, placement, cost, is_stock)
+    if not unlike or _num_messages_of(placement, unlike) > MAX_MESSAGES:
+        return cost
+    costs = costs.sharded_as(placement)
+    replicas = list(cost.replicas)
+    for crowds in unlike:
+        known = _run_together(
+            costs, [(placement.replicas[r], cost.replicas[r]) for r in crowds[0]], is_stock
+        )
+        for crowd in crowds:
+            for r, found in zip(crowd, known, strict=True):
+                replicas[r] = found
+    return costs.combine(placement, tuple(replicas), costs.vocab_rows(placement.widths))
+
+
+def num_simulated(
+    cluster: Cluster, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
+) -> int:
+    """Messages of the pipelines that `queued` has to simulate; those that run alike count once."""
+    return _num_messages_of(placement, _unlike_crowds(cluster, placement, cost, is_stock))
+
+
+def _num_messages_of(placement: Placement, unlike: Sequence[Sequence[Sequence[int]]]) -> int:
+    return sum(num_messages(placement, crowds[0]) for crowds in unlike)
+
+
+def _unlike_crowds(
+    cluster: Cluster, placement: Placement, cost: PlacementCost, is_stock: bool
+) -> list[list[list[int]]]:
+    """Replicas that wait for each other, crowd by crowd; crowds that run alike together."""
+    paths = [_paths(cluster, replica) for replica in placement.replicas]
+    sharing = range(len(paths)) if is_stock else _sharing(paths)
+    alike: dict[Hashable, list[list[int]]] = {}
+    for crowd in _crowds(paths, sharing):
+        alike.setdefault(_likeness(placement, cost, paths, crowd), []).append(crowd)
+    return list(alike.values())
+
+
+def _run_together(
+    costs: CostModel, crowd: Sequence[tuple[PlacedReplica, ReplicaCost]], is_stock: bool
+) -> list[ReplicaCost]:
+    run = run_step([_pipeline(costs, *priced, is_stock) for priced in crowd])
+    found = []
+    for number, (_, alone) in enumerate(crowd):
+        # Rounding apart, nothing is faster for having to wait.
+        ends_s = tuple(
+            max(alone_s, run.operations[number, s][-1].end_s)
+            for s, alone_s in enumerate(alone.ends_s)
+        )
+        found.append(replace(alone, pipeline_s=max(ends_s), ends_s=ends_s))
+    return found
+
+
+def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
+    """Replicas that wait for each other, or for others that do: those of a crowd share no path with
+    those of another."""
+    lead = {r: r for r in sharing}
+
+    def leader(r: int) -> int:
+        while lead[r] != r:
+            r = lead[r]
+        return r
+
+    first: dict[str, int] = {}
+    for r in sharing:
+        for path in chain.from_iterable(paths[r]):
+            lead[leader(r)] = leader(first.setdefault(path, r))
+    crowds: dict[int, list[int]] = {}
+    for r in sharing:
+        crowds.setdefault(leader(r), []).append(r)
+    return list(crowds.values())
+
+
+def _likeness(
+    placement: Placement, cost: PlacementCost, paths: Sequence[_Paths], crowd: Sequence[int]
+) -> Hashable:
+    """Equal for crowds that run alike: the same replicas on nodes and paths with other names."""
+    names: dict[str, int] = {}
+    return tuple(
+        (
+            id(cost.replicas[r]),  # equal replicas are priced once
+            placement.replicas[r].num_micro_batches,
+            placement.replicas[r].num_in_flight,
+            tuple(
+                names.setdefault(stage.devices[0].node, len(names))
+                for stage in placement.replicas[r].stages
+            ),
+            tuple([names.setdefault(path, len(names)) for path in chain.from_iterable(paths[r])]),
+        )
+        for r in crowd
+    )
+
+
+def sharing_replicas(cluster: Cluster, placement: Placement) -> tuple[int, ...]:
+    """Replicas of which some message takes a path between nodes, or a line that paths share, that
+    another boundary's messages (of the same replica, or of another) take in the same direction."""
+    return _sharing([_paths(cluster, replica) for replica in placement.replicas])
+
+
+def _sharing(paths: Sequence[_Paths]) -> tuple[int, ...]:
+    taken = [list(chain.from_iterable(hops)) for hops in paths]
+    used = Counter(chain.from_iterable(taken))
+    return tuple([r for r, own in enumerate(taken) if any(used[path] > 1 for path in own)])
+
+
+def num_messages(placement: Placement, replicas: Sequence[int]) -> int:
+    """Activations and gradients that cross boundaries of these replicas in a step."""
+    chosen = [placement.replicas[r] for r in replicas]
+    return sum(2 * (len(r.stages) - 1) * r.num_micro_batches for r in chosen)
+
+
+_Paths = Sequence[Sequence[str]]
+"""Names of what a replica's messages take between nodes, for each boundary and direction."""
+
+
+def _paths(cluster: Cluster, replica: PlacedReplica) -> _Paths:
+    nodes = [stage.devices[0].node for stage in replica.stages]
+    hops = [(a, b) for a, b in pairwise(nodes) if a != b]
+    return [path_names(cluster, a, b) for a, b in hops + [(b, a) for a, b in hops]]
+
+
+def _pipeline(
+    costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, is_stock: bool
+) -> Pipeline:
+    counts = replica.num_in_flight
+    costs = costs.variant(micro_batch_size=replica.micro_batch_size)
+    hops = list(pairwise(replica.stages))
+    return Pipeline(
+        one_f_one_b(len(replica.stages), replica.num_micro_batches, counts),
+        tuple((ChunkTimes(s.times.forward_s, s.times.backward_s),) for s in cost.stages),
+        tuple(crossing(costs, here, there, is_stock) for here, there in hops),
+        tuple(crossing(costs, there, here, is_stock) for here, there in hops),
+        "waited" if is_stock else "buffered",
+    )

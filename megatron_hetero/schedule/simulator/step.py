@@ -1,0 +1,304 @@
+"""One optimizer step of a plan on its cluster, simulated: when every GPU and link does what.
+
+The programmes are those that the runtime executes, on the paths of the cluster, which replicas
+share.  Computations last as the cost model says (tensor-parallel communication included), messages
+as the links are described; after the pipelines, or within them, comes the gradient exchange, then
+the optimizer.
+
+Not modelled: a receiver whose buffers are full, flows that share a path fairly (messages go one
+after the other), the host's own time between kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from megatron_hetero.bounds.estimate import workload_of
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.step_cost import ReplicaCost
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.schedule.exchange.gradients import GradientExchange, LastBackward
+from megatron_hetero.schedule.of_plan import replica_schedule
+from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
+from megatron_hetero.schedule.programme import OperationKind, Schedule
+from megatron_hetero.schedule.simulator.engine import run_step
+from megatron_hetero.schedule.simulator.network import crossing
+from megatron_hetero.schedule.simulator.parts import (
+    ChunkTimes,
+    Collective,
+    MessageSpan,
+    Pipeline,
+    SendMode,
+)
+from megatron_hetero.schedule.simulator.timelines import (
+    LinkTimeline,
+    StageTimeline,
+    link_timelines,
+    stage_timeline,
+)
+from megatron_hetero.schedule.stock import is_stock as can_be_stock
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """What the GPUs of one stage take: each chunk's passes, and the optimizer once a step.
+
+    `last_backward` is that of a first stage.
+    """
+
+    chunks: tuple[ChunkTimes, ...]
+    update_s: float
+    last_backward: LastBackward | None
+
+
+@dataclass(frozen=True)
+class StepSimulation:
+    """A whole step.  `stages` is [replica][stage]; times count from the step's begin."""
+
+    stages: tuple[tuple[StageTimeline, ...], ...]
+    messages: tuple[MessageSpan, ...]
+    """`pipeline` is the replica; `sender` and `receiver` are stages."""
+    collectives: tuple[tuple[Collective, float, float], ...]
+    """Exchanges of gradients and of new weights with their start and end; holders are (replica,
+    stage)."""
+    links: tuple[LinkTimeline, ...]
+    step_time_s: float
+    sends: SendMode
+    measured: bool
+    """Whether every computation's time was measured (profile.json)."""
+
+    @cached_property
+    def timelines(self) -> tuple[StageTimeline, ...]:
+        """All stages of all replicas in reading order."""
+        return tuple(stage for replica in self.stages for stage in replica)
+
+    @property
+    def pipelines_s(self) -> float:
+        """Until the last backward pass of the last replica ends."""
+        return max(stage.compute_end_s for stage in self.timelines)
+
+    @property
+    def gradient_sync_s(self) -> float:
+        """From then until the last gradient is reduced."""
+        return max(0.0, self._last_end_s("gradient_sync") - self.pipelines_s)
+
+    @property
+    def weight_sync_s(self) -> float:
+        """Seconds that the exchange of new weights takes after the last update."""
+        return max(0.0, self._last_end_s("weight_sync") - self._last_end_s("step"))
+
+    def _last_end_s(self, kind: OperationKind) -> float:
+        spans = (o for stage in self.timelines for o in stage.operations if o.kind == kind)
+        return max((span.end_s for span in spans), default=0.0)
+
+    @property
+    def bubble(self) -> float:
+        """Share of all GPUs' time in which they do not compute, 0..1."""
+        num_devices = sum(len(stage.devices) for stage in self.timelines)
+        busy_s = sum(len(stage.devices) * stage.busy_s for stage in self.timelines)
+        return 1 - busy_s / (self.step_time_s * num_devices)
+
+    @property
+    def peak_memory_bytes(self) -> dict[str, int]:
+        """By device."""
+        return {
+            name: peak
+            for stage in self.timelines
+            for name, peak in zip(stage.devices, stage.device_peak_bytes, strict=True)
+        }
+
+    @property
+    def device_busy_s(self) -> dict[str, float]:
+        """Seconds of computing, by device."""
+        return {name: s.busy_s for s in self.timelines for name in s.devices}
+
+
+def simulate_plan(
+    plan: Plan,
+    cluster: Cluster,
+    workload: Workload | None = None,
+    profile: Profile | None = None,
+    *,
+    is_stock: bool | None = None,
+) -> StepSimulation:
+    """Simulate one step of a validated plan.
+
+    Args:
+        workload: what is trained; by default the plan's own.
+        is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
+            it can, as `flags` emits it.
+    Raises:
+        UsageError: neither the plan nor the caller says which model it is.
+        PlanFormatError: the plan names no devices, or devices that the cluster lacks.
+        UnsupportedError: it asks for something that cannot be priced yet (named).
+        CheckFailedError: a programme waits for ever.
+    """
+    workload = workload or workload_of(plan)
+    placement = placement_of(plan, cluster)
+    if is_stock is None:
+        is_stock = can_be_stock(plan)
+    costs = CostModel(cluster, workload, profile).sharded_as(placement)
+    rows = costs.vocab_rows(placement.widths)
+    sends = _sends(plan, is_stock)
+    replica_costs = [costs.replica(replica, rows) for replica in placement.replicas]
+    pipelines = [
+        _pipeline(
+            costs,
+            replica,
+            replica_schedule(plan, r),
+            _chunk_times(plan, r, cost, workload),
+            sends,
+            is_stock,
+        )
+        for r, (replica, cost) in enumerate(zip(placement.replicas, replica_costs, strict=True))
+    ]
+    exchange = GradientExchange(
+        costs,
+        placement,
+        rows,
+        {
+            (r, 0): _last_backward(costs, replica, rows, made.stages[0], pipeline.times[0])
+            for r, (replica, made, pipeline) in enumerate(
+                zip(placement.replicas, plan.replicas, pipelines, strict=True)
+            )
+        },
+        {
+            (r, s): stage.optimizer_share or 1
+            for r, replica in enumerate(plan.replicas)
+            for s, stage in enumerate(replica.stages)
+        },
+        {
+            (r, s): [chunk.num_layers for chunk in stage_chunks(stage)]
+            for r, replica in enumerate(plan.replicas)
+            for s, stage in enumerate(replica.stages)
+        },
+    )
+    gradients, weights = exchange.stock() if is_stock else exchange.ours()
+    run = run_step(
+        pipelines,
+        gradients,
+        [[stage.update_s for stage in cost.stages] for cost in replica_costs],
+        weights,
+    )
+    return StepSimulation(
+        tuple(
+            tuple(
+                stage_timeline(
+                    costs,
+                    replica,
+                    (r, s),
+                    rows,
+                    run.operations[r, s],
+                    [chunk.num_layers for chunk in stage_chunks(plan.replicas[r].stages[s])],
+                )
+                for s in range(len(replica.stages))
+            )
+            for r, replica in enumerate(placement.replicas)
+        ),
+        tuple(run.messages),
+        tuple(run.collectives),
+        tuple(link_timelines(pipelines, run)),
+        run.end_s,
+        sends,
+        all(cost.measured for replica in replica_costs for cost in replica.stages),
+    )
+
+
+def plan_times(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> tuple[tuple[StageTimes, ...], ...]:
+    """Seconds of every stage, [replica][stage], from the cost model and the profile.
+
+    Raises:
+        UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
+    """
+    placement = placement_of(plan, cluster)
+    workload = workload_of(plan)
+    costs = CostModel(cluster, workload, profile).sharded_as(placement)
+    rows = costs.vocab_rows(placement.widths)
+    found = []
+    for r, replica in enumerate(placement.replicas):
+        cost = costs.replica(replica, rows)
+        chunks = _chunk_times(plan, r, cost, workload)
+        last_backward = _last_backward(costs, replica, rows, plan.replicas[r].stages[0], chunks[0])
+        found.append(
+            tuple(
+                StageTimes(times, stage.update_s, None if s else last_backward)
+                for s, (times, stage) in enumerate(zip(chunks, cost.stages, strict=True))
+            )
+        )
+    return tuple(found)
+
+
+def _chunk_times(
+    plan: Plan, r: int, cost: ReplicaCost, workload: Workload
+) -> tuple[tuple[ChunkTimes, ...], ...]:
+    """[stage][chunk] of one replica."""
+    stages = plan.replicas[r].stages
+    return tuple(
+        stage_chunk_times(stage, priced.times, workload, is_last=s + 1 == len(stages))
+        for s, (stage, priced) in enumerate(zip(stages, cost.stages, strict=True))
+    )
+
+
+def _sends(plan: Plan, is_stock: bool) -> SendMode:
+    """Stock Megatron waits for its sends; interleaved it overlaps some."""
+    if not is_stock:
+        return "buffered"
+    is_interleaved = any(s.chunks for replica in plan.replicas for s in replica.stages)
+    return "overlapped" if is_interleaved else "waited"
+
+
+def _pipeline(
+    costs: CostModel,
+    replica: PlacedReplica,
+    schedule: Schedule,
+    times: Sequence[tuple[ChunkTimes, ...]],
+    sends: SendMode,
+    is_stock: bool,
+) -> Pipeline:
+    stages = [replica.stages[stage] for stage in schedule.chain]
+    costs = costs.variant(micro_batch_size=replica.micro_batch_size)
+    return Pipeline(
+        schedule,
+        tuple(times),
+        tuple(crossing(costs, here, there, is_stock) for here, there in pairwise(stages)),
+        tuple(crossing(costs, there, here, is_stock) for here, there in pairwise(stages)),
+        sends,
+    )
+
+
+def _last_backward(
+    costs: CostModel,
+    replica: PlacedReplica,
+    rows: int,
+    stage: Stage,
+    times: Sequence[ChunkTimes],
+) -> LastBackward:
+    """How the last backward passes of a first stage go through its layers.
+
+    Args:
+        stage: the plan's, of which `times` are the chunks'.
+    """
+    placed = replica.stages[0]
+    own = costs.variant(
+        micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
+    ).stage_pieces(placed, rows)
+    chunks = []
+    for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
+        end = chunk.first_layer + chunk.num_layers
+        before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
+        behind_s = own.head.backward_s if end == costs.workload.model.num_layers else 0.0
+        layers_s = chunk.num_layers * own.layer.backward_s
+        # The chunk's time as it is simulated, in the proportions of its pieces.
+        ratio = chunk_times.seconds("backward") / (before_s + layers_s + behind_s)
+        chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
+    return LastBackward(tuple(chunks))

@@ -1,0 +1,139 @@
+"""What the GPUs of a stage, and the paths of the cluster, do over a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from megatron_hetero.cost.memory.device import StageMemory
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica
+from megatron_hetero.schedule.simulator.parts import OpSpan, Pipeline, Run, StageId
+from megatron_hetero.schedule.simulator.pipeline import computing_s, peak_in_flight
+
+
+@dataclass(frozen=True)
+class StageTimeline:
+    """What the GPUs of one stage do; all of them do the same.
+
+    `memory` is [(time_s, bytes)] on its fullest GPU, from 0 on: what is kept until the next entry.
+    `device_peak_bytes` has the peak of each GPU, `capacity_bytes` is the fullest one's.
+    """
+
+    replica: int
+    stage: int
+    devices: tuple[str, ...]
+    operations: tuple[OpSpan, ...]
+    memory: tuple[tuple[float, int], ...]
+    capacity_bytes: int
+    device_peak_bytes: tuple[int, ...] = ()
+
+    @cached_property
+    def busy_s(self) -> float:
+        """Seconds of computing: forward, backward and the optimizer."""
+        return computing_s(self.operations) + sum(
+            o.end_s - o.start_s for o in self.operations if o.kind == "step"
+        )
+
+    @cached_property
+    def compute_end_s(self) -> float:
+        """When its last backward pass ends."""
+        return max((o.end_s for o in self.operations if o.micro_batch >= 0), default=0.0)
+
+    @property
+    def peak_in_flight(self) -> int:
+        """Most micro-batches (of any chunk) kept for their backward pass."""
+        return peak_in_flight(self.operations)
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Most bytes in use on its fullest GPU at any time of the step."""
+        return max(held for _, held in self.memory)
+
+
+@dataclass(frozen=True)
+class LinkTimeline:
+    """A path of the cluster in one direction, `a -> b` between nodes, `a:0 out` inside one; or a
+    line that paths share."""
+
+    name: str
+    busy_s: float
+    num_messages: int
+    num_bytes: float
+
+
+def stage_timeline(
+    costs: CostModel,
+    replica: PlacedReplica,
+    place: StageId,
+    rows: int,
+    spans: Sequence[OpSpan],
+    chunk_layers: Sequence[int],
+) -> StageTimeline:
+    """What a stage did, with the memory of its GPUs."""
+    index = place[1]
+    stage = replica.stages[index]
+    found = []
+    # What one micro-batch keeps on each device: the difference between two in flight and one.
+    one, two = (
+        costs.stage_memories(_with_in_flight(replica, count), index, rows) for count in (1, 2)
+    )
+    for low, high, memory in zip(one, two, costs.stage_memories(replica, index, rows), strict=True):
+        kept = _activations(high, stage.num_layers) - _activations(low, stage.num_layers)
+        held = memory.peak_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
+        by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
+        timeline = tuple(_memory(held, by_chunk, spans))
+        found.append((max(held for _, held in timeline), memory.capacity_bytes, timeline))
+    _, capacity_bytes, timeline = max(found, key=lambda f: f[0] / f[1])
+    return StageTimeline(
+        *place,
+        tuple(device.name for device in stage.devices),
+        tuple(sorted(spans, key=lambda span: span.start_s)),
+        timeline,
+        capacity_bytes,
+        tuple(peak for peak, *_ in found),
+    )
+
+
+def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
+    """Bytes of the whole step, and the activations of every micro-batch on every chunk from its
+    forward to the end of its backward pass."""
+    yield 0.0, held
+    for span in spans:
+        if span.kind == "forward":
+            held += kept[span.chunk]
+            yield span.start_s, held
+        elif span.kind in ("backward", "backward_weight"):
+            held -= kept[span.chunk]
+            yield span.end_s, held
+
+
+def _with_in_flight(replica: PlacedReplica, count: int) -> PlacedReplica:
+    """The same replica when every stage keeps `count` micro-batches."""
+    counts = (count,) * len(replica.stages)
+    return replace(replica, num_micro_batches=count, launch_counts=counts)
+
+
+def _activations(memory: StageMemory, num_layers: int) -> int:
+    return memory.parts_bytes(num_layers)["activations"]
+
+
+def link_timelines(pipelines: Sequence[Pipeline], run: Run) -> Iterator[LinkTimeline]:
+    """Every path that something took, in alphabetical order."""
+    count: dict[str, int] = dict.fromkeys(run.path_busy_s, 0)
+    carried: dict[str, float] = dict.fromkeys(run.path_busy_s, 0.0)
+    for message in run.messages:
+        pipeline = pipelines[message.pipeline]
+        is_forward = message.operation.kind == "send_forward"
+        chunk_place = pipeline.schedule.virtual_stage(message.sender, message.operation.chunk)
+        crossed = pipeline.forward if is_forward else pipeline.backward
+        taken = crossed[chunk_place if is_forward else chunk_place - 1]
+        for path, _ in taken.hops:
+            count[path] += 1
+            carried[path] += taken.num_bytes
+    for collective, _, _ in run.collectives:
+        for (path, _), num_bytes in zip(collective.hops, collective.hop_bytes, strict=True):
+            carried[path] += num_bytes
+    for path in sorted(run.path_busy_s):
+        yield LinkTimeline(path, run.path_busy_s[path], count[path], carried[path])

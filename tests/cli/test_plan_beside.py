@@ -1,0 +1,88 @@
+"""`plan --simplest` and `plan --memory` at the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.schedule.stock import num_reasons_not_stock
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/rtx3080-rtx4090"
+MODEL = ["--model", str(EXAMPLE / "gpt-1.3b.sh")]
+CLUSTER = ["--cluster", str(EXAMPLE / "cluster.yaml")]
+QUICK = ["--strategy", "symmetric"]
+
+
+def test_the_simplest_plan_is_near_the_best_and_says_what_it_costs(tmp_path: Path, capsys) -> None:
+    best, simple = tmp_path / "best.json", tmp_path / "simple.json"
+    assert main(["plan", *CLUSTER, *MODEL, "--json", "-o", str(best)]) == 0
+    of_best = json.loads(capsys.readouterr().out)
+    assert main(["plan", *CLUSTER, *MODEL, "--simplest", "5%", "--json", "-o", str(simple)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["simplest_within"] == 0.05
+    assert data["step_time_s"] <= 1.05 * of_best["step_time_s"]
+    assert data["fastest"]["step_time_s"] == pytest.approx(of_best["step_time_s"])
+    assert data["fastest"]["slower_by"] < 0
+    reasons = [num_reasons_not_stock(load_plan(path)) for path in (simple, best)]
+    assert reasons[0] <= reasons[1]
+    assert data["layout"] != of_best["layout"]
+    # The default run offers the same plan in one line.
+    assert of_best["simplest"]["layout"] == data["layout"]
+    assert of_best["simplest_within"] == 0.05
+
+
+def test_with_much_room_the_simplest_is_what_stock_megatron_runs(capsys) -> None:
+    assert main(["plan", *CLUSTER, *MODEL, *QUICK, "--simplest", "900%"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "not needed: stock Megatron runs this plan" in text
+
+
+@pytest.mark.parametrize("part", ["5", "five%", "-5%", "%"])
+def test_simplest_takes_a_percentage_alone(part: str, capsys) -> None:
+    assert main(["plan", *CLUSTER, *MODEL, f"--simplest={part}"]) == 2
+    assert f'--simplest "{part}": write a percentage, for example 5%' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--schedule", "best"], "--simplest does not go with --schedule best"),
+        (["--strategy", "stock"], "--simplest does not go with --strategy stock"),
+    ],
+)
+def test_simplest_is_refused_where_it_says_nothing(words: list[str], says: str, capsys) -> None:
+    assert main(["plan", *CLUSTER, *MODEL, "--simplest", "5%", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_utilization_is_printed_and_in_json(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "plan.json"
+    assert main(["plan", *CLUSTER, *MODEL, *QUICK, "-o", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "MFU" in text and "TFLOP/s" in text
+    assert main(["explain", str(path), *CLUSTER, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert 0 < data["mfu_of_cluster"] <= data["mfu"] < 1
+    per_gpu = data["model_flops"] / data["step_time_s"] / 4
+    assert data["flops_per_s_per_gpu"] == pytest.approx(per_gpu)
+
+
+def test_memory_names_the_gpus_of_the_catalogue_without_a_cluster(capsys) -> None:
+    assert main(["plan", "--memory", *MODEL, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    fewest = {gpu["gpu"]: gpu["num_gpus"] for gpu in data["gpus"]}
+    assert fewest["A100-80GB"] == 1
+    assert fewest["RTX-3080"] > 1
+    assert "V100-16GB" in data["cannot_train"], "the job is in bf16"
+
+
+def test_memory_with_a_cluster_looks_at_its_types_alone(capsys) -> None:
+    assert main(["plan", "--memory", *CLUSTER, *MODEL, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {gpu["gpu"] for gpu in data["gpus"]} == {"RTX-3080", "RTX-4090"}
+    assert main(["plan", "--memory", *CLUSTER, *MODEL, "--simplest", "5%"]) == 2
+    assert "--simplest does not go with it" in capsys.readouterr().err

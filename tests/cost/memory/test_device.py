@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatron_hetero.cost.memory.activations import layer_activation_bytes
+from megatron_hetero.cost.memory.device import (
+    StageMemory,
+    StateHolders,
+    stage_memory,
+    state_bytes,
+    with_some_layers_recomputed,
+)
+from megatron_hetero.cost.memory.parameters import layer_params, stage_params
+from megatron_hetero.cost.work.share import even_share, member_shares
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import Workload
+from tests.cost.builders import FAST, make_workload
+
+
+def test_bytes_per_parameter() -> None:
+    def total(**changes: object) -> int:
+        return state_bytes(make_workload(**changes).training).total
+
+    assert total(precision="bf16") == 18
+    assert total(precision="fp32") == 16
+    assert total(precision="fp16") == 20
+    assert total(precision="bf16", optimizer="sgd") == 14
+    assert total(precision="bf16", grad_reduce_in_bf16=True) == 20
+    assert total(precision="fp32", optimizer="sgd") == 12
+
+
+@pytest.mark.parametrize(
+    ("widths", "rows"), [((1,), 1024), ((1, 2), 1024), ((3,), 1152), ((2, 3), 1536)]
+)
+def test_vocabulary_is_padded_for_all_widths(widths: tuple[int, ...], rows: int) -> None:
+    assert padded_vocab_size(make_workload().model, widths) == rows
+
+
+def test_parameters_of_a_gpt2_layer() -> None:
+    model = make_workload(
+        hidden_size=768, num_attention_heads=12, num_query_groups=12, kv_channels=64
+    ).model
+    # GPT-2 small: 12 h^2 + 13 h.
+    assert layer_params(model, even_share(model, 1)) == 12 * 768**2 + 13 * 768
+    # Shards add up to the whole plus the copies of norms (4 h) and output biases (2 h).
+    assert (
+        4 * layer_params(model, even_share(model, 4))
+        == layer_params(model, even_share(model, 1)) + 3 * 6 * 768
+    )
+
+
+def test_parameters_of_a_llama_layer() -> None:
+    model = make_workload(
+        hidden_size=4096,
+        ffn_hidden_size=14336,
+        num_attention_heads=32,
+        num_query_groups=8,
+        kv_channels=128,
+        gated_mlp=True,
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        position_embedding="rope",
+        tied_embeddings=False,
+        num_layers=32,
+        vocab_size=128256,
+    ).model
+    assert layer_params(model, even_share(model, 1)) == 218_112_000
+    assert stage_params(model, even_share(model, 1), 32, True, True, 128256) == 8_030_261_248
+
+
+def test_a_tied_output_weight_costs_only_on_another_stage() -> None:
+    model = make_workload(tied_embeddings=True).model
+    norm, words = 2 * 512, 1024 * 512
+    assert stage_params(model, even_share(model, 1), 0, False, True, 1024) == norm + words
+    both = stage_params(model, even_share(model, 1), 0, True, True, 1024)
+    assert both == stage_params(model, even_share(model, 1), 0, True, False, 1024) + norm
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_activations_are_those_of_korthikanti(width: int, sequence_parallel: bool) -> None:
+    workload = make_workload(micro_batch_size=2, sequence_parallel=sequence_parallel)
+    model, training = workload.model, workload.training
+    share = even_share(model, width)
+    s, b, h, a = 256, 2, 512, 8
+    found = layer_activation_bytes(model, training, share, False, "none")
+    scores = 5 * a * s / h
+    # The paper leaves out mean and deviation of each row in both norms.
+    statistics = 2 * 2 * 4 * s * b
+    if sequence_parallel:
+        assert found == (s * b * h * (34 + scores) + statistics) / width
+    else:
+        assert found == s * b * h * (10 + (24 + scores) / width) + statistics
+    selective = layer_activation_bytes(model, training, share, False, "selective")
+    assert found - selective == 5 * a * s * s * b // width
+    full = layer_activation_bytes(model, training, share, False, "full")
+    assert full == 2 * s * b * h // (width if sequence_parallel else 1)
+
+
+def memory_of(workload: Workload, width: int = 1, **changes: Any) -> StageMemory:
+    asked = {"first": False, "last": False, "num_in_flight": 1, "vocab_rows": 1024}
+    asked |= {"reserve_bytes": 0, "share": even_share(workload.model, width)} | changes
+    return stage_memory(workload, FAST, **asked)
+
+
+def test_memory_is_linear_in_layers_and_adds_up() -> None:
+    workload = make_workload()
+    memory = memory_of(workload, 2, first=True, num_in_flight=3, reserve_bytes=12345)
+    assert memory.capacity_bytes == FAST.memory_bytes
+    for layers in (0, 1, 7):
+        parts = memory.parts_bytes(layers)
+        assert sum(parts.values()) == memory.peak_bytes(layers)
+        assert parts["reserve"] == 12345
+        share = even_share(workload.model, 2)
+        params = stage_params(workload.model, share, layers, True, False, 1024)
+        assert parts["weights"] + parts["gradients"] + parts["optimizer"] == 18 * params
+    assert memory.peak_bytes(memory.max_layers) <= FAST.memory_bytes
+    assert memory.peak_bytes(memory.max_layers + 1) > FAST.memory_bytes
+
+
+def test_more_micro_batches_in_flight_keep_more_activations() -> None:
+    one, five = (
+        memory_of(make_workload(), num_in_flight=n, last=True).parts_bytes(3)["activations"]
+        for n in (1, 5)
+    )
+    assert five == 5 * one
+
+
+def test_uneven_shares_divide_what_equal_ones_do() -> None:
+    """3 of 8 groups to the first, 1 to the last; all four together hold what an even group does."""
+    model = make_workload().model
+    shares = member_shares(model, 4, (3, 2, 2, 1))
+    assert [s.query_groups for s in shares] == [3, 2, 2, 1]
+    assert [s.mlp_columns for s in shares] == [768, 512, 512, 256]
+    params = [layer_params(model, share) for share in shares]
+    assert sum(params) == 4 * layer_params(model, even_share(model, 4))
+    assert params[0] > params[1] == params[2] > params[3]
+    assert member_shares(model, 4, (7, 7, 7, 7)) == member_shares(model, 4)
+
+
+def test_the_distributed_optimizer_divides_its_states_among_the_holders() -> None:
+    workload = make_workload(use_distributed_optimizer=True)
+    asked = {"first": True, "last": False}
+    alone = memory_of(workload, **asked).parts_bytes(2)
+    shared = memory_of(workload, holders=StateHolders(4, 7), **asked).parts_bytes(2)
+    words = 1024 * 512
+    states = 12  # fp32 weights and two moments
+    others = alone["optimizer"] - states * words
+    assert shared["optimizer"] == pytest.approx(others / 4 + states * words / 7, abs=4)
+    assert {k: v for k, v in alone.items() if k != "optimizer"} == {
+        k: v for k, v in shared.items() if k != "optimizer"
+    }
+
+
+def test_a_stage_may_recompute_some_of_its_layers() -> None:
+    kept = memory_of(make_workload(), num_in_flight=3)
+    recomputed = memory_of(make_workload(recompute="full"), num_in_flight=3)
+    some = with_some_layers_recomputed(kept, recomputed, 2)
+    activations = [m.parts_bytes(5)["activations"] for m in (kept, some, recomputed)]
+    per_layer = (activations[0] - activations[2]) // 5
+    assert activations[0] - activations[1] == 2 * per_layer
+    assert some.parts_bytes(5)["weights"] == kept.parts_bytes(5)["weights"]
+
+
+def test_unfused_attention_keeps_more() -> None:
+    """Scores, and for grouped queries a copy of keys and values for every head."""
+    grouped = {"num_query_groups": 2, "attention_dropout": 0.0}
+    sizes = {}
+    for flash in (True, False):
+        workload = make_workload(**grouped)
+        model, share = workload.model, even_share(workload.model, 1)
+        sizes[flash] = layer_activation_bytes(model, workload.training, share, flash, "none")
+    scores, statistics = 2 * 8 * 256**2, 4 * 256 * 8
+    repeated = 2 * 256 * 2 * (512 - 128)
+    assert sizes[False] - sizes[True] == scores - statistics + repeated

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cost.network.seconds import (
+    boundary_time,
+    ring_all_gather_s,
+    ring_all_reduce_s,
+    tensor_parallel_times,
+)
+from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster
+
+LINK = Link(1e9, 1e-3)
+CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4))
+
+
+def devices(node: str, *indices: int) -> tuple[Device, ...]:
+    return tuple(Device(node, index) for index in indices)
+
+
+def test_ring_all_reduce_is_two_n_minus_one_rounds() -> None:
+    assert ring_all_reduce_s(4e9, 4, LINK) == pytest.approx(6 * (1e-3 + 1))
+    assert ring_all_gather_s(4e9, 4, LINK) == pytest.approx(3 * (1e-3 + 1))
+    assert ring_all_reduce_s(4e9, 1, LINK) == 0
+
+
+def test_every_byte_crosses_the_card_between_nodes_once() -> None:
+    for senders, receivers in ((1, 1), (4, 2), (3, 4)):
+        time = boundary_time(
+            CLUSTER, devices("a", *range(senders)), devices("b", *range(receivers)), 6e9, True
+        )
+        assert time.serialisation_s == pytest.approx(6e9 / BETWEEN.bytes_per_s)
+        assert time.latency_s == BETWEEN.latency_s
+
+
+def test_pieces_travel_side_by_side_inside_a_node() -> None:
+    time = boundary_time(CLUSTER, devices("a", 0, 1), devices("a", 2, 3), 6e9, True)
+    assert time.serialisation_s == pytest.approx(3e9 / INSIDE.bytes_per_s)
+
+
+def test_without_sequence_parallelism_the_receivers_gather_the_rest() -> None:
+    with_sp, without = (
+        boundary_time(CLUSTER, devices("a", 0), devices("b", 0, 1), 6e9, sp) for sp in (True, False)
+    )
+    assert with_sp.serialisation_s == without.serialisation_s
+    gather_s = ring_all_gather_s(6e9, 2, INSIDE)
+    assert without.latency_s == pytest.approx(with_sp.latency_s + gather_s)
+
+
+def test_tensor_parallel_collectives_of_a_layer() -> None:
+    reduce_s = ring_all_reduce_s(1e9, 4, LINK)
+    plain = tensor_parallel_times(1e9, 4, LINK, False, 1000)
+    assert (plain.layer_forward_s, plain.layer_backward_s) == (2 * reduce_s, 2 * reduce_s)
+    sequence = tensor_parallel_times(1e9, 4, LINK, True, 1000)
+    assert sequence.layer_forward_s == 2 * reduce_s
+    assert sequence.layer_backward_s == pytest.approx(3 * reduce_s)
+    alone = tensor_parallel_times(1e9, 1, None, False, 1000)
+    assert alone.layer_forward_s == alone.head_backward_s == 0

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.work.compute import PassTimes
+from megatron_hetero.cost.work.profile import load_profile, profile_json_schema
+from megatron_hetero.errors import ProfileError
+from tests.cost.builders import FAST, make_cluster, make_workload
+
+
+def point(**changes: Any) -> dict[str, Any]:
+    return {
+        "gpu": "FAST",
+        "precision": "bf16",
+        "tensor_parallel": 1,
+        "micro_batch_size": 1,
+        "piece": "decoder_layer",
+        "shape": {
+            "hidden_size": 512,
+            "ffn_hidden_size": 2048,
+            "num_attention_heads": 8,
+            "num_query_groups": 8,
+            "seq_length": 256,
+            "vocab_size": 1000,
+        },
+        "forward_s": 1.0,
+        "backward_s": 2.0,
+    } | changes
+
+
+def write(path: Path, *points: dict[str, Any]) -> Path:
+    data = {"version": 1, "provenance": {"machine": "made up"}, "points": list(points)}
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_measured_times_replace_the_analytic_ones(tmp_path: Path) -> None:
+    pieces = [
+        point(piece=piece, forward_s=forward_s)
+        for piece, forward_s in (("embedding", 0.1), ("decoder_layer", 1.0), ("head", 0.3))
+    ]
+    profile = load_profile(write(tmp_path / "profile.json", *pieces))
+    cluster, workload = make_cluster(("a", FAST, 1)), make_workload()
+    found = CostModel(cluster, workload, profile).pieces(cluster.nodes[0], 1, 1024)
+    assert found.measured
+    assert found.stage(4, True, True).forward_s == pytest.approx(4.4)
+    assert found.stage(4, True, True).backward_s == pytest.approx(12)
+    partial = load_profile(write(tmp_path / "profile.json", pieces[1]))
+    assert not CostModel(cluster, workload, partial).pieces(cluster.nodes[0], 1, 1024).measured
+
+
+def test_between_measured_sizes_times_are_interpolated_outside_the_end_is_nearest(
+    tmp_path: Path,
+) -> None:
+    points = [point(micro_batch_size=2), point(micro_batch_size=4, forward_s=3.0, backward_s=8.0)]
+    profile = load_profile(write(tmp_path / "profile.json", *points))
+
+    def near(size: int) -> tuple[int, PassTimes]:
+        found = profile.nearest(make_workload(micro_batch_size=size), "FAST", 1, "decoder_layer")
+        assert found is not None
+        return found.micro_batch_size, found.times
+
+    assert near(2) == (2, PassTimes(1.0, 2.0))
+    assert near(3) == (3, PassTimes(2.0, 5.0))
+    assert near(1) == (2, PassTimes(1.0, 2.0))
+    assert near(5) == (4, PassTimes(3.0, 8.0))
+    assert profile.nearest(make_workload(hidden_size=1024), "FAST", 1, "decoder_layer") is None
+    assert profile.nearest(make_workload(precision="fp32"), "FAST", 1, "decoder_layer") is None
+
+
+def test_the_nearest_point_has_the_nearest_width_then_the_same_recomputation(
+    tmp_path: Path,
+) -> None:
+    points = [
+        point(tensor_parallel=width, recompute=recompute)
+        for width, recompute in ((1, "selective"), (4, "none"), (4, "full"), (8, "selective"))
+    ]
+    profile = load_profile(write(tmp_path / "profile.json", *points))
+
+    def near(width: int, recompute: str) -> tuple[int, str]:
+        found = profile.nearest(make_workload(recompute=recompute), "FAST", width, "decoder_layer")
+        assert found is not None
+        return found.width, found.recompute
+
+    assert near(1, "none") == (1, "selective")
+    assert near(4, "full") == (4, "full")
+    assert near(4, "selective") == (4, "none")
+    assert near(8, "full") == (8, "selective")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"forward_s": -1.0}, "forward_s"),
+        ({"piece": "dropout"}, "piece"),
+        ({"gpus": "FAST"}, "gpus"),
+    ],
+)
+def test_impossible_points_are_refused_with_their_place(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ProfileError, match=message):
+        load_profile(write(tmp_path / "profile.json", point(**changes)))
+
+
+def test_a_point_measured_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"points\[1\] repeats"):
+        load_profile(write(tmp_path / "profile.json", point(), point()))
+
+
+def test_the_schema_names_the_points() -> None:
+    assert "points" in profile_json_schema()["properties"]  # type: ignore[operator]

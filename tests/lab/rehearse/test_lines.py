@@ -1,0 +1,43 @@
+"""What pipelines of unlike sites put on the line that they share, really sent and as simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cluster.spec import Line, Link
+from megatron_hetero.lab.rehearse.rehearsal import rehearsal_to_data
+from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
+from tests.cost.builders import FAST, SLOW, make_cluster
+from tests.lab.rehearse.test_rehearse import with_hosts
+from tests.schedule.simulator.test_step import placed
+
+SPEED = 1e9
+CLUSTER = replace(
+    make_cluster(
+        ("a", FAST, 1), ("b", FAST, 1), ("c", SLOW, 1), ("d", SLOW, 1),
+        between=Link(SPEED, 1e-3), sites=["east", "east", "west", "west"],
+    ),
+    site_lines={
+        ("east", "west"): (Line("line east -> west", SPEED),),
+        ("west", "east"): (Line("line west -> east", SPEED),),
+    },
+)  # fmt: skip
+
+
+def test_a_shared_line_carries_what_is_simulated(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}
+    layout, devices = "tp1:2,tp1:2 @3 | tp1:3,tp1:1 @3", (["a:0", "c:0"], ["b:0", "d:0"])
+    plan = placed(layout, *devices, num_layers=4, tied_embeddings=False, **sizes)
+    plan = with_hosts(plan, CLUSTER)
+    found = rehearse(plan, CLUSTER, None, RehearsalOptions(steps=1), tmp_path)
+    assert abs(found.error) < 0.08, rehearsal_to_data(found, plan)
+    loads = {line.name: line for line in found.lines}
+    for name in ("line east -> west", "line west -> east"):
+        assert loads[name].rehearsed_s == pytest.approx(loads[name].predicted_s, rel=1e-3)
+    # Six activations of a boundary each way, whichever pair of nodes they cross between, and
+    # gradients of the layer that both sides hold.
+    activation_s = 1024 * 1024 * 4 / SPEED
+    assert loads["line east -> west"].rehearsed_s > 6 * activation_s

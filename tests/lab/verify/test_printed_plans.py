@@ -1,0 +1,70 @@
+"""Plans and layouts that the pages print: all are found, and some of the small ones are verified.
+
+`tools/verify_printed.py` verifies them all; `docs/verified-plans.md` is its table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.lab.verify.command import verify_arguments
+from megatron_hetero.plan.layout import format_layout, parse_layout
+from tests.lab.verify.test_verify_command import asked
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+import printed_plans
+import verify_printed
+
+
+def _six() -> list[str]:
+    """Printed layouts of two to five processes and few micro-batches, from all over the list."""
+    small = []
+    for printed in printed_plans.printed_layouts():
+        layout = parse_layout(str(printed.layout))
+        count = sum(replica.num_micro_batches for replica in layout.replicas)
+        if 2 <= layout.num_devices <= 5 and count <= 12:
+            small.append(str(printed.layout))
+    return small[:: max(len(small) // 6, 1)][:6]
+
+
+SIX = _six()
+_CHEAPEST = sorted(SIX, key=lambda line: sum(r.num_layers for r in parse_layout(line).replicas))[:3]
+
+
+def test_layouts_are_found_as_they_are_printed() -> None:
+    text = "| a | `tp1:2,tp2(2:1):3 @4x2 \\| tp1:5 @1` | and `tp2:6 @8`, twice, and tp2:3 alone"
+    found = [format_layout(layout) for layout in printed_plans.layouts_of(text)]
+    assert found == ["tp1:2,tp2(2:1):3 @4x2 | tp1:5 @1", "tp2:6 @8 | tp2:6 @8"]
+
+
+def test_there_are_six_and_every_case_is_small_enough() -> None:
+    assert len(SIX) == 6
+    printed = [str(case.layout) for case in printed_plans.printed_layouts()]
+    assert all(parse_layout(p).num_devices <= printed_plans.MAX_RANKS for p in printed)
+
+
+def test_every_example_is_planned() -> None:
+    commands = " ".join(str(case.command) for case in printed_plans.printed_commands())
+    for folder in (printed_plans.ROOT / "examples").iterdir():
+        assert f"{folder.name}/" in commands, folder
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(s, marks=[] if s in _CHEAPEST else [pytest.mark.slow]) for s in SIX],
+)
+def test_a_printed_layout_trains_as_one_process(layout: str) -> None:
+    data = verify_arguments(asked(layout, steps=1))
+    assert data["ok"], data
+
+
+def test_the_table_is_that_of_the_results() -> None:
+    data = json.loads(verify_printed.RESULTS.read_text())
+    assert verify_printed.PAGE.read_text() == verify_printed.page(data), (
+        "run python tools/verify_printed.py table"
+    )
+    assert all(case["ok"] for case in data["cases"])

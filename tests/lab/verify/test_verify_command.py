@@ -1,0 +1,95 @@
+"""`verify` from its command line to its data: the job's own objective, refusals and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
+from megatron_hetero.lab.verify.command import verify_arguments
+from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+
+
+def asked(layout: str, *flags: str, **changes: Any) -> argparse.Namespace:
+    fields: dict[str, Any] = {
+        "plan": None,
+        "layout": layout,
+        "megatron_args": flags,
+        "steps": 2,
+        "optimizer": "sgd",
+        "precision": None,
+        "floor": False,
+        "keep": None,
+        "json": False,
+        "plant": None,
+    }
+    return argparse.Namespace(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags"),
+    [
+        # Micro-batches of the plan's size, on a plan of stock Megatron: once a crash.
+        ("tp1:2 @4x2", "--eod-mask-loss"),
+        # The default sizes divide by every width: once refused.
+        pytest.param(
+            "tp3:1 @1 | tp1:1 @1",
+            "--swiglu --softmax-type off-by-one --clip-grad 0.1",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_it_once_refused_trains_as_one_process(layout: str, flags: str) -> None:
+    data = verify_arguments(asked(layout, *flags.split()))
+    assert data["ok"], data
+    assert data["flags"]["left_out"] == []
+
+
+def test_an_optimizer_that_stock_megatron_divides_is_seen_whole() -> None:
+    """Each rank has a part of the sums, and new weights are under way when a step ends."""
+    flags = "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce"
+    data = verify_arguments(asked("tp1:2 @1 | tp1:2 @1", *flags.split(), optimizer="adam"))
+    assert data["ok"], data
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ("--no-such-flag 2", UsageError),
+        ("--tp-comm-overlap", UnsupportedError),
+        ("--multi-latent-attention", UnsupportedError),
+    ],
+)
+def test_refusals_come_before_anything_is_trained(flags: str, kind: type[HeteroError]) -> None:
+    with pytest.raises(kind):
+        verify_arguments(asked("tp2:1,tp1:1 @2", *flags.split()))
+
+
+@pytest.mark.slow
+def test_what_ranks_refuse_is_what_is_said() -> None:
+    """Once what a rank recorded was saved first, which failed and hid the refusal."""
+    flags = ("--num-experts", "4", "--disable-bias-linear")
+    with pytest.raises(RankFailedError, match="--sequence-parallel") as error:
+        verify_arguments(asked("tp2:1,tp1:1 @2", *flags))
+    assert error.value.exit_code == 2
+
+
+def _refuse(rank: int) -> None:
+    raise UnsupportedError("not yet")
+
+
+def _die(rank: int) -> None:
+    os._exit(1)
+
+
+@pytest.mark.parametrize(("function", "code"), [(_refuse, 2), (_die, 6)])
+def test_a_refusal_keeps_its_code_and_a_death_has_its_own(
+    function: Any, code: int, tmp_path: Path
+) -> None:
+    with pytest.raises(RankFailedError) as error:
+        run_jobs([LocalJob("a job", 1, function, tmp_path)], 60)
+    assert error.value.exit_code == code

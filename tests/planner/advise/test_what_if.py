@@ -1,0 +1,87 @@
+"""What to add first: figures are those of real plans, and no addition makes a plan worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from megatron_hetero.cluster.node_links import Link, NodeLinks
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner.advise.growth import growths
+from megatron_hetero.planner.advise.what_if import what_to_add
+from megatron_hetero.planner.problem import make_problem
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tests.planner.strategies import clusters, workloads
+
+CLUSTER = make_cluster(("a", FAST, 2), ("b", SLOW, 2), sites=["west", "east"])
+WORKLOAD = make_workload(num_layers=8, global_batch_size=8)
+
+
+def test_each_type_and_each_class_of_links_is_added_once() -> None:
+    found = {g.what.split(" (")[0]: g for g in growths(make_problem(CLUSTER, WORKLOAD))}
+    assert sorted(found) == [
+        f"links inside {FAST.name} nodes 2 times as fast",
+        f"links inside {SLOW.name} nodes 2 times as fast",
+        "one more node like a",
+        "one more node like b",
+        "the network between east and west 2 times as fast",
+    ]
+    more = found["one more node like a"].cluster
+    assert [n.num_gpus for n in more.nodes] == [2, 2, 2]
+    faster = found["the network between east and west 2 times as fast"].cluster
+    own, new = CLUSTER.node_links["a", "b"], faster.node_links["a", "b"]
+    assert new == replace(own, bytes_per_s=2 * own.bytes_per_s)
+
+
+def test_only_the_links_of_the_class_become_faster() -> None:
+    sites = {"a": "west", "b": "west", "c": "east"}
+    slow, fast = Link(1e9, 1e-3), Link(5e9, 1e-5)
+    classes = {("west", "west"): fast, ("west", "east"): slow, ("east", "west"): slow}
+    links = NodeLinks(sites, classes, {("a", "b"): slow, ("b", "a"): slow})
+    nodes = make_cluster(("a", FAST, 1), ("b", FAST, 1), ("c", SLOW, 1)).nodes
+    nodes = tuple(replace(n, site=sites[n.name]) for n in nodes)
+    cluster = replace(CLUSTER, nodes=nodes, node_links=links)
+    inside = next(
+        g for g in growths(make_problem(cluster, WORKLOAD)) if "network inside west" in g.what
+    ).cluster.node_links
+    assert inside["a", "b"].bytes_per_s == 2e9 and inside["b", "a"].bytes_per_s == 2e9
+    assert inside["a", "c"] == slow and inside["c", "a"] == slow
+
+
+def test_figures_are_of_plans_made_with_the_addition() -> None:
+    plan = plan_cluster(CLUSTER, WORKLOAD)
+    assert plan.estimates is not None
+    found = what_to_add(plan, CLUSTER, num_planned=2)
+    planned = [w for w in found if w.step_time_s is not None]
+    assert len(planned) == 2 and len(found) == 5
+    assert planned[0].what.startswith("one more node like a")
+    grown = {g.what: g.cluster for g in growths(make_problem(CLUSTER, WORKLOAD))}
+    for w in planned:
+        estimates = plan_cluster(grown[w.what], WORKLOAD).estimates
+        assert estimates is not None and w.gain is not None
+        assert w.step_time_s == pytest.approx(
+            min(estimates.step_time_s, plan.estimates.step_time_s)
+        )
+        assert w.gain == pytest.approx(1 - w.step_time_s / plan.estimates.step_time_s)
+    times = [w.step_time_s for w in planned]
+    assert times == sorted(times)
+
+
+@settings(max_examples=8, deadline=None)
+@given(clusters(max_gpus=4), workloads(max_layers=5, max_micro_batches=4))
+def test_no_addition_makes_a_plan_worse(cluster: Cluster, workload: Workload) -> None:
+    try:
+        plan = plan_cluster(cluster, workload)
+    except InfeasiblePlanError:
+        return
+    assert plan.estimates is not None
+    for w in what_to_add(plan, cluster, num_planned=2):
+        assert w.promised_step_s <= plan.estimates.step_time_s * (1 + 1e-12)
+        if w.step_time_s is not None and w.gain is not None:
+            assert w.step_time_s <= plan.estimates.step_time_s * (1 + 1e-12)
+            assert 0 <= w.gain + 1e-12 < 1

@@ -1,0 +1,146 @@
+"""Small runs that show what a flag does: on a plan, and in one process of stock Megatron.
+
+Both start from the same weights (drawn by global index) and read the same samples, so that whatever
+a flag does to numbers can be compared without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.training import get_args
+
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.model.initial_weights import initialise
+from tests.runtime.workloads import plan
+
+LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
+SMALL = (
+    "--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=16",
+    "--max-position-embeddings=16", "--micro-batch-size=1", "--global-batch-size=6", "--lr=1e-2",
+    "--train-iters=3", "--tokenizer-type=NullTokenizer", "--vocab-size=100",
+    "--eval-iters=0", "--eval-interval=1000", "--log-interval=1", "--num-workers=0",
+    "--attention-dropout=0", "--hidden-dropout=0", "--lr-decay-style=constant",
+)  # fmt: skip
+_TRAIN_ITERS = "--train-iters"
+_VOCABULARY = "--make-vocab-size-divisible-by"
+
+
+class _SameStart:
+    """Draws the one process's weights as a plan's are (`runtime.model.initial_weights`)."""
+
+    def observe_log(self) -> None:
+        """Nothing: the log is read as it is printed."""
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Before the optimizer copies them."""
+        initialise(model, get_args().seed)
+        return model
+
+    def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
+        """The provider itself."""
+        return provider
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run printed on its last rank."""
+
+    text: str
+
+    def numbers(self, pattern: str) -> list[float]:
+        """The first group of every place that fits, as numbers."""
+        return [float(found[1].replace(",", "")) for found in re.finditer(pattern, self.text)]
+
+    @property
+    def losses(self) -> list[float]:
+        """Of each step."""
+        return self.numbers(r"lm loss: (\S+) ")
+
+    @property
+    def norms(self) -> list[float]:
+        """Of each step's gradient, before clipping."""
+        return self.numbers(r"grad norm: (\S+) ")
+
+
+def plan_job(
+    folder: Path,
+    flags: Sequence[str],
+    layout: str = LAYOUT,
+    data: Sequence[str] = ("--mock-data",),
+) -> LocalJob:
+    """The plan through the door that users take; its log is `read_log`'s."""
+    asked = plan(layout).layout
+    argv = [*_small(flags), *data, f"{_VOCABULARY}=4", f"--data-cache-path={folder / 'cache'}"]
+    argv += flags
+
+    def train(rank: int) -> None:
+        _begin(folder)
+        entry.main([*argv, f"--hetero-layout={layout}"])
+
+    return LocalJob(folder.name, asked.num_devices, train, folder)
+
+
+def one_process_job(
+    folder: Path,
+    flags: Sequence[str],
+    layout: str = LAYOUT,
+    data: Sequence[str] = ("--mock-data",),
+) -> LocalJob:
+    """Stock Megatron in one process, with the vocabulary padded as under `layout`."""
+    multiple = 4 * max(plan(layout).layout.tensor_parallel_widths)
+    argv = [
+        *_small(flags), *data, f"{_VOCABULARY}={multiple}",
+        f"--data-cache-path={folder / 'cache'}", *flags, *backend.CPU_FLAGS,
+    ]  # fmt: skip
+
+    def train(rank: int) -> None:
+        backend.activate_cpu_backend()
+        _begin(folder)
+        entry.train_stock(argv, entry.World.from_environment(), _SameStart())
+
+    return LocalJob(folder.name, 1, train, folder)
+
+
+def _small(flags: Sequence[str]) -> list[str]:
+    """`SMALL`, whose length is not beside a number of samples."""
+    counts_samples = any(flag.startswith("--train-samples") for flag in flags)
+    return [f for f in SMALL if not (counts_samples and f.startswith(_TRAIN_ITERS))]
+
+
+def _begin(folder: Path) -> None:
+    """What a run writes beside the folders that it is told, and Megatron's warnings, lie with its
+    log (the test runner would keep the warnings)."""
+    save_without_a_server()
+    os.chdir(folder)
+    logging.basicConfig(level=logging.WARNING, force=True, stream=sys.stdout)
+
+
+def read_log(job: LocalJob) -> Log:
+    """The log of a job that has run."""
+    path = job.directory / f"rank-{job.num_ranks - 1}.log"
+    return Log(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def plan_and_one(
+    folder: Path,
+    flags: Sequence[str],
+    layout: str = LAYOUT,
+    data: Sequence[str] = ("--mock-data",),
+) -> tuple[Log, Log]:
+    """The logs of the plan and of the one process under the same flags, run side by side."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = plan_job(folder / "plan", flags, layout, data)
+    one = one_process_job(folder / "one", flags, layout, data)
+    run_jobs([ours, one], 120)
+    return read_log(ours), read_log(one)

@@ -1,0 +1,79 @@
+"""Mixture of experts on a plan: the routing losses in the log, and what is refused.
+
+That training is equal, and checkpoints, are in `test_equality`, `test_checkpoint` and
+`test_checkpoint_pairs`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.lab.verify.jobs import Options
+from megatron_hetero.lab.verify.run import outcome_to_data, verify
+from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
+from tests.runtime.workloads import MIXTRAL_LIKE, plan, workload
+
+EXPERTS = ["--num-experts=4", "--disable-bias-linear"]
+
+
+def test_the_log_has_the_routing_losses_of_the_job(tmp_path: Path) -> None:
+    """Unlike micro-batch counts, pipelines, and groups of unlike width."""
+    asked = plan("tp2:3,tp1:1 @4 | tp1:2,tp2:2 @2")
+    changes = {**MIXTRAL_LIKE, "num_query_groups": 24, "per_token_loss": True}
+    options = Options(steps=2, optimizers=("adam",))
+    outcome = verify(asked, workload(**changes), options, tmp_path)
+    assert outcome.ok, outcome_to_data(outcome)
+    reference = _routing_losses(tmp_path / "adam" / "reference")
+    found = _routing_losses(tmp_path / "adam" / "plan")
+    assert len(reference) == 1
+    assert reference == found
+    assert {name for name, _ in reference[0]} == {"load_balancing_loss", "z_loss"}
+
+
+def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:
+    """Of the first step, as printed (seven digits), by rank that prints."""
+    found = []
+    for log in sorted(folder.glob("rank-*.log")):
+        lines = re.findall(r"iteration +1/.*", log.read_text())
+        for line in lines:
+            found.append(
+                [(n, float(v)) for n, v in re.findall(r"(\w+_loss): ([\d.]+E[+-]\d+)", line)]
+            )
+    return found
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--moe-layer-freq=2"],
+        ["--moe-shared-expert-intermediate-size=64"],
+        ["--moe-router-load-balancing-type=sinkhorn"],
+        ["--moe-expert-capacity-factor=1.0", "--moe-router-load-balancing-type=none"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_what_experts_cannot_do_yet(flags: list[str], world_of_four: None) -> None:
+    argv = [*MODEL, *EXPERTS, "--sequence-parallel", *flags, f"--hetero-layout={LAYOUT}"]
+    assert flags[0].partition("=")[0] in refuse(argv, UnsupportedError)
+
+
+def test_a_loss_within_micro_batches_needs_one_size(world_of_four: None) -> None:
+    layout = "tp2:3,tp1:1 @4x2 | tp1:4 @2"
+    argv = [*MODEL, *EXPERTS, "--sequence-parallel", "--calculate-per-token-loss"]
+    argv += [f"--hetero-layout={layout}", "--global-batch-size=10"]
+    assert "seq_aux_loss" in refuse(argv, UnsupportedError)
+
+
+def test_a_group_needs_sequence_parallelism(world_of_four: None) -> None:
+    argv = [*MODEL, *EXPERTS, f"--hetero-layout={LAYOUT}"]
+    assert "without --sequence-parallel" in refuse(argv, UnsupportedError)
+
+
+@pytest.fixture
+def world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")

@@ -1,0 +1,84 @@
+"""A Transformer Engine that is broken or empty must not break the start."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.runtime.model.transformer_engine import hide_if_broken
+from tests.runtime.test_refusals import MODEL
+
+BROKEN = {
+    "broken": 'raise RuntimeError("built for another CUDA")',
+    "missing library": 'raise OSError("libcudnn.so.9: cannot open shared object file")',
+    "empty": "",
+}
+
+
+@pytest.fixture(params=BROKEN)
+def package(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    _write(tmp_path, BROKEN[request.param])
+    for name in [n for n in sys.modules if n.startswith("transformer_engine")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def _write(folder: Path, source: str) -> None:
+    (folder / "transformer_engine").mkdir()
+    (folder / "transformer_engine" / "__init__.py").write_text(source)
+
+
+def test_a_broken_package_is_hidden(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = hide_if_broken()
+    try:
+        assert reason is not None and "cannot be imported" in reason
+        with pytest.raises(ImportError):
+            importlib.import_module("transformer_engine")
+        assert "was hidden" in (hide_if_broken() or "")
+    finally:
+        for name in ("transformer_engine", "transformer_engine_torch"):
+            sys.modules.pop(name, None)
+
+
+def test_a_usable_package_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path, "")
+    (tmp_path / "transformer_engine" / "pytorch.py").write_text("")
+    for name in [n for n in sys.modules if n.startswith("transformer_engine")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert hide_if_broken() is None
+        assert importlib.import_module("transformer_engine.pytorch")
+    finally:
+        for name in [n for n in sys.modules if n.startswith("transformer_engine")]:
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+def test_a_job_starts_beside_a_broken_package(tmp_path: Path) -> None:
+    _write(tmp_path, BROKEN["broken"])
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "megatron_hetero.pretrain_gpt", *MODEL, "--eval-iters=0"],
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "CUDA_VISIBLE_DEVICES": "",
+            "MEGATRON_HETERO_STORE": str(tmp_path / "store"),
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    assert "lm loss" in done.stdout

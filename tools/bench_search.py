@@ -1,0 +1,169 @@
+"""Plans and processor time of this tree's search beside another's, job by job.
+
+    python tools/bench_search.py --tree FOLDER [--only TEXT ...] [--json]
+
+FOLDER is another checkout of this repository, for example ``git worktree add FOLDER COMMIT``.  The
+jobs are those of `bench_gaps`.  Both trees search in processes of their own, one after the other,
+without the lower bound; both plans are then simulated by this tree.  A plan of the other tree that
+this one refuses is listed and not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
+from megatron_hetero.cost.model import CostModel  # noqa: E402
+from megatron_hetero.cost.placement import placement_of  # noqa: E402
+from megatron_hetero.errors import HeteroError  # noqa: E402
+from megatron_hetero.files import canonical_json  # noqa: E402
+from megatron_hetero.model.load import load_workload  # noqa: E402
+from megatron_hetero.plan.checks.validate import validate_plan  # noqa: E402
+from megatron_hetero.plan.file import load_plan  # noqa: E402
+from megatron_hetero.plan.layout import format_layout  # noqa: E402
+from megatron_hetero.schedule.estimate import plan_cost  # noqa: E402
+from tools.bench_gaps import Job, jobs  # noqa: E402
+
+_CHILD = """
+import sys, time
+from pathlib import Path
+tree, cluster_path, model_path, plan_path, *flags = sys.argv[1:]
+sys.path.insert(0, tree)
+from tools.bench_gaps import load_cluster, load_workload
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.written import bare_plan
+try:
+    from megatron_hetero.planner.evaluate.rescore import Rescorer
+    from megatron_hetero.planner.portfolio import no_collector, search
+except ModuleNotFoundError:  # trees of before the rooms
+    from megatron_hetero.planner.rescore import Rescorer
+    from megatron_hetero.planner.run import no_collector, search
+cluster, workload = load_cluster(Path(cluster_path)), load_workload(Path(model_path), flags)
+started = time.process_time()
+with no_collector():
+    problem = make_problem(cluster, workload)
+    best = Rescorer(search(problem)).best()
+print(time.process_time() - started)
+save_plan(bare_plan(problem, best, {}), Path(plan_path))
+"""
+
+
+def planned(tree: Path, job: Job, plan: Path) -> float:
+    """Write the plan that a tree finds; the processor seconds of its search."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", _CHILD, str(tree), str(job.cluster), str(job.model), str(plan)]
+    done = subprocess.run(
+        [*command, *job.flags],
+        check=True,
+        env=environment,
+        cwd=tree,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return float(done.stdout.split()[-1])
+
+
+def step_of(job: Job, path: Path) -> tuple[float, str]:
+    """Seconds of a plan's step as this tree simulates it, and its layout.
+
+    Raises:
+        HeteroError: this tree refuses the plan.
+    """
+    cluster, plan = load_cluster(job.cluster), load_plan(path)
+    validate_plan(plan, cluster)
+    costs = CostModel(cluster, load_workload(job.model, job.flags))
+    cost = plan_cost(plan, costs, placement_of(plan, cluster))
+    return cost.step_time_s, format_layout(plan.layout)
+
+
+def compare(job: Job, other: Path, folder: Path) -> dict[str, Any]:
+    """One row: both steps and times."""
+    row: dict[str, Any] = {"job": job.name}
+    for name, tree in (("other", other), ("ours", ROOT)):
+        plan = folder / f"{name}.json"
+        row[f"{name}_search_s"] = planned(tree, job, plan)
+        try:
+            row[f"{name}_step_s"], row[f"{name}_layout"] = step_of(job, plan)
+        except HeteroError as error:
+            row[f"{name}_refused"] = str(error)
+    return row
+
+
+def means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means of ours over the other's, and the worst step."""
+    counted = [row for row in rows if "ours_step_s" in row and "other_step_s" in row]
+    steps = [row["ours_step_s"] / row["other_step_s"] for row in counted]
+    times = [row["ours_search_s"] / row["other_search_s"] for row in counted]
+    return {
+        "num_jobs": len(counted),
+        "step_ratio": math.exp(sum(map(math.log, steps)) / len(steps)),
+        "worst_step_ratio": max(steps),
+        "search_ratio": math.exp(sum(map(math.log, times)) / len(times)),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--tree", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="jobs whose name contains one")
+    parser.add_argument("--json", action="store_true", help="rows, means and commits, for programs")
+    options = parser.parse_args(arguments)
+    other = options.tree.resolve()
+    rows = []
+    if not options.json:
+        print("| job | step s | before | ratio | search s | before | ratio |")
+        print("| --- | --: | --: | --: | --: | --: | --: |")
+    with tempfile.TemporaryDirectory() as folder:
+        for job in jobs(options.only):
+            row = compare(job, other, Path(folder))
+            rows.append(row)
+            if not options.json:
+                print(_line(row), flush=True)
+    result = {"commits": {"ours": _commit(ROOT), "other": _commit(other)}, "rows": rows}
+    if any("other_step_s" in row and "ours_step_s" in row for row in rows):
+        result |= means(rows)
+    if options.json:
+        print(canonical_json(result))
+    elif "step_ratio" in result:
+        print("\n| jobs | step, geometric mean | worst step | search, geometric mean |")
+        print("| --: | --: | --: | --: |")
+        print(
+            f"| {result['num_jobs']} | {result['step_ratio']:.4f} "
+            f"| {result['worst_step_ratio']:.4f} | {result['search_ratio']:.3f} |"
+        )
+    return 0
+
+
+def _line(row: dict[str, Any]) -> str:
+    for name in ("ours", "other"):
+        if f"{name}_refused" in row:
+            return f"| {row['job']} | {name} refused: {row[f'{name}_refused']} |"
+    step, search = (row[f"ours_{what}"] / row[f"other_{what}"] for what in ("step_s", "search_s"))
+    return (
+        f"| {row['job']} | {row['ours_step_s']:.4f} | {row['other_step_s']:.4f} | {step:.4f} "
+        f"| {row['ours_search_s']:.1f} | {row['other_search_s']:.1f} | {search:.2f} |"
+    )
+
+
+def _commit(tree: Path) -> str:
+    """The tree's commit, with a mark where files are changed."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(
+        command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""FLOPs of a step, and bytes on each GPU: weights, gradients, states, activations, messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.by_hand.gpus import GPUS, Gpu
+from tools.by_hand.paper import Job, Paper, Replica, Stage
+from tools.by_hand.site import Site
+
+
+def model_flops(job: Job, rows: int) -> float:
+    """Of a step: two for each weight that a token meets and each score of the causal half, three
+    times for forward and backward."""
+    mlps = job.top_k if job.experts else 1
+    router = job.hidden * job.experts
+    weights = job.attention_weights + mlps * job.mlp_weights + router
+    products = 2 * job.sequence * (job.layers * weights + rows * job.hidden)
+    scores = 2 * job.layers * job.sequence**2 * job.query
+    return 3.0 * job.batch * (products + scores)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters on one GPU of a stage: of one layer, of the embedding's side, of the head."""
+
+    layer: float
+    words: float
+    positions: float
+    final_norm: float
+    output: float
+
+
+def held(paper: Paper, stage: Stage, member: int) -> Held:
+    """What member `member` of a stage's group holds."""
+    job = paper.job
+    by_head, by_column = job.divided_layer
+    layer = (
+        by_head * stage.parts(job.groups)[member] / job.groups
+        + by_column * stage.parts(job.ffn)[member] / job.ffn
+        + job.whole_layer
+    )
+    rows = paper.rows * job.hidden * stage.shares[member] / sum(stage.shares)
+    is_first, is_last = stage.first == 0, stage.end == job.layers
+    return Held(
+        layer,
+        rows if is_first else 0.0,
+        job.positions * job.hidden if is_first and not job.is_rope else 0.0,
+        job.norm_vectors * job.hidden if is_last else 0.0,
+        rows if is_last and not (job.is_tied and is_first) else 0.0,
+    )
+
+
+def bytes_of_parameter(job: Job) -> tuple[int, int, int]:
+    """Weight, gradient, Adam's states: bf16 adds its gradients in fp32, fp16 in fp16 with an fp32
+    copy for the update (Megatron's mixed-precision optimizer)."""
+    return {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}[job.precision]
+
+
+def holders_of_layer(paper: Paper, layer: int) -> list[Stage]:
+    """The stage of each replica that has a layer."""
+    return [s for r in paper.replicas for s in r.stages if s.first <= layer < s.end]
+
+
+def _own_part(paper: Paper, stage: Stage, holders: list[Stage]) -> float:
+    """The part of the states that a GPU keeps of what several stages hold."""
+    if not paper.job.divides_states:
+        return 1.0
+    return stage.state_share / sum(holder.state_share for holder in holders)
+
+
+def layer_activations(
+    job: Job, tokens: int, part: tuple[float, float], gpu: Gpu, width: int, recompute: str
+) -> float:
+    """Bytes that a layer keeps of a micro-batch of `tokens` tokens.
+
+    Korthikanti et al. 2022, eq. 2 without the scores that flash attention does not keep, for any
+    number of key heads and MLP.  `part`: of the heads and of the MLP's columns.
+    """
+    own = tokens / (width if job.sequence_parallel else 1)
+    if recompute == "full":
+        return own * job.hidden * job.element
+    heads, columns = part
+    norms = 4 * own * job.hidden * job.element  # both norms' inputs and outputs
+    norms += 2 * own * 4 * job.norm_vectors
+    masks = 2 * own * job.hidden if job.hidden_dropout else 0
+    attention = tokens * heads * (2 * job.query + 2 * job.key) * job.element
+    if recompute != "selective":
+        if gpu.is_old:
+            scores = tokens * heads * job.heads * job.sequence
+            attention += scores * (2 * job.element + 1 if job.attention_dropout else job.element)
+        else:
+            attention += 4 * tokens * heads * job.heads
+    mlp_elements = (3 if job.matrices == 3 else 2) * job.ffn * columns
+    if job.experts:
+        mlp = tokens * job.top_k * ((job.hidden + mlp_elements) * job.element + 18)
+        mlp += own * (12 * job.top_k + 8 * job.experts + 4) + tokens * job.experts
+    else:
+        mlp = tokens * mlp_elements * job.element
+    return norms + masks + attention + mlp
+
+
+def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member: int) -> float:
+    """All bytes on one GPU at its fullest."""
+    job, stage = paper.job, replica.stages[index]
+    gpu = GPUS[site.gpu(stage.devices[member])]
+    has = held(paper, stage, member)
+    weight, gradient, states = bytes_of_parameter(job)
+    params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
+    total = site.reserve + params * (weight + gradient)
+
+    layers = range(stage.first, stage.end)
+    kept = sum(_own_part(paper, stage, holders_of_layer(paper, layer)) for layer in layers)
+    total += states * has.layer * kept
+    firsts = [r.stages[0] for r in paper.replicas]
+    lasts = [r.stages[-1] for r in paper.replicas]
+    words = firsts + [s for s in lasts if s not in firsts] if job.is_tied else firsts
+    total += states * has.words * _own_part(paper, stage, words)
+    total += states * has.positions * _own_part(paper, stage, firsts)
+    total += states * has.output * _own_part(paper, stage, words if job.is_tied else lasts)
+    total += states * has.final_norm * _own_part(paper, stage, lasts)
+
+    tokens = replica.size * job.sequence
+    own = tokens / (stage.width if job.sequence_parallel else 1)
+    part = (
+        stage.parts(job.groups)[member] / job.groups,
+        stage.parts(job.ffn)[member] / job.ffn,
+    )
+    plain = layer_activations(job, tokens, part, gpu, stage.width, "none")
+    again = layer_activations(job, tokens, part, gpu, stage.width, stage.recompute)
+    in_flight = stage.recomputed * again + (stage.layers - stage.recomputed) * plain
+    logits = tokens * paper.rows * stage.shares[member] / sum(stage.shares)
+    if has.words and job.hidden_dropout:
+        in_flight += own * job.hidden
+    if stage.end == job.layers:
+        in_flight += 2 * own * job.hidden * job.element + 4 * logits
+    total += stage.ahead * in_flight
+
+    working = tokens * job.element * (part[1] * job.ffn * job.matrices + 2 * job.hidden)
+    if gpu.is_old:
+        scores = tokens * part[0] * job.heads * job.sequence
+        working = max(working, 2 * scores * job.element)
+    if stage.recompute != "none" and stage.recomputed:
+        working += plain - again
+    if stage.end == job.layers and job.element < 4:
+        working = max(working, logits * job.element)
+    return total + working + _messages(replica, index) * own * job.hidden * job.element
+
+
+def _messages(replica: Replica, index: int) -> int:
+    """Tensors to and from neighbours that a stage keeps: one for each neighbour, sends that may be
+    under way as long as forwards run ahead, and receives posted as far ahead."""
+    ahead = [stage.ahead for stage in replica.stages]
+    neighbours = (index > 0) + (index + 1 < len(ahead))
+    if all(n == min(len(ahead) - i, replica.micro_batches) for i, n in enumerate(ahead)):
+        return 2 * neighbours
+    count = neighbours
+    if index + 1 < len(ahead):
+        count += ahead[index] + max(ahead[index] - ahead[index + 1], 0)
+    if index:
+        count += ahead[index - 1] + max(ahead[index - 1] - ahead[index], 0)
+    return count

@@ -1,0 +1,215 @@
+"""Seconds of a step: stages by peaks and bandwidths, the pipeline, exchange and update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tools.by_hand.gpus import GPUS
+from tools.by_hand.memory import bytes_of_parameter, held, holders_of_layer
+from tools.by_hand.paper import Paper, Replica, Stage
+from tools.by_hand.site import Site
+from tools.by_hand.traffic import Load, exchanges, loads
+
+
+@dataclass(frozen=True)
+class _Pass:
+    forward: float
+    backward: float
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+
+def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pass:
+    """A micro-batch, forward and backward, on the slowest member of a group."""
+    job = paper.job
+    slowest = [_member_pass(paper, site, replica, stage, m) for m in range(stage.width)]
+    forward = max(p.forward for p in slowest)
+    backward = max(p.backward for p in slowest)
+    if stage.width == 1:
+        return _Pass(forward, backward)
+    # Two all-reduces of the activation in each pass of a layer; a ring of t cards.
+    speed, latency = site.inside(stage.node)
+    size = replica.size * job.sequence * job.hidden * job.element
+    once = (stage.width - 1) * (latency + size / stage.width / speed)
+    reduce = 2 * once
+    full = stage.recomputed if stage.recompute == "full" else 0
+    forward += stage.layers * 2 * reduce
+    backward += (stage.layers + full) * 2 * reduce
+    if job.sequence_parallel:
+        backward += stage.layers * 2 * once
+    if stage.first == 0:
+        forward += once if job.sequence_parallel else reduce
+    if stage.end == job.layers:
+        loss = 4 * replica.size * job.sequence
+        forward += 3 * 2 * (stage.width - 1) * (latency + loss / stage.width / speed)
+        forward += once if job.sequence_parallel else 0
+        backward += reduce
+    return _Pass(forward, backward)
+
+
+def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Pass:
+    """Without communication: products at what they reach of the peak, the rest at what memory
+    gives; backward twice the products, twice the rest, and 8 bytes for each weight's gradient."""
+    job = paper.job
+    gpu = GPUS[site.gpu(stage.devices[member])]
+    rate, memory = gpu.reached * gpu.tflops * 1e12, gpu.streamed * gpu.gb_per_s * 1e9
+    if job.precision == "fp32":
+        raise ValueError("fp32 peaks are not on the sheet")
+    each, e = gpu.product_us * 1e-6, job.element
+    heads = stage.parts(job.groups)[member] / job.groups
+    columns = stage.parts(job.ffn)[member] / job.ffn
+    tokens = replica.size * job.sequence
+    own = tokens / (stage.width if job.sequence_parallel else 1)
+
+    mlps = job.top_k if job.experts else 1
+    weights = heads * job.attention_weights + columns * mlps * job.mlp_weights
+    count = 4
+    if job.experts:
+        weights += own / tokens * job.hidden * job.experts
+        count = 3 + 2 * job.experts
+    products = 2 * tokens * weights / rate + count * each
+    # Two norms, and twice an addition of what dropout left.
+    moved = 2 * own * job.hidden * (5 * e + 1)
+    first = (job.matrices - 1) * job.ffn * columns
+    if job.experts:
+        moved += tokens * mlps * (4 * job.hidden + first + 3 * job.ffn * columns) * e
+    else:
+        moved += tokens * (first + job.ffn * columns) * e
+    rest = moved / memory
+    scores = tokens * heads * job.heads * job.sequence
+    two = 4 * scores * job.head_size * (1.0 if gpu.is_old else 0.5) / rate + 2 * each
+    core, core_back = two, 2.5 * two
+    if gpu.is_old:
+        # Unfused: 3.78 and 5.68 elements moved for each score (docs/cost-model.md), dropout more.
+        dropped = scores * (2 * e + 1) if job.attention_dropout else 0.0
+        core = two + (3.78 * scores * e + 1.19 * dropped) / memory
+        core_back = 2 * two + (5.68 * scores * e + dropped) / memory
+    layer = products + rest + core
+    has = held(paper, stage, member)
+    matrices = has.layer - job.whole_layer
+    layer_back = 2 * products + 2 * rest + core_back + 8 * matrices / memory
+    again = {"full": layer, "selective": core}.get(stage.recompute, 0.0)
+    forward = stage.layers * layer
+    backward = stage.layers * layer_back + stage.recomputed * again
+    rows = paper.rows * job.hidden * stage.shares[member] / sum(stage.shares)
+    if stage.first == 0:
+        words = 3 * tokens * job.hidden * e / memory
+        forward += words
+        backward += 2 * words + 8 * rows / memory
+    if stage.end == job.layers:
+        logits = tokens * rows / job.hidden
+        output = 2 * tokens * rows / rate + each
+        # The loss: logits to fp32, a maximum, exponents, a sum; backward once over them.
+        forward += output + (logits * (e + 16) + 2 * tokens * job.hidden * e) / memory
+        backward += 2 * output + (logits * (8 + e) + 8 * rows) / memory
+    return _Pass(forward, backward)
+
+
+@dataclass(frozen=True)
+class StepByHand:
+    """`stages_s` is [replica][stage]; `slowest_s` is for how long the slowest stage computes."""
+
+    stages_s: list[list[float]]
+    pipelines_s: float
+    exchange_s: float
+    update_s: float
+    slowest_s: float
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.pipelines_s + self.exchange_s + self.update_s
+
+
+def exchange_seconds(paper: Paper, site: Site, is_stock: bool) -> dict[int, float]:
+    """What the first stage of each replica, which ends last, exchanges: the busiest path."""
+    found = {}
+    for r, replica in enumerate(paper.replicas):
+        first = replica.stages[0]
+        inside, between = 0.0, list[Load]()
+        for holders, load in exchanges(paper, is_stock):
+            if first in holders:
+                between.append(load)
+                inside += _ports_s(site, holders, load)
+        outside = max((s for _, s in loads(site, *between).values()), default=0.0)
+        found[r] = max(inside, outside)
+        if paper.job.overlaps:  # all but the first layer's go while the last backward pass runs
+            passes = stage_pass(paper, site, replica, first)
+            hidden = passes.backward * (1 - 1 / first.layers)
+            found[r] = max(found[r] - hidden, found[r] / first.layers)
+    return found
+
+
+def _ports_s(site: Site, holders: list[Stage], load: Load) -> float:
+    """Seconds for which an exchange takes the ports of GPUs, which divide what stays in a node."""
+    seconds = 0.0
+    for (here, there), size in load.items():
+        if here == there:
+            ports = sum(holder.width for holder in holders if holder.node == here)
+            seconds = max(seconds, size / ports / site.inside(here)[0])
+    return seconds
+
+
+def step_by_hand(paper: Paper, site: Site, exchange_s: dict[int, float]) -> StepByHand:
+    """The slowest pipeline, what of the exchange its bubbles do not hide, and the update.
+
+    Args:
+        exchange_s: seconds that the exchange of a replica's first stage takes after it.
+    """
+    stages_s, pipelines, busiest = [], [], 0.0
+    for replica in paper.replicas:
+        passes = [stage_pass(paper, site, replica, stage) for stage in replica.stages]
+        stages_s.append([p.both for p in passes])
+        pipelines.append(_pipeline(paper, site, replica, passes))
+        busiest = max(busiest, replica.micro_batches * max(p.both for p in passes))
+    update = max(
+        _update(paper, site, stage, member)
+        for replica in paper.replicas
+        for stage in replica.stages
+        for member in range(stage.width)
+    )
+    slowest = max(pipelines)
+    exposed = max(
+        (pipelines[r] + seconds - slowest for r, seconds in exchange_s.items()), default=0.0
+    )
+    exposed = max(0.0, exposed)
+    return StepByHand(stages_s, slowest, exposed, update, busiest)
+
+
+def _pipeline(paper: Paper, site: Site, replica: Replica, passes: list[_Pass]) -> float:
+    """The stage for which filling, its own work, what it waits for the stages behind it, and
+    draining take longest."""
+    size = replica.size * paper.job.sequence * paper.job.hidden * paper.job.element
+    hops = []
+    for before, after in pairwise(replica.stages):
+        if before.node == after.node:
+            speed, latency = site.inside(before.node)
+            most = max(before.width, after.width)
+            hops.append(latency + size / speed / min(before.width, after.width, most))
+        else:
+            path = site.between(before.node, after.node)
+            hops.append(path.late_s + size / path.speed)
+    count, worst = replica.micro_batches, 0.0
+    for s, own in enumerate(passes):
+        fill_s = sum(p.both for p in passes[:s]) + 2 * sum(hops[:s])
+        behind = sum(p.both for p in passes[s + 1 :]) + 2 * sum(hops[s:])
+        ahead = replica.stages[s].ahead
+        waits = max(0.0, behind - (ahead - 1) * own.forward)
+        waits += max(0.0, behind - (ahead - 1) * own.backward)
+        round_trips = count / ahead * (own.both + behind)
+        worst = max(worst, fill_s + max(count * own.both + min(waits, behind), round_trips))
+    return worst
+
+
+def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
+    """Every weight, gradient and state that a GPU updates, read once and written once."""
+    gpu, job = GPUS[site.gpu(stage.devices[member])], paper.job
+    has = held(paper, stage, member)
+    params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
+    if job.divides_states:
+        owners = holders_of_layer(paper, stage.first)
+        params *= stage.state_share / sum(holder.state_share for holder in owners)
+    return 2 * params * sum(bytes_of_parameter(job)) / (gpu.streamed * gpu.gb_per_s * 1e9)

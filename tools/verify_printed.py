@@ -1,0 +1,201 @@
+"""Verify every plan and layout that README, docs, examples and stories print.
+
+    tools/verify_printed.py run [--steps 3] [--only TEXT]   # minutes to hours; resumes
+    tools/verify_printed.py table [--check]                 # writes docs/verified-plans.md
+
+`run` writes benchmarks/results/verify-printed.json: what each verification found, at which commit,
+when and on which class of machine.  What passed already is run again with --again alone; what is no
+longer printed is dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from printed_plans import PAGE, ROOT, Printed, make_plan, printed_commands, printed_layouts
+
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.layout import format_layout, parse_layout
+
+RESULTS = ROOT / "benchmarks" / "results" / "verify-printed.json"
+TIMEOUT_S = 3600
+NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
+
+
+def main() -> int:
+    """Run the command line; the exit code is 1 if a verification failed or the page is stale."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    runs = verbs.add_parser("run", help="verify what is not verified yet")
+    runs.add_argument("--steps", type=int, default=3)
+    runs.add_argument("--again", action="store_true", help="also what has passed already")
+    runs.add_argument("--most-ranks", type=int, default=40, help="leave larger plans for later")
+    runs.add_argument("--only", default="", help="cases whose name has this text")
+    table = verbs.add_parser("table", help="write the page")
+    table.add_argument("--check", action="store_true", help="compare instead of writing")
+    arguments = parser.parse_args()
+    if arguments.verb == "run":
+        return _run(arguments)
+    text = page(json.loads(RESULTS.read_text()))
+    if arguments.check:
+        return 0 if PAGE.read_text() == text else 1
+    PAGE.write_text(text)
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    before = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else []
+    cases = {case["name"]: case for case in before}
+    header = {
+        "commit": _git("rev-parse", "HEAD"),
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU",
+        "steps": arguments.steps,
+    }
+    named = [_name(printed) for printed in (*printed_commands(), *printed_layouts())]
+    cases = {name: cases[name] for name in named if name in cases}
+
+    def is_wanted(printed: Printed) -> bool:
+        name = _name(printed)
+        is_done = name in cases and cases[name]["ok"] and not arguments.again
+        return not is_done and arguments.only in name
+
+    with tempfile.TemporaryDirectory() as folder:
+        for printed, words in _cases(Path(folder), is_wanted):
+            if _num_ranks(printed) > arguments.most_ranks:
+                continue
+            name = _name(printed)
+            case = cases[name] = verified(printed, words, header)
+            kept = [cases[name] for name in named if name in cases]
+            found = {"num_printed": len(named), "cases": kept}
+            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+            verdict = "ok" if case["ok"] else "FAILED"
+            print(f"{verdict:6} {case['seconds']:6.0f} s  {name}", flush=True)
+    return 0 if all(case["ok"] for case in cases.values()) else 1
+
+
+def _name(printed: Printed) -> str:
+    return f"megatron-hetero {printed.command}" if printed.command else str(printed.layout)
+
+
+def _num_ranks(printed: Printed) -> int:
+    return parse_layout(str(printed.layout)).num_devices
+
+
+def _cases(
+    folder: Path, is_wanted: Callable[[Printed], bool]
+) -> Iterator[tuple[Printed, list[str]]]:
+    for printed in filter(is_wanted, printed_layouts()):
+        yield printed, ["--layout", str(printed.layout)]
+    commands = printed_commands()
+    while commands and not is_wanted(commands[-1]):
+        commands.pop()
+    for printed in commands:
+        # A later command may need the plan of an earlier one, so it is made in any case.
+        path, made = make_plan(printed, folder)
+        if is_wanted(printed):
+            yield replace(made, layout=format_layout(load_plan(path).layout)), [str(path)]
+
+
+def verified(printed: Printed, words: list[str], header: dict[str, Any]) -> dict[str, Any]:
+    """Verify one case in a process of its own: what was found, for the result file."""
+    command = [sys.executable, "-m", "megatron_hetero", "verify", *words, "--json"]
+    start_s = time.monotonic()
+    done = subprocess.run(
+        [*command, f"--steps={header['steps']}"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+    runs = {
+        name: {key: run[key] for key in NUMBERS} | {"tolerance": run["tolerance"]}
+        for name, run in found.get("runs", {}).items()
+    }
+    return {
+        "name": _name(printed),
+        **header,
+        "layout": printed.layout,
+        "places": list(printed.places),
+        "cut": printed.cut,
+        "ranks": _num_ranks(printed),
+        "ok": done.returncode == 0,
+        "exit_code": done.returncode,
+        "error": "" if done.returncode == 0 else done.stderr[-2000:],
+        "left_out": [each["flag"] for each in found.get("flags", {}).get("left_out", ())],
+        "seconds": round(time.monotonic() - start_s, 1),
+        "runs": runs,
+    }
+
+
+def page(data: dict[str, Any]) -> str:
+    """The page of results."""
+    cases = data["cases"]
+    passed = sum(case["ok"] for case in cases)
+    commits = ", ".join(sorted({case["commit"][:7] for case in cases}))
+    dates = sorted({case["date"] for case in cases})
+    machines = "; ".join(sorted({case["machine"] for case in cases}))
+    steps = " or ".join(sorted({str(case["steps"]) for case in cases}))
+    left = data["num_printed"] - len(cases)
+    lines = [
+        "# Verified plans",
+        "",
+        "<!-- written by tools/verify_printed.py table -->",
+        "",
+        "`megatron-hetero verify` on the plans and layouts that README, these pages, the examples",
+        f"and the stories print: {passed} of {len(cases)} pass"
+        + (f", {left} are left to run." if left > 0 else ", and these are all.")
+        + f" {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {commits}, {machines}, "
+        f"{steps} steps with each optimizer.",
+        "Each number is the part of its bound that the worst of losses, gradients, norms and",
+        "weights took (100 %: the bound). Of larger plans repeated nodes or replicas, and of many",
+        "equal micro-batches some, are left out, as the last column says.",
+        "",
+        "```",
+        "tools/verify_printed.py run",
+        "```",
+        "",
+        "| plan | processes | Adam | SGD | | printed in | cut |",
+        "| --- | ---: | ---: | ---: | --- | --- | --- |",
+    ]
+    for case in cases:
+        shown = f"`{case['name']}`".replace("|", "\\|")
+        if case["name"] != case["layout"]:
+            shown += f"<br>`{case['layout']}`".replace("|", "\\|")
+        worst = [_worst(case["runs"].get(optimizer)) for optimizer in ("adam", "sgd")]
+        verdict = "equal" if case["ok"] else f"NO (exit {case['exit_code']})"
+        if case["ok"] and case["left_out"]:
+            verdict += f", but for {', '.join(case['left_out'])}"
+        places = ", ".join(place.removeprefix("docs/") for place in case["places"])
+        cells = (shown, str(case["ranks"]), *worst, verdict, places, case["cut"])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _worst(run: dict[str, Any] | None) -> str:
+    if run is None:
+        return ""
+    parts = [run[key] / run["tolerance"][key] for key in NUMBERS if run[key] is not None]
+    return f"{max(parts):.0%}"
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
