@@ -13,7 +13,7 @@ import torch
 
 from megatron_hetero.lab.verify.compare import compare, tolerances
 from megatron_hetero.lab.verify.jobs import Options, VerifyJobs, save_without_a_server
-from megatron_hetero.lab.verify.record import Recorder
+from megatron_hetero.lab.verify.record import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.run import data_ranks, records, tensor_groups
 from megatron_hetero.lab.verify.shrink import shrink
 from megatron_hetero.runtime import backend
@@ -116,7 +116,7 @@ def test_unlike_lengths_train_as_in_one_process(name: str, tmp_path: Path) -> No
         recorder.save(on_the_plan.directory / f"record-{rank}")
 
     def one_process(rank: int) -> None:
-        recorder = Recorder()
+        recorder = DrawingRecorder()
         backend.activate_cpu_backend()
         argv = (
             *common,
