@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.needed import missing_in_job, missing_line
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.gpu_checks import capability
 from megatron_hetero.preflight.job import Job

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.runtime.job.needs import check_tokenizer
+from megatron_hetero.runtime.job.checks.needs import check_tokenizer
 
 BYTES_VOCAB_SIZE = 257
 """256 bytes and the end of a document, which Megatron's NullTokenizer takes to be the last."""

@@ -14,8 +14,8 @@ from megatron_hetero.cluster.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.preflight.machine import MachineFacts
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import bus
-from megatron_hetero.runtime.job.machine import local_addresses
+from megatron_hetero.runtime.job.checks import bus
+from megatron_hetero.runtime.job.checks.machine import local_addresses
 
 _STEERING = ("NCCL_", "RCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "HSA_", "TORCH_NCCL_")
 

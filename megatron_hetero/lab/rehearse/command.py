@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.lab.rehearse.network import SlowLink
+from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local_launch import kept_folder, preload

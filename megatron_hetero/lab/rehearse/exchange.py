@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.lab.rehearse.clock import Clock, sleep_until
+from megatron_hetero.lab.rehearse.links.transport import Transport
 from megatron_hetero.lab.rehearse.small import SmallModel
-from megatron_hetero.lab.rehearse.transport import Transport
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
 from megatron_hetero.runtime.parallel.shards import global_parameters
 from megatron_hetero.schedule.exchange.gradients import LastBackward

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_hetero.lab.rehearse.board import Board
 from megatron_hetero.lab.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.lab.rehearse.exchange import GradientHooks, Pass
 from megatron_hetero.lab.rehearse.interleaved import StockPasses, batched_p2p_ops
-from megatron_hetero.lab.rehearse.network import Network
+from megatron_hetero.lab.rehearse.links.board import Board
+from megatron_hetero.lab.rehearse.links.network import Network
+from megatron_hetero.lab.rehearse.links.transport import Transport
 from megatron_hetero.lab.rehearse.progress import StepProgress
 from megatron_hetero.lab.rehearse.small import SmallModel
-from megatron_hetero.lab.rehearse.transport import Transport
 from megatron_hetero.schedule.exchange.gradients import LastBackward
 from megatron_hetero.schedule.programme import COMPUTE
 from megatron_hetero.schedule.simulator.parts import ChunkTimes

@@ -17,9 +17,9 @@ from pathlib import Path
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
-from megatron_hetero.lab.rehearse.board import Board
 from megatron_hetero.lab.rehearse.clock import now
-from megatron_hetero.lab.rehearse.network import Network, SlowLink
+from megatron_hetero.lab.rehearse.links.board import Board
+from megatron_hetero.lab.rehearse.links.network import Network, SlowLink
 from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
 from megatron_hetero.lab.rehearse.rank import (
     MOST_TRIES,
@@ -31,7 +31,7 @@ from megatron_hetero.lab.rehearse.rank import (
 )
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.lab.rehearse.small import SmallModel, small_model
-from megatron_hetero.lab.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table

@@ -17,7 +17,7 @@ from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import embedding_params, head_params, layer_params
 from megatron_hetero.cost.sync.buckets import EMBEDDING, MAX_BUCKET_ELEMENTS
 from megatron_hetero.cost.work.share import even_share
-from megatron_hetero.lab.verify.shrink import Shrunk, shrink
+from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
@@ -159,7 +159,7 @@ def _layer_matrices(model: ModelSpec) -> dict[str, int]:
 
 
 def _small_rows(shrunk: Shrunk) -> int:
-    from megatron_hetero.lab.verify.text import VOCAB_SIZE
+    from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 
     return -(-VOCAB_SIZE // shrunk.vocab_multiple) * shrunk.vocab_multiple
 

@@ -38,7 +38,7 @@ def verify_arguments(
     on_progress("importing Megatron")
     preload()
 
-    from megatron_hetero.lab.verify.faults import check_fault
+    from megatron_hetero.lab.verify.faults.catalogue import check_fault
     from megatron_hetero.lab.verify.options import OPTIMIZERS, Options
     from megatron_hetero.lab.verify.outcome import outcome_to_data
     from megatron_hetero.lab.verify.run import verify

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_hetero.lab.verify.compare import Distances, Tolerances
-from megatron_hetero.lab.verify.job_flags import NO_FLAGS, JobFlags
-from megatron_hetero.lab.verify.routing import Flips
-from megatron_hetero.lab.verify.shrink import Shrunk
-from megatron_hetero.lab.verify.traffic import boundaries_to_data, sync_to_data
+from megatron_hetero.lab.verify.distance.compare import Distances, Tolerances
+from megatron_hetero.lab.verify.distance.traffic import boundaries_to_data, sync_to_data
+from megatron_hetero.lab.verify.processes.routing import Flips
+from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags
+from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.lab.verify.compare import (
+from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
     compare,
@@ -20,17 +20,17 @@ from megatron_hetero.lab.verify.compare import (
     rounding_of,
     tolerances,
 )
-from megatron_hetero.lab.verify.job_flags import job_flags
-from megatron_hetero.lab.verify.jobs import VerifyJobs
-from megatron_hetero.lab.verify.measure import FLOOR_FACTOR
+from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR
 from megatron_hetero.lab.verify.options import HALF_PRECISION_EPSILON, Options
 from megatron_hetero.lab.verify.outcome import Comparison as Comparison
 from megatron_hetero.lab.verify.outcome import Outcome as Outcome
 from megatron_hetero.lab.verify.outcome import Routing as Routing
 from megatron_hetero.lab.verify.outcome import outcome_to_data as outcome_to_data
-from megatron_hetero.lab.verify.record import RankRecord, read_record
-from megatron_hetero.lab.verify.routing import UNIT_ROUNDOFF, Flips
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
+from megatron_hetero.lab.verify.processes.routing import UNIT_ROUNDOFF, Flips
+from megatron_hetero.lab.verify.small.job_flags import job_flags
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table

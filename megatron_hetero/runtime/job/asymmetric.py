@@ -13,7 +13,6 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
@@ -31,6 +30,7 @@ from megatron_hetero.runtime.job.batches import (
     global_batch_size,
     with_micro_batch_sizes,
 )
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
