@@ -1,4 +1,4 @@
-"""How an asymmetric plan may treat a flag of Megatron's: the words of `flags.support_table`."""
+"""Kinds of treatment that an asymmetric plan gives to Megatron flags, for `flags.support.table`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ MEANING: dict[Status, str] = {
 
 @dataclass(frozen=True)
 class Support:
-    """`names` are flags and patterns (`*`), divided by spaces.
+    """Treatment of some flags: `names` are flags and patterns (`*`), divided by spaces.
 
-    `neutral`: of what is passed on, why a plan cannot differ from one process by it.
-    `by_presence`: refused wherever it is given; other refusals look at values
-    (`runtime.job.support`).  `asked_by`: refused only beside that flag.  `followed`: values that
-    are not refused; of other flags Megatron's default is the only one.
+    `neutral` gives, for flags that are passed on, the class of reasons why a plan trains the same
+    as one process. `by_presence` flags are refused wherever they are given; other refusals depend
+    on the value (`runtime.job.checks.support`). `asked_by` limits a refusal to jobs that also give
+    this flag. `followed` lists the values that are not refused; if empty, only Megatron's default
+    is not.
     """
 
     status: Status

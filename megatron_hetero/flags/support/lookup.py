@@ -1,10 +1,10 @@
-"""What an asymmetric plan does with a flag of Megatron's.
+"""Treatment of a Megatron flag on an asymmetric plan.
 
-The first entry of `table.SUPPORT` that names a flag, by itself or by a pattern, decides.
-Every flag has to be named by one, so that a new release of Megatron brings none that is overlooked;
-what is `refused` there is what `runtime.job.support` refuses (tests keep both).
-`docs/megatron-flags.md` is printed from it.  A plan that stock Megatron can express runs there,
-with all flags.
+The first entry of `table.SUPPORT` that names a flag, by itself or by a pattern, decides. Every flag
+has to be named by an entry, so that no flag of a new Megatron release is overlooked. The runtime
+(`runtime.job.checks.support`) refuses exactly the entries with the status `refused`; tests compare
+the two. `docs/megatron-flags.md` is printed from the table. A plan that stock Megatron can express
+runs there, with all flags.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatron_hetero.schedule.stock import is_stock
 
 @cache
 def support_of(flag: Flag) -> Support:
-    """The entry that decides about a flag.
+    """Return the entry that decides about a flag.
 
     Raises:
         LookupError: no entry names it.
@@ -36,14 +36,15 @@ def support_of(flag: Flag) -> Support:
 
 
 def refused_by_presence(given: Sequence[Option]) -> tuple[Option, ...]:
-    """Options that no asymmetric plan can follow, whatever their value."""
+    """Return the options that no asymmetric plan can follow, whatever their value."""
     return tuple(option for option in given if support_of(option.flag).by_presence)
 
 
 def refused_options(plan: Plan) -> tuple[Option, ...]:
-    """Options of the plan's job that the runtime refuses before it starts.
+    """Return the options of the plan's job that the runtime refuses before the start.
 
-    None where stock Megatron runs the plan, and none that say what Megatron does anyway.
+    The result is empty where stock Megatron runs the plan. Options that repeat Megatron's default
+    are never refused.
 
     Raises:
         UsageError: Megatron would not read the job's flags.
@@ -70,7 +71,7 @@ def _is_refused(option: Option, given: Collection[str]) -> bool:
 
 
 def without_effect(given: Sequence[Option]) -> Iterator[tuple[Option, str]]:
-    """Options that change nothing on an asymmetric plan, and why."""
+    """Yield the options that change nothing on an asymmetric plan, each with the reason."""
     for option in given:
         entry = support_of(option.flag)
         if entry.status == "no effect":
@@ -78,5 +79,5 @@ def without_effect(given: Sequence[Option]) -> Iterator[tuple[Option, str]]:
 
 
 def named_flags(status: Status) -> Iterator[Flag]:
-    """All flags of a status, in the order of the table."""
+    """Yield all flags of a status, in the order of the table."""
     return (flag for flag in flag_table().flags if support_of(flag).status == status)

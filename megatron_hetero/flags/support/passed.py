@@ -1,5 +1,7 @@
-"""Flags that Megatron's own code follows on a plan: shown to act as in one process, or why a plan
-cannot differ by them (part of `flags.support_table`)."""
+"""Flags that Megatron's own code follows on a plan (part of `flags.support.table`).
+
+A test shows that they act as in one process, or the entry says why plans cannot differ by them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How an asymmetric plan treats each of Megatron's flags, as data (`flags.support` reads it)."""
+"""Treatment of each Megatron flag on an asymmetric plan, as data (`flags.support.lookup` reads
+it)."""
 
 from __future__ import annotations
 

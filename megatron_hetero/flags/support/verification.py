@@ -1,4 +1,4 @@
-"""What becomes of a job's flags where `verify` trains it small, on CPUs, beside one process."""
+"""Treatment of a job's flags in `verify`, which trains a small model on CPUs beside one process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from megatron_hetero.flags.table import Flag, Option
 
 @dataclass(frozen=True)
 class Treated:
-    """A job's options by what becomes of them, in the order in which they were given."""
+    """Options of a job with their treatments, in the order in which they were given."""
 
     options: tuple[tuple[Option, Entry], ...]
 
     def of(self, *treatments: Treatment) -> tuple[Option, ...]:
-        """The options of some treatments."""
+        """Return the options with one of some treatments."""
         return tuple(option for option, entry in self.options if entry.treatment in treatments)
 
 
 @cache
 def treatments_of(flag: Flag) -> tuple[Entry, ...]:
-    """The entries that decide about a flag: those of some values, and the one of all others.
+    """Return the entries that decide about a flag: those of single values, then the one of all
+    others.
 
     Raises:
-        LookupError: no entry names it, and `support_table` leaves it open.
+        LookupError: no entry names the flag, and its status in `flags.support.table` implies none.
     """
     found = []
     for entry in TABLE:
@@ -45,10 +46,10 @@ def treatments_of(flag: Flag) -> tuple[Entry, ...]:
 
 
 def treat(options: Sequence[Option]) -> Treated:
-    """What `verify` does with a job's options.
+    """Assign to each option of a job its treatment in `verify`.
 
     Raises:
-        UnsupportedError: names every option of a job that cannot be compared.
+        UnsupportedError: some options cannot be compared; the message names all of them.
     """
     treated = tuple((option, _entry_of(option)) for option in options)
     refused = [

@@ -1,8 +1,8 @@
-"""What `verify` does with each of Megatron's flags, as data (`flags.verification` reads it).
+"""Treatment of each Megatron flag in `verify`, as data (`flags.support.verification` reads it).
 
-The first entry that names a flag decides.  An entry of `values` holds for these values alone; a
-flag that no entry names is what `support_table` makes of it (`OF_STATUS`), and where that leaves
-it open (flags that a plan follows) a test asks for an entry.
+The first entry that names a flag decides. An entry with `values` holds for these values only. A
+flag that no entry names follows from its status in `flags.support.table` (`OF_STATUS`); for a
+status without such a rule (flags that a plan follows), a test demands an entry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MEANING: dict[Treatment, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """`names` are flags and patterns (`*`), divided by spaces; `note` is the class or reason."""
+    """Treatment of some flags: `names` are flags and patterns (`*`), `note` is the class or
+    reason."""
 
     treatment: Treatment
     names: str

@@ -125,7 +125,7 @@ class RehearsedRank:
         from megatron.core.pipeline_parallel import p2p_communication, schedules
         from megatron.training import training
 
-        from megatron_hetero.runtime.parallel import executor
+        from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 
         self.transport.install()
         p2p_communication._p2p_ops = batched_p2p_ops(lambda ops: dist.batch_isend_irecv(ops))
@@ -133,7 +133,7 @@ class RehearsedRank:
         training.train_step = self._stepping(training.train_step)
         schedules.forward_step = self._counted("forward", schedules.forward_step)
         schedules.backward_step = self._counted("backward", schedules.backward_step)
-        executor._Step._do = self._operating(executor._Step._do)
+        ExecutedStep.do = self._operating(ExecutedStep.do)
         # Not those that exchange new weights after the update.  A chain of none is a rank that
         # owns nothing.
         kinds = optimizer.FP32Optimizer, optimizer.MixedPrecisionOptimizer

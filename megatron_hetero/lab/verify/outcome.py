@@ -53,7 +53,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Verification:
     """What was trained, and how far it was apart, by optimizer.
 
     `notes` say what of the options is not as the job has it.
@@ -69,7 +69,7 @@ class Outcome:
         return all(c.ok for c in self.comparisons.values())
 
 
-def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
+def outcome_to_data(outcome: Verification) -> dict[str, Any]:
     """`loss, gradients, gradient_norm, weights, tolerance, ok`, and what helps to read them.
 
     With several optimizers each number is the worst of them against its tolerance; `runs` has all.

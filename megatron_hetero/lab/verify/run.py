@@ -23,8 +23,8 @@ from megatron_hetero.lab.verify.distance.compare import (
 from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR
 from megatron_hetero.lab.verify.options import HALF_PRECISION_EPSILON, Options
 from megatron_hetero.lab.verify.outcome import Comparison as Comparison
-from megatron_hetero.lab.verify.outcome import Outcome as Outcome
 from megatron_hetero.lab.verify.outcome import Routing as Routing
+from megatron_hetero.lab.verify.outcome import Verification as Verification
 from megatron_hetero.lab.verify.outcome import outcome_to_data as outcome_to_data
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
@@ -48,7 +48,7 @@ def verify(
     options: Options,
     folder: Path,
     on_progress: Callable[[str, int], None] = lambda what, step: None,
-) -> Outcome:
+) -> Verification:
     """Run the comparison; everything that the runs write goes into `folder`.
 
     Args:
@@ -65,7 +65,7 @@ def verify(
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
     _run([jobs.seed_job()], on_progress)
     compared = {o: _compare(jobs, o, on_progress) for o in options.optimizers}
-    return Outcome(shrunk, compared, flags, tuple(_notes(jobs, workload)))
+    return Verification(shrunk, compared, flags, tuple(_notes(jobs, workload)))
 
 
 def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:

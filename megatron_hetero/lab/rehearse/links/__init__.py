@@ -2,6 +2,7 @@
 
 network    the cluster's links, by pairs and groups of ranks
 board      memory that all ranks share: occupied links, and arrival times
+holding    messages and collectives, delivered when the links would
 transport  hooks of `torch.distributed`
 works      messages and collectives under way, with their `wait`
 """
