@@ -1,4 +1,4 @@
-"""What this process sees of its machine."""
+"""Collection of the facts that a process sees of its machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEERING = ("NCCL_", "RCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "HSA_", "TORCH
 
 
 def collect_facts(rank: int) -> MachineFacts:
-    """Facts of this rank; on a GPU it creates the CUDA context, as the job would."""
+    """Collect the facts of this rank; on a GPU this creates the CUDA context, as the job would."""
     name = socket.gethostname()
     gpu = _gpu_facts() if backend.cuda_is_usable() else {}
     return MachineFacts(
@@ -88,7 +88,8 @@ def _version(distribution: str) -> str | None:
 
 
 def _has_apex() -> bool:
-    """NVIDIA's Apex with its compiled parts; a package of that name alone is another project's."""
+    """Tell if NVIDIA's Apex is installed with its compiled parts (another project has its name
+    too)."""
     return all(
         importlib.util.find_spec(name) is not None
         for name in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")

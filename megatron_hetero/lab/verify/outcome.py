@@ -1,4 +1,4 @@
-"""What a verification found: every optimizer's distances and bounds, and the same as JSON data."""
+"""Result of a verification: the distances and bounds of every optimizer, also as JSON data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
 
 @dataclass(frozen=True)
 class Routing:
-    """Tokens that the plan would have sent to other experts than the one process, and how far apart
-    the scores of the two may be for that to be rounding."""
+    """Tokens that the plan would have sent to other experts than the one process.
+
+    `allowed_margin` is the difference between two scores that rounding explains.
+    """
 
     flips: Flips
     allowed_margin: float
@@ -31,7 +33,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One optimizer's runs.  `floor` is the distance of one process from itself.
+    """Runs of one optimizer. `floor` is the distance of one process from itself.
 
     `losses` are (one process, plan) for each step.
     """
@@ -54,9 +56,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was trained, and how far it was apart, by optimizer.
+    """Trained runs and their distances, by optimizer.
 
-    `notes` say what of the options is not as the job has it.
+    `notes` name the options that differ from the job.
     """
 
     shrunk: Shrunk
@@ -70,7 +72,7 @@ class Verification:
 
 
 def outcome_to_data(outcome: Verification) -> dict[str, Any]:
-    """`loss, gradients, gradient_norm, weights, tolerance, ok`, and what helps to read them.
+    """Return `loss, gradients, gradient_norm, weights, tolerance, ok`, and data that explain them.
 
     With several optimizers each number is the worst of them against its tolerance; `runs` has all.
     """

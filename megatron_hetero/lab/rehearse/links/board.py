@@ -1,6 +1,6 @@
-"""What the ranks of a rehearsal share: which path is taken until when, and who came when.
+"""Shared memory of a rehearsal's ranks: occupied links, and the arrivals of ranks and messages.
 
-Made before the ranks are forked, in anonymous shared memory.  All times are seconds of
+It is made before the ranks are forked, in anonymous memory. All times are seconds of
 `time.monotonic`, which is one clock for all processes of a machine.
 """
 
@@ -52,12 +52,12 @@ class Board:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other rank looks or writes meanwhile."""
+        """Lock the table; no other rank reads or writes inside the block."""
         with self._lock:
             yield
 
     def get(self, key: Key, field: str) -> float:
-        """0.0 where nothing was written."""
+        """Read one field; 0.0 if it was not written."""
         return float(self._values[self._slot(key) + FIELDS.index(field)])
 
     def put(self, key: Key, field: str, value: float) -> None:
@@ -65,8 +65,18 @@ class Board:
         self._values[self._slot(key) + FIELDS.index(field)] = value
 
     def come(self, key: Key, at_s: float, num_ranks: int = 0, hops: Hops = ()) -> float:
-        """Note that one more rank has come to something; with the last of `num_ranks`, `hops` are
-        announced before anybody can take them.  Returns what `announce` does."""
+        """Count one more rank that has arrived at a message or collective.
+
+        The last of `num_ranks` announces `hops` before any rank can take them.
+
+        Args:
+            key: name of the message or collective.
+            at_s: the rank's time.
+            num_ranks: number of ranks that have to arrive; 0 if nothing is announced.
+            hops: paths to announce.
+        Returns:
+            The result of `announce`, or 0.0.
+        """
         with self.locked():
             num_come = round(self.get(key, "num_come")) + 1
             self.put(key, "latest_s", max(self.get(key, "latest_s"), at_s))
@@ -77,7 +87,7 @@ class Board:
         return overtaken_s
 
     def wait_for(self, key: Key, num_ranks: int) -> None:
-        """Return when so many ranks have come to something."""
+        """Wait until `num_ranks` ranks have arrived."""
         while True:
             with self.locked():
                 if self.get(key, "num_come") >= num_ranks:
@@ -85,16 +95,16 @@ class Board:
             time.sleep(LOOK_AGAIN_S)
 
     def latest_s(self, key: Key) -> float:
-        """When the last of those that have come did."""
+        """Return the time at which the last rank so far arrived."""
         with self.locked():
             return self.get(key, "latest_s")
 
     def announce(self, key: Key, hops: Hops, from_s: float) -> float:
-        """Say that something will take these paths, and is there from `from_s` on.
+        """Register something that will take these paths, and is ready from `from_s` on.
 
         Returns:
-            By how much they move each other where a path of these is taken already by what came
-            later: this machine was too late to keep the order of the ranks' times.
+            Seconds by which the order of the ranks' times is violated: a path may be taken already
+                by something that was ready later, because this machine was late.
         """
         overtaken_s = 0.0
         for path, seconds in _seconds(hops).items():
@@ -106,22 +116,25 @@ class Board:
         return overtaken_s
 
     def is_its_turn(self, key: Key, hops: Hops, from_s: float) -> bool:
-        """Whether nothing else is due on these paths that was there before; of two that came at
-        once, the one with the lower name is first."""
+        """Tell if everything that was ready earlier on these paths has taken them.
+
+        If two were ready at once, the one with the lower name is first.
+        """
         paths = _paths(hops)
         names, due_s = self._due_names[paths], self._due_s[paths]
         is_before = (due_s < from_s) | ((due_s == from_s) & (names < _name(key)))
         return not (is_before & (names != 0)).any()
 
     def take(self, key: Key, hops: Hops, from_s: float) -> float:
-        """Take the paths of every hop for its seconds, each in the first gap of all its paths.
+        """Take the paths of every hop for its seconds, each in the first gap that all its paths
+        share.
 
-        This is what holds a link to its bandwidth, whoever sends.  What was announced takes its
-        paths in the order of the ranks' own times, unless this machine is so late that somebody
-        comes after his turn: he takes the first gap.
+        This holds a link to its bandwidth, whoever sends. Announced messages take their paths in
+        the order of the ranks' own times; a message that comes after its turn, because this machine
+        was late, takes the first gap.
 
         Returns:
-            When the last hop is done.
+            The time at which the last hop is done.
         """
         name = _name(key)
         for path in _paths(hops):
@@ -181,7 +194,7 @@ def _paths(hops: Hops) -> list[int]:
 
 
 def _seconds(hops: Hops) -> dict[int, float]:
-    """For how long each path is taken in all."""
+    """Sum the seconds for which each path is taken."""
     found: dict[int, float] = {}
     for paths, seconds in hops:
         for path in paths:

@@ -1,8 +1,8 @@
 """Messages and collectives of one rank, held to the described links.
 
 A message leaves its sender when the described links would have delivered it: a courier thread keeps
-it until then, so that its receiver waits in the real transport.  A collective ends for all its
-ranks when the described ring would.
+it until then, so that its receiver waits in the real transport. A collective ends for all its ranks
+when the described ring would end.
 
 Sender and receiver also note on the board, in the rank's time, when a message was due and when it
 was asked for, so that the lag of this machine's own threads and sockets does not add up over the
@@ -25,7 +25,7 @@ from megatron_hetero.lab.rehearse.links.works import CollectiveWork, Courier, Se
 
 
 class SentSpan(NamedTuple):
-    """A message of this rank, seconds since the step began."""
+    """A message of this rank; its times are seconds since the step began."""
 
     receiver: int
     num_bytes: float
@@ -83,8 +83,11 @@ class LinkHolder:
         return work
 
     def _turn_s(self, hops: Hops, from_s: float) -> float:
-        """When to take the paths of what is there at `from_s`: while it could not be over yet, and
-        so late that what comes before it in the ranks' time has been announced."""
+        """Return the time at which to take the paths of a message that is ready at `from_s`.
+
+        It is early enough that the message cannot be over yet, and late enough that everything
+        earlier in the ranks' time has been announced.
+        """
         longest_s = max(seconds for _, seconds in hops)
         return from_s + min(self.clock.allowance_s, longest_s / 2)
 
@@ -96,11 +99,15 @@ class LinkHolder:
         async_op: bool,
         kind: str = "",
     ) -> Any:
-        """Run a collective and end it when `ring` would; without a ring when all ranks are there.
+        """Run a collective, and end it when `ring` would; without a ring, when all ranks have
+        arrived.
 
         Args:
-            real: runs it, asynchronously if told so.
-            kind: of `OpSpan`, if the timeline shows it.
+            group: its process group.
+            ring: its hops over the described links.
+            real: runs the real collective, asynchronously if its argument is True.
+            async_op: as in `torch.distributed`.
+            kind: its `OpSpan` kind; "" leaves it out of the timeline.
         """
         ranks = tuple(ranks_of(group))
         key = self.number(("collective", ranks, name_of(group)))
@@ -114,8 +121,11 @@ class LinkHolder:
         return work
 
     def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
-        """When a collective is done on the described links, once all its ranks have come: the real
-        one may end earlier on some, as a broadcast does on its root."""
+        """Wait for all ranks of a collective; return the time at which the described links complete
+        it.
+
+        The real collective may end earlier on some ranks, as a broadcast does on its root.
+        """
         scale = self.clock.scale
         _, ranks, *_ = key
         self.board.wait_for(key, len(cast(tuple[int, ...], ranks)))
@@ -145,7 +155,7 @@ class LinkHolder:
                 self.line_s[self.network.path_names[path]] += seconds
 
     def _hops(self, ring: Ring | None) -> Hops:
-        """In this machine's seconds."""
+        """Convert the hops of a ring to this machine's seconds."""
         scale = self.clock.scale
         return [(paths, seconds * scale) for paths, seconds in ring.hops] if ring else []
 
@@ -154,11 +164,12 @@ class LinkHolder:
         self.clock.reach(at_s)
 
     def waited(self, due_s: float, asked_s: float) -> None:
-        """The rank asked for a message at `asked_s`, and has it now; it was due at `due_s`."""
+        """Move the clock on: the rank asked for a message at `asked_s`, and it was due at
+        `due_s`."""
         self.clock.reach(self.clock.at(max(due_s, asked_s)))
 
     def number(self, key: Key) -> Key:
-        """The how manieth of its kind this is, which is the same on all ranks."""
+        """Append to a key its count so far, which is the same on all ranks."""
         self._counts[key] += 1
         return (*key, self._counts[key])
 

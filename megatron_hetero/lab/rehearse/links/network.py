@@ -1,7 +1,7 @@
 """The cluster's links between the ranks of a rehearsal.
 
-What a message goes over is read off the cluster's description alone; nothing here is shared with
-the simulation, so the two may be compared line by line (`rehearsal.LineLoad`).
+The route of a message comes from the cluster's description only; no code is shared with the
+simulation, so that the two may be compared link by link (`rehearsal.LineLoad`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatron_hetero.errors import UsageError
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A fault: what goes between nodes `a` and `b` (or inside `a`, if they are one) takes `factor`
+    """A fault: messages between nodes `a` and `b` (inside `a`, if they are equal) take `factor`
     times as long as described, in both directions."""
 
     a: str
@@ -26,29 +26,29 @@ class SlowLink:
     factor: float
 
     def slows(self, here: str, there: str) -> bool:
-        """Whether it lies between these two nodes."""
+        """Tell if the fault is between these two nodes."""
         return {self.a, self.b} == {here, there}
 
 
 @dataclass(frozen=True)
 class RankHop:
-    """The way from one rank to another, and what it costs.
+    """Route from one rank to another, with its cost.
 
-    `paths`: the numbers of those it takes, and their bandwidth, that of several as one where they
-    are as fast.
+    `paths` are (numbers of paths, their bandwidth in bytes/s); paths of equal bandwidth stand
+    together.
     """
 
     paths: tuple[tuple[tuple[int, ...], float], ...]
     latency_s: float
 
     def taken(self, num_bytes: float) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """Its paths, and the seconds for which a message takes them."""
+        """Return the paths, and the seconds for which a message takes them."""
         return tuple((numbers, num_bytes / bytes_per_s) for numbers, bytes_per_s in self.paths)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A collective's hops, each with the seconds for which it takes its paths.
+    """Hops of a collective, each with the seconds for which it takes its paths.
 
     They need not form a ring (`Network.to_owners`, `Network.broadcast`).
     """
@@ -86,7 +86,7 @@ class Network:
         self._numbers = {name: number for number, name in enumerate(self.path_names)}
 
     def hop(self, sender: int, receiver: int) -> RankHop:
-        """From one rank to another."""
+        """Return the hop from one rank to another."""
         here, there = self._devices[sender], self._devices[receiver]
         ways: dict[float, list[int]] = {}
         for name, bytes_per_s in self._speeds(here, there):
@@ -102,8 +102,11 @@ class Network:
         )
 
     def _speeds(self, here: Device, there: Device) -> list[tuple[str, float]]:
-        """All that a message goes over, and how fast each of it is: inside a node the ports of the
-        two GPUs, otherwise the path of the two nodes and every line on it."""
+        """Return the name and bandwidth of everything on the route of a message.
+
+        Inside a node these are the ports of the two GPUs; otherwise the path between the two nodes
+        and every line on it.
+        """
         bytes_per_s = self._cluster.link(here, there).bytes_per_s / self._factor(here, there)
         if here.node == there.node:
             return [(f"{here.name} out", bytes_per_s), (f"{there.name} in", bytes_per_s)]
@@ -112,9 +115,9 @@ class Network:
         return [own, *((line.name, line.bytes_per_s) for line in lines)]
 
     def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
-        """A collective in which every rank hands `hop_bytes` in all to the next of a ring.
+        """Build a collective in which every rank sends `hop_bytes` to the next rank of a ring.
 
-        In each pass a piece of the buffer is handed on from rank to rank, over every hop but one.
+        In each pass a piece of the buffer travels from rank to rank, over every hop but one.
         """
         order = self._around(ranks)
         hops = [
@@ -127,25 +130,30 @@ class Network:
         )
 
     def _around(self, ranks: Sequence[int]) -> list[int]:
-        """The ranks as a library orders them that knows ranks and hosts, not the planner's sites:
-        node by node, in the order of each node's first rank."""
+        """Sort ranks node by node, in the order of each node's first rank.
+
+        A library that knows ranks and hosts, but not the planner's sites, builds its ring in this
+        order.
+        """
         first: dict[str, int] = {}
         for rank in sorted(ranks):
             first.setdefault(self._devices[rank].node, rank)
         return sorted(ranks, key=lambda rank: (first[self._devices[rank].node], rank))
 
     def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
-        """A reduce-scatter and an all-gather, each (n - 1) / n of a buffer over every hop."""
+        """Build a reduce-scatter and an all-gather, each with (n - 1) / n of a buffer over every
+        hop."""
         size = len(ranks)
         return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2)
 
     def one_pass(self, ranks: Sequence[int], num_bytes: float) -> Ring:
-        """A reduce-scatter or an all-gather by itself."""
+        """Build a reduce-scatter or an all-gather by itself."""
         size = len(ranks)
         return self.ring(ranks, (size - 1) / size * num_bytes, 1)
 
     def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
-        """Every rank sends every other one the part that it owns, directly."""
+        """Build an exchange in which every rank sends to every other one, directly, the part that
+        it owns."""
         hops = [
             (self.hop(sender, owner), num_bytes)
             for sender in ranks
@@ -158,7 +166,7 @@ class Network:
         )
 
     def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> Ring:
-        """From the root along the ring to the last."""
+        """Build a broadcast from the root along the ring to the last rank."""
         order = self._around(ranks)
         first = order.index(root)
         chain = order[first:] + order[:first]

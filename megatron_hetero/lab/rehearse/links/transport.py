@@ -24,8 +24,11 @@ TINY_ELEMENTS = 64
 
 
 class Transport(LinkHolder):
-    """The hooks of one rank.  `is_computing` is true while a forward or backward pass runs, whose
-    tensor-parallel collectives are part of its time."""
+    """Hooks of one rank.
+
+    `is_computing` is true during a forward or backward pass; tensor-parallel collectives are then
+    part of the pass's time.
+    """
 
     def __init__(
         self, rank: int, board: Board, network: Network, clock: Clock, tensor_ranks: Set[int]
@@ -45,7 +48,7 @@ class Transport(LinkHolder):
         self._broadcast = dist.broadcast
 
     def install(self) -> None:
-        """From now on, in this process."""
+        """Replace the functions of `torch.distributed` in this process."""
         dist.batch_isend_irecv = self._held_batch
         dist.all_reduce = self._held_all_reduce
         dist.all_gather_into_tensor = self._held_all_gather
@@ -109,7 +112,7 @@ class Transport(LinkHolder):
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Gradients on their way to their owners: every rank sends the same sizes."""
+        """Hold gradients on their way to their owners; every rank sends the same sizes."""
 
         def real(is_async: bool) -> Any:
             return self._all_to_all(
@@ -131,7 +134,7 @@ class Transport(LinkHolder):
         async_op: bool = False,
         group_src: int | None = None,
     ) -> Any:
-        """New weights from their owner."""
+        """Hold new weights on their way from their owner."""
 
         def real(is_async: bool) -> Any:
             return self._broadcast(tensor, src, group, is_async, group_src)
@@ -145,7 +148,12 @@ class Transport(LinkHolder):
 
     @contextmanager
     def exchanging(self, kind: str, bytes_per_element: float) -> Iterator[None]:
-        """Collectives in here exchange gradients or weights, of so many real bytes each."""
+        """Count collectives inside the block as gradients or weights.
+
+        Args:
+            kind: kind of the span on the timeline.
+            bytes_per_element: real bytes of each element.
+        """
         self._exchanged = kind, bytes_per_element
         try:
             yield
@@ -162,7 +170,7 @@ class Transport(LinkHolder):
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Collectives in here are real and nothing else."""
+        """Leave collectives inside the block as they are."""
         self._is_left_alone = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a rank waits for in a rehearsal: messages and collectives under way, and who delivers them.
+"""Messages and collectives under way in a rehearsal, and the thread that delivers them.
 
 They stand for `torch.distributed.Work`: `wait` ends when the real transport and the described links
 are both done, and notes the time at which that was due.
@@ -17,20 +17,22 @@ from megatron_hetero.lab.rehearse.links.network import Ring
 
 
 class Waiting(Protocol):
-    """The transport, as the things under way know it."""
+    """The transport, as messages and collectives under way see it."""
 
     board: Board
     clock: Clock
 
     def waited(self, due_s: float, asked_s: float) -> None:
-        """The rank asked for something at `asked_s`, and has it now; it was due at `due_s`."""
+        """Move the clock on: the rank asked for something at `asked_s`, and it was due at
+        `due_s`."""
 
     def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
-        """When a collective is done on the described links, once all its ranks have come."""
+        """Wait for all ranks of a collective; return the time at which the described links complete
+        it."""
 
 
 class SendWork:
-    """A message on its way; `wait` ends when its receiver has it, as gloo's own."""
+    """A message on its way; like gloo's, its `wait` ends when the receiver has it."""
 
     def __init__(self, transport: Waiting, key: Key) -> None:
         self._transport, self._key = transport, key
@@ -38,12 +40,12 @@ class SendWork:
         self._works: list[Any] = []
 
     def left(self, works: list[Any]) -> None:
-        """The courier has handed it to the real transport."""
+        """Store the real transport's works: the courier has handed the message over."""
         self._works = works
         self._has_left.set()
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block until the receiver has it."""
+        """Wait until the receiver has the message."""
         transport = self._transport
         came_s = transport.clock.time()
         self._has_left.wait()
@@ -56,16 +58,15 @@ class SendWork:
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
+        """Tell if `wait` would return at once."""
         return self._has_left.is_set() and all(work.is_completed() for work in self._works)
 
 
 class ReceiveWork:
-    """A message that is waited for.
+    """A message that this rank waits for.
 
-    Args:
-        post: asks the real transport for it.  When is noted before: once that has the message, its
-            sender looks.
+    `post` asks the real transport for it. The time of that is written to the board before: as soon
+    as the transport has the message, its sender reads it.
     """
 
     def __init__(self, transport: Waiting, key: Key, post: Callable[[], list[Any]]) -> None:
@@ -75,7 +76,7 @@ class ReceiveWork:
         self._works = post()
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block until it is here."""
+        """Wait until the message has arrived."""
         transport = self._transport
         asked_s = transport.clock.time()
         for work in self._works:
@@ -86,7 +87,7 @@ class ReceiveWork:
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
+        """Tell if `wait` would return at once."""
         return all(work.is_completed() for work in self._works)
 
 
@@ -102,25 +103,26 @@ class CollectiveWork(threading.Thread):
         self._done_s = 0.0
 
     def run(self) -> None:
-        """The thread's life."""
+        """Wait for the real collective, then for the described links."""
         self._work.wait()
         self._done_s = self._transport.done_s(self._key, self._ring, self._kind)
         sleep_until(self._done_s)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block until it is done."""
+        """Wait until the collective is done."""
         came_s = self._transport.clock.time()
         self.join()
         self._transport.waited(self._done_s, came_s)
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not block."""
+        """Tell if `wait` would return at once."""
         return not self.is_alive()
 
 
 class Courier(threading.Thread):
-    """Does things when they are due: takes paths, hands messages to the real transport."""
+    """A thread that acts at given times: it takes paths, and hands messages to the real
+    transport."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -129,7 +131,7 @@ class Courier(threading.Thread):
         self._number = 0
 
     def call_at(self, at_s: float, action: Callable[[], None]) -> None:
-        """Call `action` at `at_s`; equal times in the order in which they were given."""
+        """Call `action` at `at_s`; actions of equal time keep the order of the calls."""
         if self.ident is None:
             self.start()
         with self._changed:
@@ -138,7 +140,7 @@ class Courier(threading.Thread):
             self._changed.notify()
 
     def run(self) -> None:
-        """The thread's life."""
+        """Wait for the next due action, and call it, for ever."""
         while True:
             with self._changed:
                 while not self._due or self._due[0][0] > now():

@@ -1,18 +1,18 @@
-"""The difference between two runs' weights that Adam makes of the difference between gradients.
+"""Difference between the weights of two runs that Adam makes of a difference between gradients.
 
-Adam divides by the root of the second moment.  Where a gradient g is large beside its rounding d,
-an update changes by d/g; where it is not, the update is a sign that rounding decides.  If gradients
-have a density p near zero, the mean square of the change of an update is about p d (8 + 2 c^2), of
-the order of 1e-6 with d of 1e-7 of the largest gradient: the root of it, a thousandth of the whole
-update, is chance, and no bound near it can be kept by anything but luck.
+Adam divides by the root of the second moment. Where a gradient g is large beside its rounding d, an
+update changes by d/g; where it is not, rounding decides the sign of the update. If gradients have a
+density p near zero, the mean square of the change of an update is about p d (8 + 2 c^2), of the
+order of 1e-6 with d of 1e-7 of the largest gradient. Its root, a thousandth of the whole update, is
+chance: only luck could keep a bound near it.
 
-So the chance is taken out.  Both runs' gradients are recorded as their optimizers saw them; Adam is
-computed in fp64 from both, and what the two results differ by is *explained*.  What is left is
-rounding of Adam's own arithmetic in fp32 and of the weights: about a dozen operations, each with
-half a unit (2^-24) of a number not much larger than the update, in both runs:
-2 * 12 * 2^-24 = 1.4e-6 of an update, three times as much where moments cancel
-(`compare.ADAM_ARITHMETIC_TOLERANCE`).  A wrong gradient is found by the gradients, by the norm of
-every step and by the loss of every step; a wrong update, or weights that did not arrive, here.
+The comparison therefore removes this part. Both runs' gradients are recorded as their optimizers
+saw them; Adam is computed in fp64 from both, and the difference of the two results is *explained*.
+The rest is rounding of Adam's own arithmetic in fp32 and of the weights: about a dozen operations,
+each with half a unit (2^-24) of a number not much larger than the update, in both runs: 2 * 12 *
+2^-24 = 1.4e-6 of an update, three times as much where moments cancel
+(`compare.ADAM_ARITHMETIC_TOLERANCE`). A wrong gradient shows in the gradients, and in the norm and
+the loss of every step; a wrong update, or weights that did not arrive, show here.
 
 The learning rate (with warm-up, decay, multiples for single tensors) is taken from the one process:
 the factor between its step and its update.
@@ -31,7 +31,7 @@ from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """`--adam-beta1`, `--adam-beta2`, `--adam-eps`, `--clip-grad` (0: no clipping)."""
+    """Values of `--adam-beta1`, `--adam-beta2`, `--adam-eps` and `--clip-grad` (0: no clipping)."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -40,7 +40,7 @@ class AdamSettings:
 
 
 class _Moments:
-    """Adam's state of one tensor in fp64."""
+    """State of Adam for one tensor, in fp64."""
 
     def __init__(self, settings: AdamSettings) -> None:
         self._settings = settings
@@ -49,7 +49,8 @@ class _Moments:
         self._second: numpy.ndarray | float = 0.0
 
     def update(self, gradient: numpy.ndarray, norm: str) -> numpy.ndarray:
-        """The direction of a step, without learning rate and weight decay."""
+        """Update the moments; return the direction of the step, without learning rate and weight
+        decay."""
         s = self._settings
         clipped = gradient.astype(numpy.float64)
         if s.max_norm > 0:
@@ -72,11 +73,16 @@ def explained_difference(
     norms: Mapping[int, str],
     settings: AdamSettings,
 ) -> dict[int, numpy.ndarray]:
-    """By step, how far a rank's weights of a tensor should be from those of the one process.
+    """Compute, by step, the expected distance of a rank's weights of a tensor from the one
+    process's.
 
     Args:
-        reference: the one process's arrays, the part of them for which `shard` stands.
-        norms: of the one process.
+        name: name of the tensor.
+        shard: the part of it that the rank holds.
+        record: the record of the rank.
+        reference: the one process's arrays, cut to the part of `shard`.
+        norms: the gradient norms of the one process, by step.
+        settings: settings of Adam.
     """
     own, others = _Moments(settings), _Moments(settings)
     total: numpy.ndarray | float = 0.0

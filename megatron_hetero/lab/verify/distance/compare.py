@@ -1,7 +1,7 @@
-"""How far a plan's training is from one process: each number worst over tensors, steps and ranks.
+"""Distance of a plan's training from one process: the worst over tensors, steps and ranks.
 
-The bounds come from fp32 rounding: the two runs sum the same terms in another order.  `--floor`
-measures how far one process is from itself when it takes its micro-batches in another order.
+The bounds come from fp32 rounding: the two runs sum the same terms in another order. `--floor`
+measures the distance of one process from itself with its micro-batches in another order.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ ADAM_ARITHMETIC_TOLERANCE = 5e-6
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Largest distances that count as equal: of the loss and the gradient norm relative to
-    themselves, of gradients and updates of weights relative to the largest of a tensor."""
+    """Largest distances that count as equal.
+
+    Those of the loss and the gradient norm are relative to themselves; those of gradients and
+    updates of weights are relative to the largest element of a tensor.
+    """
 
     loss: float
     gradients: float
@@ -40,10 +43,12 @@ class Tolerances:
 
 
 def tolerances(model: ModelSpec, optimizer: str, is_explained: bool = False) -> Tolerances:
-    """The bounds that a plan has to keep, by architecture and optimizer.
+    """Return the bounds that a plan has to keep, by architecture and optimizer.
 
     Args:
-        is_explained: what Adam makes of unlike gradients is taken off (`compare`'s `adam`).
+        model: the small model.
+        optimizer: "sgd" or "adam".
+        is_explained: the part that Adam makes of unlike gradients is removed (`compare`'s `adam`).
     """
     demanding = model.gated_mlp or model.num_query_groups != model.num_attention_heads
     gradients = GATED_OR_GROUPED_TOLERANCE if demanding else GRADIENT_TOLERANCE
@@ -54,7 +59,7 @@ def tolerances(model: ModelSpec, optimizer: str, is_explained: bool = False) -> 
 
 @dataclass(frozen=True)
 class Worst:
-    """A distance and where it was met."""
+    """A distance, and the place where it was met."""
 
     value: float
     where: str = ""
@@ -119,16 +124,21 @@ def compare(
     is_drawn_alike: bool = True,
     starts_apart: bool = False,
 ) -> Distances:
-    """Distance of the run recorded by `ranks` from the one process of `reference`.
+    """Compute the distance of the run recorded by `ranks` from the one process of `reference`.
 
     Args:
+        reference: the record of the one process.
+        ranks: the records of the run, by rank.
         data_ranks: the ranks whose samples together are the global batch, one for each replica.
-        steps: those that the run made, where it is a part of the reference's; None for all.
-        floor: the one process in another order of summation.  A tensor no further off than
-            `FLOOR_FACTOR` times that one's worst step counts as equal.
+        model: the small model.
+        optimizer: "sgd" or "adam".
+        steps: steps of the run, where it is a part of the reference's; None for all.
+        floor: the one process in another order of summation. A tensor no further off than
+            `FLOOR_FACTOR` times its worst step there counts as equal.
         tensor_groups: the ranks of each tensor-parallel group.
-        adam: with them, what Adam makes of unlike gradients does not count (`verify.adam`).
-        is_drawn_alike: initial weights are the one process's too, not only equal among ranks.
+        adam: settings with which the part that Adam makes of unlike gradients is removed
+            (`distance.adam`).
+        is_drawn_alike: initial weights equal the one process's too, not only those of other ranks.
         starts_apart: the run is a floor, whose weights were moved on purpose at the start.
     Raises:
         CheckFailedError: a record is incomplete, so that there is nothing to compare.
@@ -157,7 +167,8 @@ def compare(
 def half_precision_tolerances(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> Tolerances:
-    """What a plan in bf16 or fp16 has to keep, from the one process in it and in fp32 (`single`).
+    """Return the bounds of a plan in bf16 or fp16, from the one process in it and in fp32
+    (`single`).
 
     Tensors are held to the same factor by `compare` with `single` for its floor.
     """
@@ -172,8 +183,11 @@ def half_precision_tolerances(
 def rounding_of(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> tuple[Worst, Worst, Worst, Worst]:
-    """How far half precision moves one process: loss, gradients, norm and weights of `reference`
-    from `single`, the same in fp32 (without the steps that an overflow skipped)."""
+    """Measure how far half precision moves one process, in loss, gradients, norm and weights.
+
+    `single` is the same process as `reference`, in fp32 and without the steps that an overflow
+    skipped.
+    """
     return _worst(Measure(model, optimizer, reference), [single], single.steps, {})
 
 
@@ -183,7 +197,8 @@ def _worst(
     steps: Sequence[int],
     noise: Mapping[tuple[str, str], float],
 ) -> tuple[Worst, Worst, Worst, Worst]:
-    """The worst of losses, gradients, norms and weights; tensors within their `noise` are equal."""
+    """Find the worst of losses, gradients, norms and weights; tensors within their `noise` are
+    equal."""
     reference = measure.reference
     loss = norm = Worst(0.0)
     tensors = {"gradient": Worst(0.0), "weight": Worst(0.0)}
@@ -233,7 +248,7 @@ def _relative(x: float, ref: float) -> float:
 
 
 def _same_samples(reference: RankRecord, replicas: Sequence[RankRecord], steps: range) -> bool:
-    """Whether every step's global batch is the same set of samples."""
+    """Check that every step's global batch is the same set of samples."""
     expected = _by_step(reference.samples, len(reference.steps))
     parts = [_by_step(record.samples, len(steps)) for record in replicas]
     if not expected or not all(parts):
@@ -245,7 +260,7 @@ def _same_samples(reference: RankRecord, replicas: Sequence[RankRecord], steps: 
 
 
 def _by_step(samples: list[int], num_steps: int) -> list[list[int]]:
-    """The samples of each step; no steps if they cannot be divided."""
+    """Divide the samples into steps; return no steps if that is impossible."""
     if not samples or len(samples) % num_steps:
         return []
     size = len(samples) // num_steps

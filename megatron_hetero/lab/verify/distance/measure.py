@@ -1,4 +1,4 @@
-"""How far the tensors of one rank and step are from those of the one process."""
+"""Distance of the tensors of one rank and step from those of the one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ replicas), each of about that effect."""
 
 @dataclass(frozen=True)
 class Measure:
-    """How far tensors are from the one process of `reference`."""
+    """Measure of distances from the one process of `reference`."""
 
     model: ModelSpec
     optimizer: str
@@ -31,7 +31,8 @@ class Measure:
     _kept: dict[tuple[int, str], dict[int, numpy.ndarray]] = field(default_factory=dict)
 
     def tensors(self, record: RankRecord, step: int) -> Iterator[tuple[str, str, float, float]]:
-        """(kind, name, absolute distance, scale of the reference) of all tensors of a step."""
+        """Yield (kind, name, absolute distance, scale of the reference) for all tensors of a
+        step."""
         for name, shard in record.shards.items():
             explained = self._explained(record, name, shard).get(step)
             keys = key_bias_rows(name, self.model)
@@ -54,7 +55,10 @@ class Measure:
                 yield kind, name, size(_without(difference, keys)), size(_without(whole, keys))
 
     def _has_equal_gradients(self, step: int) -> bool:
-        """Not where they overflowed; with Adam, not after weights have moved (see `Distances`)."""
+        """Tell if the gradients of a step may be compared.
+
+        They may not after an overflow; nor, with Adam, once weights have moved (see `Distances`).
+        """
         if self.reference.norms[step] == SKIPPED:
             return False
         moved = (s for s in self.reference.steps if self.reference.norms[s] != SKIPPED)
@@ -79,10 +83,11 @@ class Measure:
         return self._kept[key]
 
     def noise(self, floor: RankRecord) -> dict[tuple[str, str], float]:
-        """By (kind, name) the distance that is rounding, whatever the tensor's own size.
+        """Return, by (kind, name), the distance that is rounding, whatever the size of the tensor
+        itself.
 
-        A gradient that is the small rest of a large sum (of a norm of queries or keys, say) has
-        the rounding of the sum.
+        A gradient that is the small rest of a large sum (of a norm of queries or keys, say) has the
+        rounding of the sum.
         """
         worst: dict[tuple[str, str], float] = {}
         for step in floor.steps:
@@ -96,7 +101,7 @@ class Measure:
 
 
 def part_of(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
-    """The part of a whole tensor that a shard stands for."""
+    """Return the part of a whole tensor that a shard holds."""
     parts = [
         whole[(slice(None),) * shard.dim + (slice(start, stop),)] for start, stop in shard.intervals
     ]
@@ -106,11 +111,11 @@ def part_of(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
 def _beyond_rounding(
     difference: numpy.ndarray, weights: numpy.ndarray, num_steps: int
 ) -> numpy.ndarray:
-    """What of a difference between weights their own rounding does not explain.
+    """Reduce a difference between weights by the part that their own rounding explains.
 
-    A step rounds each weight once, by half a unit in its last place at most, in both runs; so after
-    `num_steps` equal steps they are up to `num_steps` units apart.  That is nothing beside most
-    updates, but the weights of a norm are about 1, and where gradients are small beside Adam's
+    A step rounds each weight once, by at most half a unit in its last place, in both runs; so after
+    `num_steps` equal steps they are up to `num_steps` units apart. This is small beside most
+    updates. But the weights of a norm are about 1, and where gradients are small beside Adam's
     epsilon one unit (6e-8) is a thousandth of the whole tensor's update.
     """
     unit = numpy.spacing(numpy.maximum(numpy.abs(weights), numpy.abs(weights + difference)))
@@ -132,10 +137,10 @@ _Rows = tuple[int, int, int]
 
 
 def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
-    """Which rows of a tensor are biases of attention keys without a gradient; None: no rows.
+    """Return the rows of a tensor that are biases of attention keys without a gradient, or None.
 
-    Adding one vector to every key shifts all scores of a query alike, which softmax ignores; so
-    such a bias has no gradient, unless positions or a norm come between the bias and the score.
+    Adding one vector to every key shifts all scores of a query alike, which softmax ignores. Such a
+    bias has no gradient, unless positions or a norm come between the bias and the score.
     """
     if model.position_embedding == "rope":
         return None
@@ -149,7 +154,7 @@ def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
 
 
 def _without(tensor: numpy.ndarray, rows: _Rows | None) -> numpy.ndarray:
-    """The tensor without `rows`.  Shards hold whole query groups, so the period fits them too."""
+    """Drop `rows` from a tensor. Shards hold whole query groups, so the period fits them too."""
     if rows is None:
         return tensor
     period, first, stop = rows

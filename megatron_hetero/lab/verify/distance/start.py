@@ -1,7 +1,7 @@
-"""Whether the ranks of a plan are built with the same initial weights.
+"""Comparison of the initial weights of all ranks of a plan.
 
-All runs of a verification load one checkpoint, so what a job without one would start from is looked
-at before: every rank's weights as they were drawn.
+All runs of a verification load one checkpoint. So this looks at the weights before, as every rank
+drew them: the start of a job without a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from megatron_hetero.lab.verify.processes.record import RankRecord
 def first_unequal_start(
     reference: RankRecord, ranks: Sequence[RankRecord], is_drawn_alike: bool
 ) -> str | None:
-    """The first tensor of a rank that was built with other weights than it should; None: none.
+    """Find the first tensor of a rank with other initial weights than expected; None if all agree.
 
-    Bits are compared: drawing is not arithmetic that another division may round otherwise.
+    Bits are compared: drawing is not arithmetic, and no division of the work may round it
+    otherwise.
 
     Args:
-        is_drawn_alike: the ranks draw as the one process does.  Otherwise they are compared with
-            one another: holders of the same elements, replicas above all, start alike.
+        reference: the record of the one process.
+        ranks: the records of the plan, by rank.
+        is_drawn_alike: the ranks draw as the one process does. Otherwise they are compared with one
+            another: holders of the same elements, replicas above all, start alike.
     """
     whole = dict(reference.drawn) if is_drawn_alike else {}
     for rank, record in enumerate(ranks):

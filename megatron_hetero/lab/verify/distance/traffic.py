@@ -1,4 +1,4 @@
-"""What a plan's ranks handed to the transport, beside the least that it could have been."""
+"""Bytes that a plan's ranks handed to the transport, beside the least possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
 
 
 def sync_to_data(ranks: Sequence[RankTraffic]) -> dict[str, float] | None:
-    """Bytes that the gradient sync handed over, against the least; None under stock Megatron."""
+    """Return the bytes of the gradient sync beside the least possible; None under stock
+    Megatron."""
     if not ranks:
         return None
     payload = sum(rank.payload_bytes for rank in ranks)
@@ -27,12 +28,13 @@ def sync_to_data(ranks: Sequence[RankTraffic]) -> dict[str, float] | None:
 def boundaries_to_data(
     plan: Plan, ranks: Sequence[Mapping[int, BoundaryTraffic]]
 ) -> list[dict[str, Any]]:
-    """Bytes of the whole run that each stage handed over at each of its boundaries.
+    """Return the bytes of the whole run that each stage sent over each of its boundaries.
 
     The least is every tensor once: all ranks of a stage send it together.
 
     Args:
-        ranks: [rank] -> by boundary; empty under stock Megatron.
+        plan: the plan.
+        ranks: [rank] -> traffic by boundary; empty under stock Megatron.
     """
     sent: dict[tuple[int, int, int], list[BoundaryTraffic]] = {}
     for place, boundaries in zip(rank_table(plan), ranks, strict=True):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def drop_boundary_slice() -> None:
-    """The first piece of every message between stages arrives as zeros."""
+    """Replace the first piece of every message between stages by zeros."""
     from megatron_hetero.runtime.parallel.boundary import Boundary
 
     send_ops = Boundary.send_ops
@@ -23,7 +23,7 @@ def drop_boundary_slice() -> None:
 
 
 def skip_slice() -> None:
-    """The first slice of every bucket keeps the gradient of its own replica."""
+    """Keep the gradient of the own replica in the first slice of every bucket."""
     from megatron_hetero.runtime.gradients.memory import main_grad
     from megatron_hetero.runtime.gradients.reduction import Reduction
 
@@ -46,7 +46,7 @@ def skip_slice() -> None:
 
 
 def weight_by_micro_batch() -> None:
-    """Each replica divides by its own tokens, and replicas count by their micro-batches."""
+    """Weight replicas by their micro-batches, each divided by its own tokens."""
     from megatron_hetero.runtime.gradients.sync import GradientSync
 
     def broken(
@@ -70,7 +70,7 @@ def weight_by_micro_batch() -> None:
 
 
 def swap_boundary_halves() -> None:
-    """What arrives from two ranks is put together in the wrong order."""
+    """Swap the two halves of every message that arrives."""
     from megatron_hetero.runtime.parallel.boundary import Arrival
 
     finish = Arrival.finish
@@ -84,7 +84,7 @@ def swap_boundary_halves() -> None:
 
 
 def round_boundary() -> None:
-    """Activations and their gradients cross in bf16."""
+    """Convert activations and their gradients to bf16 where they cross a boundary."""
     from megatron_hetero.runtime.parallel.boundary import Boundary
 
     send_ops = Boundary.send_ops
@@ -96,7 +96,7 @@ def round_boundary() -> None:
 
 
 def weigh_a_replica_more() -> None:
-    """The first replica's gradients count a thousandth more."""
+    """Scale the first replica's gradients by 1.001."""
     from megatron_hetero.runtime.gradients.sync import GradientSync
 
     launch_next = GradientSync._launch_next
@@ -112,12 +112,12 @@ def weigh_a_replica_more() -> None:
 
 
 def skip_bucket() -> None:
-    """A bucket is not summed: every holder keeps its own gradients."""
+    """Skip the sum of a bucket: every holder keeps its own gradients."""
     _skip_buckets_of("decoder.layers.3.")
 
 
 def skip_tied_embedding() -> None:
-    """The first and the last stage keep their own gradients of the embedding that they share."""
+    """Skip the sum of the tied embedding: the first and the last stage keep their own gradients."""
     _skip_buckets_of("embedding.word_embeddings.")
 
 
@@ -147,7 +147,7 @@ def _alone() -> Any:
 
 
 def keep_old_weights() -> None:
-    """Of a bucket whose optimizer is divided, new weights do not reach the other holders."""
+    """Keep the new weights of a bucket with a divided optimizer from its other holders."""
     from megatron_hetero.runtime.gradients.memory import data
     from megatron_hetero.runtime.gradients.reduction import DividedReduction
 

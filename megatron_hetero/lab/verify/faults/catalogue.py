@@ -1,8 +1,8 @@
-"""Errors planted on purpose: a check that cannot fail proves nothing.
+"""Errors that are planted on purpose, by name: a check that cannot fail proves nothing.
 
-Each one breaks a single thing in the runtime of the calling process, the way a real defect would,
-and must make `verify` fail.  `between_ranks` has those between ranks, `within_rank` those of
-a rank's own part.
+Each one breaks a single thing in the runtime of the calling process, as a real defect would, and
+must make `verify` fail. `between_ranks` has the errors between ranks, `within_rank` those of a
+single rank's part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megatron_hetero.lab.verify.faults import between_ranks, within_rank
 
 
 def plant(name: str) -> None:
-    """Break the runtime in this process, before training starts."""
+    """Insert an error into the runtime of this process, before training starts."""
     FAULTS[name]()
 
 

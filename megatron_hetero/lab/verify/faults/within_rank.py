@@ -1,4 +1,4 @@
-"""Errors planted in a rank's own part: samples, losses, norm, start and update."""
+"""Errors planted in the part of a single rank: samples, losses, norm, start and update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def count_shard_twice() -> None:
-    """The norm counts the first parameter of the last replica as well."""
+    """Count the first parameter of the last replica in the norm as well."""
     from megatron_hetero.runtime.model import hooks as model_hooks
 
     synchronise_hook = model_hooks.synchronise_hook
@@ -32,7 +32,7 @@ def count_shard_twice() -> None:
 
 
 def move_sample() -> None:
-    """The first replica reads one sample of the next global batch instead of its own first."""
+    """Read one sample of the next global batch instead of the first replica's own first sample."""
     from megatron_hetero.runtime.model.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__
@@ -47,7 +47,7 @@ def move_sample() -> None:
 
 
 def draw_alone() -> None:
-    """The rank that reads data draws a number from the state that its group shares."""
+    """Draw a number from the state that a group shares, on the rank that reads data only."""
     from megatron_hetero.runtime.model import gpt
 
     batch = gpt._batch
@@ -63,7 +63,7 @@ def draw_alone() -> None:
 
 
 def read_micro_batch_twice() -> None:
-    """The first replica takes its first micro-batch in the place of the second too."""
+    """Read the first micro-batch of the first replica in the place of its second one too."""
     from megatron_hetero.runtime.model.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__
@@ -78,7 +78,7 @@ def read_micro_batch_twice() -> None:
 
 
 def shift_samples() -> None:
-    """All replicas read one sample on."""
+    """Shift the samples of all replicas by one."""
     from megatron_hetero.runtime.model.data import ReplicaSampler
 
     batches = ReplicaSampler.__iter__
@@ -91,7 +91,7 @@ def shift_samples() -> None:
 
 
 def count_masked_tokens() -> None:
-    """The loss counts tokens that the mask takes out."""
+    """Count tokens in the loss that the mask takes out."""
     from megatron_hetero.runtime.model import gpt
 
     loss_func = gpt.loss_func
@@ -103,7 +103,8 @@ def count_masked_tokens() -> None:
 
 
 def start_apart() -> None:
-    """The last rank draws its initial weights from another seed, and nobody makes them equal."""
+    """Draw the last rank's initial weights from another seed, and skip the step that makes them
+    equal."""
     from megatron_hetero.runtime.gradients.sync import GradientSync
     from megatron_hetero.runtime.model import hooks
 
@@ -117,7 +118,7 @@ def start_apart() -> None:
 
 
 def learn_faster_on_one_rank() -> None:
-    """The last rank's learning rate is a thousandth more."""
+    """Scale the last rank's learning rate by 1.001."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     get_lr = OptimizerParamScheduler.get_lr
@@ -129,7 +130,7 @@ def learn_faster_on_one_rank() -> None:
 
 
 def forget_the_clip() -> None:
-    """The last rank does not scale its gradients down to the norm that is allowed."""
+    """Skip the clipping of the last rank's gradients."""
     from megatron.core.optimizer import optimizer
 
     clip = optimizer.clip_grad_by_total_norm_fp32

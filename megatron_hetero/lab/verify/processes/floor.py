@@ -1,4 +1,4 @@
-"""One process in another order of summation: how far apart rounding alone puts two runs."""
+"""One process in another order of summation: the distance of two runs by rounding only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from megatron_hetero.runtime.model.provider import EveryRankProvider
 
 
 class FloorRecorder(Recorder):
-    """Records a run that differs from the one process in rounding alone.
+    """Recorder of a run that differs from the one process in rounding only.
 
-    It takes each step's micro-batches last to first, which is another order between them; and
-    starts from weights that are one unit in the last place off, up or down at random, which moves
-    the sums inside of a micro-batch as another order of theirs does (Parker's Monte Carlo
-    arithmetic, 1997).
+    It takes each step's micro-batches last to first, which is another order of the sum over them.
+    It also starts from weights that are one unit in the last place off, up or down at random, which
+    moves the sums inside a micro-batch as another order would (Parker's Monte Carlo arithmetic,
+    1997).
     """
 
     def __init__(self, shrunk: Shrunk) -> None:
@@ -26,7 +26,8 @@ class FloorRecorder(Recorder):
         self._count = sum(r.num_micro_batches for r in shrunk.plan.replicas)
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Move the weights before the first forward pass: they are loaded after this hook."""
+        """Schedule the move of the weights before the first forward pass: they are loaded after
+        this hook."""
         (chunk,) = model
 
         def before_the_first(*_: Any) -> None:

@@ -1,8 +1,8 @@
-"""The processes of one verification, all started from one seed checkpoint of stock Megatron.
+"""Processes of one verification, all started from one seed checkpoint of stock Megatron.
 
-They share one data set of real text and one set of flags.  The one process runs stock `pretrain`
-with none of our groups, sync, schedule, loss or data code (`verify.one_process`); the plan runs
-through `entry.main`, as a user's job does.
+They share one data set of real text and one set of flags. The one process runs stock `pretrain`
+without any group, sync, schedule, loss or data code of ours (`processes.one_process`); the plan
+runs through `entry.main`, as a user's job does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ADAM = {
 
 
 class VerifyJobs:
-    """The jobs of one verification, which share flags, data and the seed checkpoint."""
+    """Jobs of one verification, which share flags, data and the seed checkpoint."""
 
     def __init__(
         self, shrunk: Shrunk, options: Options, folder: Path, flags: JobFlags = NO_FLAGS
@@ -127,13 +127,13 @@ class VerifyJobs:
         )
 
     def adam_settings(self) -> AdamSettings:
-        """Those of runs in fp32."""
+        """Return the settings of Adam in runs in fp32."""
         options = last_of_each(flag_table().split(self._flags.both))
         given = {option.name: float(option.values[0]) for option in options if option.name in _ADAM}
         return AdamSettings(**{_ADAM[name]: value for name, value in given.items()})
 
     def seed_job(self) -> LocalJob:
-        """Stock Megatron makes the weights that every run starts from."""
+        """Return the job in which stock Megatron makes the initial weights of every run."""
         argv = (
             *without_flags(self._model_arguments(self.options.precision), _RATES),
             *self._one_process,
@@ -159,27 +159,29 @@ class VerifyJobs:
         return LocalJob("seed checkpoint", 1, seed, self._folder / "seed-run")
 
     def reference_job(self, optimizer: str) -> LocalJob:
-        """One process of stock Megatron (`verify.one_process`)."""
+        """Return the job of the one process of stock Megatron (`processes.one_process`)."""
         replays = self.replays_routing(optimizer)
         return self._one_process_job(
             "reference", optimizer, lambda: DrawingRecorder(Routers() if replays else None)
         )
 
     def replays_routing(self, optimizer: str) -> bool:
-        """The plan follows the one process's choice of experts, which comes first then."""
+        """Tell if the plan follows the one process's choice of experts; that process then runs
+        first."""
         is_half = self.options.precision_of(optimizer) != "fp32"
         return is_half and self.shrunk.model.num_experts > 0
 
     def _routing(self, optimizer: str) -> Path:
-        """The one process's record, with its choices."""
+        """Return the path of the one process's record, which has its choices."""
         return self._folder / optimizer / "reference" / "record-0.npz"
 
     def floor_job(self, optimizer: str) -> LocalJob:
-        """The same in another rounding (`FloorRecorder`)."""
+        """Return the job of the one process in another rounding (`FloorRecorder`)."""
         return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
-        """The same in fp32; it leaves out the steps that half precision has skipped."""
+        """Return the job of the one process in fp32, without the steps that half precision has
+        skipped."""
         flags: tuple[str, ...] = ()
         if skipped:
             flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
@@ -217,16 +219,20 @@ class VerifyJobs:
         return LocalJob(f"one process, {optimizer}", 1, train, folder)
 
     def plan_job(self, optimizer: str) -> LocalJob:
-        """The plan through the entry that users run."""
+        """Return the job of the plan, through the entry that users run."""
         arguments = self.training_arguments(optimizer)
         return self._plan_job("the plan", optimizer, self.shrunk, arguments)
 
     def interrupted_jobs(
         self, optimizer: str, resumed: Shrunk, after: int
     ) -> tuple[LocalJob, LocalJob]:
-        """The plan up to a checkpoint, at which it exits, and `resumed` from there to the end.
+        """Return the job of the plan up to a checkpoint, and that of `resumed` from there to the
+        end.
 
-        `resumed` is the same model under a plan that may be another; stock Megatron's too.
+        Args:
+            optimizer: "sgd" or "adam".
+            resumed: the same model under a plan that may be another, also stock Megatron's.
+            after: the step after which the first job saves and exits.
         """
         checkpoints = self._folder / optimizer / "checkpoints"
         saving = (f"--save={checkpoints}", "--save-interval=1000")

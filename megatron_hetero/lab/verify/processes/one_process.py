@@ -1,9 +1,9 @@
-"""One process of stock Megatron: what a plan is compared with.
+"""One process of stock Megatron: the reference of a comparison.
 
-Model, groups, schedule, data loader, gradient sync, optimizer and loop are Megatron's; the batch,
-the loss and the choice of datasets, which Megatron leaves to the training script, are written here
-once more, so that an error in those of `runtime.model.gpt` cannot hide by being on both sides.  Of
-this package there are only the CPU bridge and the wheel's missing Makefile.
+Model, groups, schedule, data loader, gradient sync, optimizer and loop are Megatron's. Batch, loss
+and choice of datasets, which Megatron leaves to the training script, are written here once more, so
+that an error in `runtime.model.gpt` cannot hide by being on both sides. From this package come only
+the CPU bridge and the wheel's missing Makefile.
 """
 
 from __future__ import annotations

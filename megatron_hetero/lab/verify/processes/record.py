@@ -1,8 +1,8 @@
-"""What one rank saw: losses, gradients, norms, weights and sample numbers of every step.
+"""Record of one rank: losses, gradients, norms, weights and sample numbers of every step.
 
-The same recorder hangs on both runs, through Megatron's `post_wrap_hooks` and a wrapper around its
-log: stock training and ours are observed at the same points and not otherwise changed.  The record
-is a numpy archive without pickles and a JSON file beside it.
+The same recorder observes both runs, through Megatron's `post_wrap_hooks` and a wrapper around its
+log: at the same points, and without other changes. The record is a numpy archive without pickles
+and a JSON file beside it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class RankRecord:
-    """Read back: arrays by `kind/step/name` (kinds: gradient, weight), and the shards by name.
+    """A record, read back: arrays by `kind/step/name` (kinds: gradient, weight), and shards by
+    name.
 
     Steps are Megatron's iterations, from 1 or, in a resumed run, from the next one on; weights of
-    the step before the first are those that the run started from.  `losses` has entries on last
-    stages only; `samples` are the dataset indices that this rank read, in order.
+    the step before the first are the initial ones. `losses` has entries on last stages only;
+    `samples` are the dataset indices that this rank read, in order.
     """
 
     arrays: dict[str, numpy.ndarray]
@@ -64,20 +65,20 @@ class RankRecord:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Those that were logged, in order."""
+        """Return the steps that were logged, in order."""
         return tuple(sorted(self.norms))
 
     @property
     def skipped(self) -> tuple[int, ...]:
-        """The steps after which no weight has moved, because a gradient was infinite or NaN."""
+        """Return the steps that moved no weight, because a gradient was infinite or NaN."""
         return tuple(step for step in self.steps if self.norms[step] == SKIPPED)
 
 
 class Recorder:
-    """Hangs on one rank's training; `save` when it has ended."""
+    """Observer of one rank's training; call `save` when it has ended."""
 
     def __init__(self, routers: Routers | None = None) -> None:
-        """`routers`: keeps or replays which experts are chosen."""
+        """Prepare a record; `routers` keeps or replays the choice of experts."""
         self._routers = routers
         self._arrays: dict[str, numpy.ndarray] = {}
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -95,7 +96,7 @@ class Recorder:
         training_log.add_observer(self._observe_step)
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Remember the parameters, and record gradients as the optimizer will see them."""
+        """Store the parameters, and record gradients as the optimizer will see them."""
         from megatron.core.distributed import finalize_model_grads
         from megatron.training import get_args
 
@@ -132,7 +133,7 @@ class Recorder:
         return model
 
     def recorded(self, provider: Callable[..., Sequence[Any]]) -> EveryRankProvider:
-        """A provider of the same datasets that notes which samples are read."""
+        """Return a provider of the same datasets that notes the samples that are read."""
 
         def provide(num_samples: Any) -> tuple[Any, ...]:
             train, *others = provider(num_samples)
@@ -179,8 +180,11 @@ class Recorder:
 
 
 class DrawingRecorder(Recorder):
-    """Records one process of stock Megatron whose model is built with layout-independent weights,
-    as those of a plan are (`runtime.model.initial_weights`): what ranks should start with."""
+    """Recorder of one process of stock Megatron whose initial weights do not depend on the layout.
+
+    They are drawn as those of a plan (`runtime.model.initial_weights`), and are what its ranks
+    should start with.
+    """
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
         from megatron.training import get_args

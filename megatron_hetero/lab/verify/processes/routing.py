@@ -1,10 +1,10 @@
-"""Which experts the one process chose for each token, replayed on the plan.
+"""Choices of experts of the one process, token by token, replayed on the plan.
 
-In bf16 and fp16 two experts' scores for a token may be nearer than rounding: the plan, which rounds
-at other places, then chooses the other one, and from there on trains something else, rightly.  So
-the one process's choices are kept (through `router_replay`, Megatron's own seam in its router).
-The plan computes its own, counts where they differ and by how much the scores do, and goes on with
-those of the one process.  A difference beyond rounding is an error of the plan.
+In bf16 and fp16 the scores of two experts for a token may differ by less than rounding. The plan
+rounds at other places, may choose the other expert, and then rightly trains something else. So the
+one process's choices are kept (through `router_replay`, Megatron's own interface in its router).
+The plan computes its own, counts the differences and measures the scores' distance, and continues
+with the choices of the one process. A difference beyond rounding is an error of the plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 @dataclass(frozen=True)
 class Flips:
-    """Tokens for which a run's own choice was another than that which it followed.
+    """Tokens for which a run's own choice differs from the one that it followed.
 
     `margin` is the worst difference between the scores of the two, as a part of the greater.
     """
@@ -46,11 +46,11 @@ class Flips:
 
 @dataclass(frozen=True)
 class Replay:
-    """Choices of the one process for one rank.
+    """Choices of the one process, for one rank.
 
-    `record` is its archive; `numbers` are, in the order in which the rank trains them, the one
-    process's numbers of its micro-batches in a step, of `per_step` in all.  Of the rows of a
-    micro-batch the rank has part `part`.
+    `record` is the archive of that process. `numbers` are its numbers of this rank's micro-batches
+    in a step, of `per_step` in all, in the order in which the rank trains them. The rank has part
+    `part` of the rows of a micro-batch.
     """
 
     record: Path
@@ -59,13 +59,21 @@ class Replay:
     part: int = 0
 
     def number(self, call: int) -> int:
-        """The one process's number, from the first step on, of this rank's micro-batch `call`."""
+        """Return the one process's number, counted from the first step, of this rank's micro-batch
+        `call`."""
         step, place = divmod(call, len(self.numbers))
         return step * self.per_step + self.numbers[place]
 
 
 def replay_of_rank(plan: Plan, rank: int, size: int, record: Path) -> Replay:
-    """What a rank of a plan replays, all of whose micro-batches have `size` sequences."""
+    """Return the choices that a rank of a plan replays.
+
+    Args:
+        plan: the plan.
+        rank: global rank.
+        size: sequences of every micro-batch.
+        record: archive of the one process.
+    """
     counts = [replica.num_micro_batches for replica in plan.replicas]
     dealt = deal(counts, [size] * len(counts))
     place = rank_table(plan)[rank]
@@ -74,14 +82,14 @@ def replay_of_rank(plan: Plan, rank: int, size: int, record: Path) -> Replay:
 
 
 class Routers:
-    """Keeps the choices of a model's routers, or replays those of another run."""
+    """Recorder or replayer of the choices of a model's routers."""
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._replay = replay
         self._seats: list[_Seat] = []
 
     def attach(self, model: Sequence[torch.nn.Module]) -> None:
-        """Sit in every router of the model."""
+        """Attach to every router of the model."""
         from megatron.core.transformer.moe.router import TopKRouter
 
         archive = None if self._replay is None else numpy.load(self._replay.record)
@@ -94,11 +102,11 @@ class Routers:
                     self._seats.append(module.router_replay)
 
     def arrays(self) -> dict[str, numpy.ndarray]:
-        """The choices by layer: [micro-batch, token, choice]."""
+        """Return the choices by layer, each of shape [micro-batch, token, choice]."""
         return {_key(seat.layer_number): numpy.stack(seat.chosen) for seat in self._seats}
 
     def flips(self) -> Flips:
-        """Of all routers together."""
+        """Sum the flips of all routers."""
         return sum((seat.flips for seat in self._seats), Flips())
 
 
@@ -108,7 +116,7 @@ def _key(layer_number: int) -> str:
 
 @dataclass
 class _Seat:
-    """In the place of Megatron's `RouterReplay` of one router."""
+    """Substitute for Megatron's `RouterReplay` of one router."""
 
     layer_number: int
     replay: Replay | None
@@ -126,7 +134,7 @@ class _Seat:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., Any] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Megatron's: (scores, experts) of shape [token, choice]."""
+        """Return (scores, experts) of shape [token, choice], as Megatron's `RouterReplay` does."""
         if default_compute_topk is None:
             raise ValueError("a router asked for a replay without saying how it chooses")
         values, own = default_compute_topk(
@@ -146,7 +154,7 @@ class _Seat:
         return scores.gather(1, due), due
 
     def _call(self) -> tuple[int, bool]:
-        """The micro-batch, and whether it comes for the first time.
+        """Return the micro-batch, and True if it comes for the first time.
 
         A recomputed layer runs without gradients first and once more, in the same order, in the
         backward pass.

@@ -1,8 +1,8 @@
 """Whole gradients and weights of ranks whose optimizer stock Megatron divides.
 
 After its reduce-scatter each data-parallel rank holds the sums of its own part of every bucket
-alone, and with `--overlap-param-gather` new weights travel until the forward pass needs them.  A
-record of what ranks saw needs both whole.
+only, and with `--overlap-param-gather` new weights travel until the forward pass needs them. The
+record of a rank needs both whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def gather_gradients(model: Sequence[Any]) -> None:
 
 
 def gather_weights(model: Sequence[Any]) -> None:
-    """Finish what new weights are under way; call it between an update and a forward pass."""
+    """Finish the gathers of new weights that are under way; call it between an update and a forward
+    pass."""
     for chunk in model:
         if _is_divided(chunk) and chunk.ddp_config.overlap_param_gather:
             chunk.start_param_sync(force_sync=True)

@@ -1,7 +1,7 @@
-"""The flags of a verification: those of the job, by what becomes of them on a small model.
+"""Flags of a verification: those of the job, each treated as the small model needs it.
 
-What is kept, shrunk, without effect, left out or refused is data (`flags.verification_table`);
-here are the values that take the place of the shrunk ones.
+Which flags are kept, shrunk, without effect, left out or refused is data
+(`flags.support.verification_table`); this file has the values that replace the shrunk ones.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _OFF = "off"
 
 @dataclass(frozen=True)
 class JobFlags:
-    """Arguments of the runs, and what is said of the job's flags.
+    """Arguments of the runs, and the report on the job's flags.
 
     `both` go to the plan and to the one process, `half` to both where they train in the job's own
-    half `precision`, `plan` to the plan alone.  `learning_rates`: of the job's own optimizer.
+    half `precision`, `plan` to the plan only. `learning_rates` are those of the job's own
+    optimizer.
     """
 
     both: tuple[str, ...] = ()
@@ -51,13 +52,16 @@ NO_FLAGS = JobFlags()
 
 
 def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) -> JobFlags:
-    """Sort the flags of a job.
+    """Sort the flags of a job by their treatment.
 
     Args:
-        plan: with its `workload`.
+        plan: the plan, with its `workload`.
+        workload: the job.
+        shrunk: the small model.
+        num_steps: number of steps to train.
     Raises:
-        UsageError: a flag that Megatron does not know, or an impossible value.
-        UnsupportedError: flags that the runtime refuses on this plan, or that nothing compares.
+        UsageError: Megatron does not know a flag, or a value is impossible.
+        UnsupportedError: the runtime refuses some flags on this plan, or they cannot be compared.
     """
     options = check_user_flags(workload.megatron_args)
     refused = refused_options(plan)
@@ -106,7 +110,7 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
 
 
 def without_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """An argument vector without some flags and their values."""
+    """Drop some flags and their values from an argument vector."""
     kept, is_kept = [], True
     for token in argv:
         if token.startswith("--"):
@@ -121,19 +125,19 @@ def _tokens(options: Sequence[Option]) -> tuple[str, ...]:
 
 
 def _is_decided(option: Option) -> bool:
-    """The plan itself says what this option says."""
+    """Tell if the plan itself decides this option."""
     return support_of(option.flag).status == "the plan's"
 
 
 def _without_recompute(plan: Plan, args: Sequence[str]) -> tuple[str, ...]:
-    """Stages of a stock plan that say what they recompute take the place of the job's flags."""
+    """Drop the job's recompute flags if the stages of a stock plan have their own."""
     if not decides_recompute(plan):
         return tuple(args)
     return without_flags(args, RECOMPUTE_FLAGS)
 
 
 class _Values:
-    """What takes the place of shrunk values."""
+    """Values that replace the shrunk ones."""
 
     def __init__(
         self, workload: Workload, shrunk: Shrunk, num_steps: int, options: Sequence[Option]
@@ -142,10 +146,11 @@ class _Values:
         self._given = {option.flag.names[0]: option for option in options}
 
     def kept(self, option: Option) -> tuple[str, ...]:
-        """The tokens of an option that stays.
+        """Return the tokens of an option that stays.
 
         Raises:
-            UnsupportedError: a list with an entry for each layer, of which fewer are left.
+            UnsupportedError: the value is a list with an entry for each layer, and fewer layers are
+                left.
         """
         per_layer = ("--no-rope-freq", "--window-attn-skip-freq", "--moe-layer-freq")
         if option.name in per_layer and not option.values[0].lstrip("-").isdigit():
@@ -156,7 +161,8 @@ class _Values:
         return option.tokens
 
     def instead_of(self, option: Option) -> tuple[tuple[str, ...], str | None]:
-        """(arguments, what is shown; None where the sizes of the model show it)."""
+        """Return (arguments, text to show); the text is None where the sizes of the model show
+        it."""
         name = option.flag.names[0]
         if name in _DATA_FLAGS:
             return (), _TEXT
@@ -167,7 +173,7 @@ class _Values:
         return ((), None) if make is None else make(self, option)
 
     def steps(self, option: Option) -> tuple[tuple[str, ...], str]:
-        """So much of this run as the job's part is of the job; at least a step."""
+        """Scale a number of steps as the run is shorter than the job; at least one step."""
         name = option.name.replace("-samples", "-iters")
         if name in ("--train-iters", "--lr-decay-iters"):
             tokens = () if name == "--train-iters" else (f"{name}={self._num_steps}",)
@@ -186,7 +192,7 @@ class _Values:
         return 1
 
     def window(self, option: Option) -> tuple[tuple[str, ...], str]:
-        """Windows as wide, beside a sequence, as the job's."""
+        """Scale attention windows as the sequence is shorter than the job's."""
         ratio = self._shrunk.model.seq_length / self._workload.model.seq_length
         given = [int(x) for x in re.findall(r"-?\d+", " ".join(option.values))]
         here = ",".join(str(max(round(x * ratio), 1) if x > 0 else x) for x in given)
@@ -208,7 +214,7 @@ class _Values:
         return (f"{option.name}={here}",), str(here)
 
     def base_of_mup(self, option: Option) -> tuple[tuple[str, ...], str]:
-        """A base as far from the model's own size as the job's."""
+        """Scale a base of muP as the model is smaller than the job's."""
         attribute = "kv_channels" if "head" in option.name else "hidden_size"
         ratio = getattr(self._shrunk.model, attribute) / getattr(self._workload.model, attribute)
         here = max(round(int(option.values[0]) * ratio), 1)

@@ -2,8 +2,8 @@
 
 Kept: replicas, stages, tensor-parallel widths, shares, micro-batch counts and sizes, and every
 choice of architecture (tied embeddings, gated MLP, grouped queries, norms, biases, positions,
-sequence parallelism, recompute, per-token loss).  Shrunk: sizes, and the number of layers where
-each stage can still have one.  What becomes of the job's other flags is `verify.job_flags`.
+sequence parallelism, recompute, per-token loss). Shrunk: sizes, and the number of layers where each
+stage can still have one. `small.job_flags` treats the job's other flags.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ RECOMPUTE_FLAGS = (
 class Shrunk:
     """The plan with fewer layers, and the Megatron flags of the small model.
 
-    `vocab_multiple` is the one process's `--make-vocab-size-divisible-by`: what the plan's ranks
-    pad the vocabulary to, all of them together.  `plan_args` are flags of the plan's runs alone.
+    `vocab_multiple` is the one process's `--make-vocab-size-divisible-by`: the padding of the
+    vocabulary that the plan's ranks have together. `plan_args` are flags of the plan's runs only.
     """
 
     plan: Plan
@@ -49,7 +49,13 @@ class Shrunk:
 
 
 def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shrunk:
-    """Shrink `workload` to what a CPU trains in a fraction of a second a step."""
+    """Reduce `workload` to a size that a CPU trains in a fraction of a second a step.
+
+    Args:
+        plan: the plan, whose shape stays.
+        workload: the job.
+        max_layers: most layers of the small model.
+    """
     small_plan = _with_fewer_layers(plan, max_layers)
     model, training = workload.model, workload.training
     unit = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
@@ -142,7 +148,8 @@ _SHOWN = (
 
 
 def micro_batch_size(plan: Plan, workload: Workload) -> int:
-    """Sequences in a micro-batch of the one process: the plan's, where all replicas have one size.
+    """Return the sequences in a micro-batch of the one process: the plan's, if all replicas share
+    it.
 
     Where losses are masked, the mean over micro-batches of another size is another objective.
     Replicas of unlike sizes have losses per token, whose sum no division changes.
@@ -152,7 +159,7 @@ def micro_batch_size(plan: Plan, workload: Workload) -> int:
 
 
 def decides_recompute(plan: Plan) -> bool:
-    """A stock plan whose stages say what they recompute: its flags are in the job's place."""
+    """Tell if this is a stock plan whose stages replace the job's recompute flags."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     return any(stage.recompute is not None for stage in stages) and is_stock(plan)
 
@@ -167,7 +174,8 @@ def _recompute(training: TrainingSpec) -> list[str]:
 
 
 def _experts(model: ModelSpec, columns: int) -> list[str]:
-    """As many experts, up to eight, with a loss that balances them, which plans must keep too."""
+    """Return the flags of up to eight experts, with a loss that balances them, which plans keep
+    too."""
     if not model.num_experts:
         return []
     num_experts = min(model.num_experts, _MAX_EXPERTS)
@@ -192,7 +200,7 @@ def _switches(model: ModelSpec, job: tuple[str, ...]) -> list[str]:
 
 
 def _sequence_unit(plan: Plan, unit: int, sequence_parallel: bool) -> int:
-    """What the length of a sequence has to be a multiple of."""
+    """Return the number that has to divide the length of a sequence."""
     parts = unit if sequence_parallel else 1
     shapes = (s for r in plan.layout.replicas for s in r.stages if s.context_parallel > 1)
     return lcm(parts, *(2 * shape.context_parallel * parts for shape in shapes))

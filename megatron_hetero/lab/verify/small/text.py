@@ -1,6 +1,6 @@
 """Real text that every Python machine has: the source of the standard library, as bytes.
 
-Written by Megatron's own `IndexedDatasetBuilder`, so a run reads it as a user's `.bin/.idx`.
+It is written by Megatron's own `IndexedDatasetBuilder`, so a run reads it as a user's `.bin/.idx`.
 A document is a run of lines between blank lines: their unlike lengths put unlike numbers of
 end-of-document tokens into samples, which `--eod-mask-loss` takes out of the loss.
 """
@@ -17,14 +17,15 @@ VOCAB_SIZE = 257
 
 
 def paragraphs() -> Iterator[bytes]:
-    """The standard library's source, paragraph by paragraph, files in alphabetical order."""
+    """Yield the standard library's source, paragraph by paragraph, files in alphabetical order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.glob("*.py")):
         yield from (p for p in path.read_bytes().split(b"\n\n") if p.strip())
 
 
 def write_text_dataset(prefix: Path, num_tokens: int) -> int:
-    """Write `prefix.bin` and `prefix.idx` with at least `num_tokens` tokens, if there are so many.
+    """Write `prefix.bin` and `prefix.idx` with at least `num_tokens` tokens, if the source has
+    them.
 
     Returns:
         The number of tokens written.
@@ -48,7 +49,7 @@ def write_text_dataset(prefix: Path, num_tokens: int) -> int:
 
 
 def tokenizer_arguments(prefix: Path) -> tuple[str, ...]:
-    """The flags with which Megatron reads the data set, all of it for training."""
+    """Return the flags with which Megatron reads the data set, all of it for training."""
     return (
         "--tokenizer-type=NullTokenizer",
         f"--vocab-size={VOCAB_SIZE}",
