@@ -28,11 +28,11 @@ backward pass to Megatron."""
 
 
 def apply(split: Split) -> None:
-    """From now on linear layers ask `split` first in their backward pass."""
+    """Ask `split` first in the backward pass of linear layers from now on."""
     original: Any = REPLACEMENT.original()
 
     class Linear(original):  # type: ignore[misc]
-        """Megatron's function, whose backward pass may do its first part alone."""
+        """Megatron's function, whose backward pass may do its first part only."""
 
         @staticmethod
         def backward(ctx: Any, output_gradient: Any) -> Any:

@@ -103,8 +103,8 @@ class Board:
         """Register something that will take these paths, and is ready from `from_s` on.
 
         Returns:
-            Seconds by which the order of the ranks' times is violated: a path may be taken already
-                by something that was ready later, because this machine was late.
+            Seconds by which messages delay each other out of turn: where a path is already taken by
+            one that was ready later, because this machine was late.
         """
         overtaken_s = 0.0
         for path, seconds in _seconds(hops).items():

@@ -1,4 +1,4 @@
-"""The flags that the runtime cannot follow yet: the name, what asks for it, what to do instead."""
+"""Flags that the runtime cannot follow yet: the name, the condition, and the advice."""
 
 from __future__ import annotations
 
