@@ -15,7 +15,7 @@ from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 
 TIGHT_PART = 0.02
-"""Of a GPU's memory, left beside the reserve; allocators lose as much to fragmentation."""
+"""Part of a GPU's memory left beside the reserve; allocators lose as much to fragmentation."""
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _NO_FRAGMENTS = "expandable_segments:True"
 NODE_VARIABLE = "MEGATRON_HETERO_NODE"

@@ -15,7 +15,7 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.arguments import Argument
 
 MISSING = "# MISSING:"
-"""How a line begins that the user has to fill in."""
+"""Beginning of a line that the user has to fill in."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ TABLE_PATH = Path(__file__).with_name("megatron_flags.json")
 Scalar = str | int | float | bool | None
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
-"""What argparse takes for a value although it begins with '-'."""
+"""Tokens that argparse takes for values although they begin with '-'."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageE
 from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
 
 _CORES = ("0.19.", "0.20.")
-"""Of trees in which the runtime works: the release, and main in development."""
+"""Versions of Megatron core with which the runtime works: the release, and main in development."""
 _MAX_QUOTED = 72
 
 State = Literal["unpatched", "patched"]

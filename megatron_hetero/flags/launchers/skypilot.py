@@ -43,7 +43,7 @@ _ACCELERATORS = {
 """The catalogue's name -> SkyPilot's (`sky show-gpus --all`)."""
 
 _EPHEMERAL_PORTS = "32768-60999"
-"""Linux' own, of which NCCL and gloo take theirs."""
+"""Ephemeral ports of Linux, from which NCCL and gloo take theirs."""
 
 _TASK = """\
 # {count} machine(s) with {gpus} x {gpu_type}: node ranks {first} to {last} of the plan

@@ -34,7 +34,7 @@ from megatron_hetero.preflight.machine_checks import check_machines
 from megatron_hetero.runtime import backend
 
 _MEET_S = 120.0
-"""How long the ranks may take to start."""
+"""Limit for the start of all ranks."""
 _GRACE_S = 10.0
 
 

@@ -37,7 +37,7 @@ MOST_TRIES = 4
 MOST_LATE = 0.02
 """A step counts if this machine made no rank lose more than this part of it."""
 _STRETCH_ON = 1.5
-"""By so much the time scale grows after a disturbed step."""
+"""Factor by which the time scale grows after a disturbed step."""
 _WITH_COLLECTIVES = ("forward", "backward", "backward_input")
 """Passes whose end means that all members of a tensor-parallel group have begun them."""
 _LEAST_ALLOWANCE_S = 0.2

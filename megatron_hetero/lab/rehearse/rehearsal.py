@@ -45,7 +45,7 @@ class Rehearsal:
     stages: tuple[tuple[StageTimeline, ...], ...]
     messages: tuple[MessageSpan, ...]
     lines: tuple[LineLoad, ...]
-    """Of the median step."""
+    """Loads of the median step."""
     step_times_s: tuple[float, ...]
     time_scale: float
     largest_lag_s: float

@@ -24,7 +24,7 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 
 _SMALL_ELEMENT_BYTES = 4
 _PIECES_OF_BUCKET = 4
-"""So many layers of the small model at least fill a bucket, where one real layer does not."""
+"""Least layers of the small model that fill a bucket, where one real layer does not."""
 
 
 @dataclass(frozen=True)

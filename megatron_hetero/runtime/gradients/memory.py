@@ -18,7 +18,7 @@ from megatron_hetero.runtime.gradients.optimizer_shards import Rows
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 TensorOf = Callable[[torch.nn.Parameter], torch.Tensor]
-"""Which tensor of a parameter is meant: its gradient or its weights."""
+"""Tensor of a parameter: its gradient or its weights."""
 
 
 def main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:

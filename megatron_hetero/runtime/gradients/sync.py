@@ -39,7 +39,7 @@ from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
 
 _BUFFERS_AT_ONCE = 2
-"""Buckets under way at a time that need buffers of their own: what bounds that memory."""
+"""Most buckets under way at a time that need buffers of their own; it bounds that memory."""
 
 
 class GradientSync:

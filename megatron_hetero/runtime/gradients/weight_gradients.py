@@ -5,7 +5,7 @@ row-parallel linear layers, the output layer included, computes only the gradien
 keeps what the weight's gradient needs. `make` computes that later and adds it to `main_grad` as
 Megatron's DDP does, in the order of the micro-batches, so that the sums have the same bits. Biases,
 norms and embeddings, whose gradients cost little, stay in the first part. Zero-bubble schedules (Qi
-et al. 2024) call the two parts B and W.
+et al. 2024) call the two parts B and W; orders of this package call them I and W.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class WeightGradients:
 
 
 _due_now: deque[Due] | None = None
-"""Where backward passes put weight gradients just now; autograd runs them on threads of its own."""
+"""Queue for weight gradients that are being put off; autograd fills it on threads of its own."""
 
 
 def put_off(due: Due) -> bool:

@@ -23,7 +23,7 @@ from megatron_hetero.preflight.gpu_checks import FP8_CAPABILITY
 
 _RECIPE = "tensorwise"
 _COLUMNS, _ROWS = 16, 8
-"""What the last size of each factor has to be a multiple of, and what the tokens."""
+"""Divisors of the last size of each factor, and of the number of tokens."""
 
 REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (

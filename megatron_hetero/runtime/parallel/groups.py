@@ -74,9 +74,10 @@ class RankGroups:
     chain: tuple[int, ...]
     """[virtual stage] -> stage, of this rank's replica (`schedule.programme`)."""
     hops: Mapping[int, Hop]
-    """By boundary: `b` lies between the virtual stages b and b + 1.  Only those of this rank."""
+    """Hops by boundary: `b` lies between the virtual stages b and b + 1. Only those of this
+    rank."""
     timeout: timedelta
-    """How long a collective may take, in every group; torch's default is not the user's."""
+    """Limit of a collective, in every group; torch's default is not the user's."""
 
     @property
     def is_last_stage(self) -> bool:

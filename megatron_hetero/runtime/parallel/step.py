@@ -51,7 +51,7 @@ class ReplicaSchedule:
 
         Args:
             num_microbatches: the job's number, in micro-batches of this replica's size.
-            micro_batch_size: Megatron's argument.
+            micro_batch_size: sequences in a micro-batch of this replica.
             collect_non_loss_data: as in Megatron.
             kwargs: further arguments of Megatron's forward-backward functions.
         Returns:

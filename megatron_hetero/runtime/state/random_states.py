@@ -33,7 +33,7 @@ from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.plan.ranks import Position
 
 METADATA = "megatron_hetero_random_states"
-"""Of the checkpoint's metadata: the stages of each replica whose states are in it."""
+"""Key of the checkpoint's metadata with the stages of each replica whose states are in it."""
 PREFIX = "megatron_hetero.random_states"
 _TRACKER = "tracker/"
 

@@ -26,9 +26,9 @@ FIELDS = ("latest_s", "num_come", "asked_s", "arrival_s")
 it is done on the described links."""
 LOOK_AGAIN_S = 1e-3
 TAKEN_KEPT = 64
-"""How many messages on a path may be taken out of turn before a gap is forgotten."""
+"""Most messages on a path that may be taken out of turn before a gap is forgotten."""
 MOST_DUE = 256
-"""How many messages may be due on a path before the first of them takes it."""
+"""Most messages that may be due on a path before the first of them takes it."""
 
 
 class Board:

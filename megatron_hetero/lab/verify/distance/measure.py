@@ -25,9 +25,10 @@ class Measure:
     optimizer: str
     reference: RankRecord
     adam: AdamSettings | None = None
-    """With them, what Adam makes of unlike gradients is taken off (`verify.adam`)."""
+    """Settings with which the part that Adam makes of unlike gradients is removed
+    (`distance.adam`)."""
     starts_apart: bool = False
-    """What is measured is a floor: weights that were moved at its start are taken off as well."""
+    """True for a floor: weights that were moved at its start are subtracted as well."""
     _kept: dict[tuple[int, str], dict[int, numpy.ndarray]] = field(default_factory=dict)
 
     def tensors(self, record: RankRecord, step: int) -> Iterator[tuple[str, str, float, float]]:

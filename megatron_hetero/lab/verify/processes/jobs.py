@@ -46,7 +46,7 @@ _RATES = (
     "--lr-wsd-decay-iters",
     "--lr-decay-style",
 )
-"""Of a job that learns; the seed checkpoint is of weights that have not moved."""
+"""Flags of a job that learns; the seed checkpoint has weights that have not moved."""
 ONLY_WITH_ADAM = (
     "--use-distributed-optimizer",
     "--overlap-param-gather",

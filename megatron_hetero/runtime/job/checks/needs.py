@@ -24,7 +24,7 @@ PACKAGE_OF_TOKENIZER: Mapping[str, str] = {
     "Llama2Tokenizer": "sentencepiece",
     "TikTokenizer": "tiktoken",
 }
-"""What `megatron.core.tokenizers.text.libraries` imports."""
+"""Packages that `megatron.core.tokenizers.text.libraries` imports."""
 
 
 def check_needs(
