@@ -4,7 +4,7 @@ A tensor is the interval from 0 to 1, in the order in which it is divided; a dev
 it.  Norms and biases that all members of a group keep whole are counted with the part they belong
 to.  With the distributed optimizer the replicas, and the context-parallel ranks of a stage, keep
 equal parts of the states of each slice that none of their groups cuts further
-(`plan.shards.slices`).
+(`plan.sharding.shards.slices`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import shard_edges
 
 Tensor = tuple[str, int, str]
 """(part of the model, layer, "weights" or "optimizer")."""

@@ -16,7 +16,7 @@ from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
-from megatron_hetero.plan.stage_ranges import StageRanks, pieces
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def boundary_time(
 
     Args:
         context_parallel: TP groups of the senders and of the receivers, among which they divide
-            the sequence as `plan.stage_ranges` says.
+            the sequence as `plan.sharding.stage_ranges` says.
     """
     messages = [
         (senders[i], receivers[j], part * num_bytes)

@@ -115,7 +115,7 @@ class Profile:
     """Measured times by piece: for each key, (micro-batch size, times) in ascending size.
 
     `stretches`: GPU type -> how many times as long its passes took in a training job as predicted
-    (`report.text.replan`); all its pieces are priced so much longer, measured ones and modelled
+    (`report.text.changes.replan`); all its pieces are priced so much longer, measured and modelled
     ones.
     """
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
-from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 
 
 @dataclass(frozen=True)
