@@ -17,7 +17,7 @@ import pytest
 from megatron_hetero.cli.ask_cluster import ask_cluster
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.inventory.draft import cluster_yaml
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.errors import UsageError
 
 
