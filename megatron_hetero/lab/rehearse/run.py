@@ -37,7 +37,8 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.exchange.stock_buckets import stock_bucket_elements
-from megatron_hetero.schedule.simulator.step import plan_times, simulate_plan
+from megatron_hetero.schedule.simulator.stage_times import plan_times
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 
 RANK_BYTES = 400 << 20

@@ -1,14 +1,13 @@
 """Stage boundaries between unlike tensor-parallel widths: every byte crosses once.
 
 Every rank of the sending stage stands for a part of an activation, and so does every rank of the
-receiving one (`plan.stage_ranges`). Where two parts overlap, the overlap goes straight from its
-holder to its user, all pieces of a hop in one batched call. A receiving stage without sequence
-parallelism then gathers the parts inside its own tensor-parallel group, over its own fast links.
-Gradients take the reverse path.
+receiving one (`plan.sharding.stage_ranges`). Where two parts overlap, the overlap goes straight
+from its holder to its user, all pieces of a hop in one batched call. A receiving stage without
+sequence parallelism then gathers the parts inside its own tensor-parallel group, over its own fast
+links. Gradients take the reverse path.
 
-Example: 12 elements go from width 2 to width 3. Sender 0 has elements 0 to 5 and sender 1 has 6 to
-11; receivers need 0 to 3, 4 to 7 and 8 to 11. Four messages cross: 0 to 0 (4 elements), 0 to 1 (2),
-1 to 1 (2) and 1 to 2 (4).
+Example: 12 elements go from width 2 (0 to 5, 6 to 11) to width 3 (0 to 3, 4 to 7, 8 to 11). Four
+messages cross: sender 0 to receiver 0 (4 elements), 0 to 1 (2), 1 to 1 (2) and 1 to 2 (4).
 
 Megatron's own bridge and HexiScale send everything to a leader and broadcast it; the link between
 the stages then carries the same bytes, but through one pair of devices.
@@ -28,7 +27,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.plan.stage_ranges import StageRanks, flat_range, pieces
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, flat_range, pieces
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 

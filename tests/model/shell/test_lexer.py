@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import ModelError
-from megatron_hetero.model.shell_lexer import Command, WordPart, commands
+from megatron_hetero.model.shell.lexer import commands
+from megatron_hetero.model.shell.words import Command, WordPart
 
 SCRIPT = Path("train.sh")
 

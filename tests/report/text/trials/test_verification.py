@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from megatron_hetero.report.text.verification import verification_report
+from megatron_hetero.report.text.trials.verification import verification_report
 
 RUN: dict[str, Any] = {
     "loss": 2e-8,

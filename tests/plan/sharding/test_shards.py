@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan import shards
-from megatron_hetero.plan.shards import common_cuts, shard_edges, slices, vocabulary_edges
+from megatron_hetero.plan.sharding import shards
+from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, slices, vocabulary_edges
 
 
 def test_examples_of_the_docstrings() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.shell.words import Command, ShellWord, WordPart
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]")
 _BRACED = re.compile(
@@ -23,52 +24,6 @@ _BRACED = re.compile(
 )
 _ARRAY_START = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _BLANKS = " \t\r"
-
-
-@dataclass(frozen=True)
-class WordPart:
-    """Part of a word: literal text, the name of a variable or of an array, or source text that
-    only a running shell can expand.  `default` is what stands for a variable that is unset (`-`) or
-    also for one that is empty (`:-`); with `=` the variable takes it, too."""
-
-    kind: Literal["text", "variable", "array", "unknown"]
-    text: str
-    default: tuple[WordPart, ...] | None = None
-    operator: str = ""
-
-
-@dataclass(frozen=True)
-class ShellWord:
-    """A word; `splits` when an unquoted expansion in it may make it several words.
-
-    `elements` are the words in the brackets of an array assignment.
-    """
-
-    pieces: tuple[WordPart, ...]
-    line: int
-    splits: bool = False
-    quoted: bool = False
-    elements: tuple[ShellWord, ...] | None = None
-
-    @property
-    def keyword(self) -> str | None:
-        """The text of a word that is nothing but unquoted text."""
-        plain = len(self.pieces) == 1 and self.pieces[0].kind == "text" and not self.quoted
-        return self.pieces[0].text if plain and self.elements is None else None
-
-
-@dataclass(frozen=True)
-class Command:
-    """A simple command, and the `&&`, `||`, `|`, `;` ... before it."""
-
-    line: int
-    words: tuple[ShellWord, ...]
-    operator: str = ""
-
-    @property
-    def is_conditional(self) -> bool:
-        """Whether it follows `&&` or `||`."""
-        return self.operator in ("&&", "||")
 
 
 def commands(path: Path, text: str) -> Iterator[Command]:

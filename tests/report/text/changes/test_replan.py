@@ -8,7 +8,12 @@ import pytest
 
 from megatron_hetero.cost.work.profile import NO_STRETCH, Profile, Stretch
 from megatron_hetero.report.page.content import Content, LaneGroup, gather
-from megatron_hetero.report.text.replan import pass_ratios, replan, replan_lines, replan_to_data
+from megatron_hetero.report.text.changes.replan import (
+    pass_ratios,
+    replan,
+    replan_lines,
+    replan_to_data,
+)
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.preflight.jobs import planned
 

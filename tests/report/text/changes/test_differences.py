@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.plan.diff import Difference
-from megatron_hetero.report.text.differences import folded
+from megatron_hetero.report.text.changes.differences import folded
 from megatron_hetero.report.text.words import ranges
 
 
