@@ -72,7 +72,7 @@ def gather(
     stock: bool,
     between_nodes: Set[str],
 ) -> Rehearsal:
-    """Combine the records of the ranks, [rank][step] as `RehearsedRank.records`.
+    """Combine the records of the ranks, [rank][step] as `StepPace.records`.
 
     Args:
         plan: the rehearsed plan.

@@ -19,15 +19,15 @@ from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, U
 from megatron_hetero.lab.rehearse.clock import now
 from megatron_hetero.lab.rehearse.links.board import Board
 from megatron_hetero.lab.rehearse.links.network import Network, SlowLink
-from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
-from megatron_hetero.lab.rehearse.rank import (
+from megatron_hetero.lab.rehearse.pace import (
     MOST_TRIES,
     WARMUP_STEPS,
     RankTimes,
     RehearsalDone,
-    RehearsedRank,
     read_records,
 )
+from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
+from megatron_hetero.lab.rehearse.rank import RehearsedRank
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.lab.rehearse.small import SmallModel, small_model
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
@@ -216,7 +216,7 @@ class _RehearsalJob:
             watched.install()
             with suppress(RehearsalDone):
                 entry.main(argv, watched)
-            watched.save(self.record(rank))
+            watched.pace.save(self.record(rank))
 
         return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")
 

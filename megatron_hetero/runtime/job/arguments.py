@@ -1,9 +1,9 @@
 """Flags of this package, and the argument vector that Megatron's parser sees on each rank.
 
 Megatron's parser knows one tensor-parallel and one pipeline size for the whole job. So each rank
-parses as if its replica, at its own stage's width, were the whole job (a *virtual* world of `tp *
-cp * pp`): every derived number, above all the global batch, is then the whole job's. The real world
-comes back with `torch.distributed`.
+parses as if its replica, at its own stage's width, were the whole job (a *virtual* world of
+`tp * cp * pp`): every derived number, above all the global batch, is then the whole job's. The real
+world comes back with `torch.distributed`.
 """
 
 from __future__ import annotations

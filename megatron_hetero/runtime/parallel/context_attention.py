@@ -56,8 +56,9 @@ class GatheredAttention(DotProductAttention):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Compute attention: queries `[s / c, b, heads, d]`, keys and values `[s / c, b, groups,
-        d]`.
+        """Compute attention.
+
+        Shapes: queries `[s / c, b, heads, d]`, keys and values `[s / c, b, groups, d]`.
 
         `attention_mask`, which a dataset makes, is not read: it is the causal one
         (`--reset-attention-mask` is refused).
