@@ -97,10 +97,8 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find processes that have another card of their machine than the plan gives them.
-
-    Plans number cards by the PCI bus; CUDA's own order puts the fastest card first.
-    """
+    """Find processes with another card than the plan's; CUDA's own order puts the fastest card
+    first."""
     places = {
         fact.rank: device_place(rank_table(job.plan)[fact.rank].device or "") for fact in facts
     }
@@ -261,10 +259,8 @@ def _place(job: Job, fact: MachineFacts) -> str:
 
 
 def _is_built(fact: MachineFacts) -> bool:
-    """Tell if torch has code for a GPU.
-
-    A cubin runs on its own major version from its minor version up; PTX runs on everything newer.
-    """
+    """Tell if torch runs on a GPU: by a cubin of its major version and no newer minor, or by older
+    PTX."""
     major, minor = map(int, (fact.gpu_capability or "0.0").split("."))
     for name in fact.gpu_architectures:
         kind, _, digits = name.partition("_")

@@ -150,20 +150,16 @@ def follow_stage(args: Any, stage: Stage) -> None:
 
 
 def follow_job(args: Any, megatron: Sequence[str]) -> None:
-    """Restore settings that only one rank was told while Megatron opened its writers.
-
-    See `rank_arguments`. The profiler of each rank writes its traces beside the folder of
-    TensorBoard.
-    """
+    """Restore settings that `rank_arguments` changed while Megatron opened its writers."""
     args.tensorboard_dir = _given_word(megatron, "--tensorboard-dir")
     args.wandb_project = _given_word(megatron, "--wandb-project") or ""
 
 
 def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
-    """Return the multiple to which the vocabulary is padded: Megatron's for the lcm of all widths.
+    """Return the multiple to which the vocabulary is padded, the same on all ranks.
 
-    Megatron pads to a multiple of `--make-vocab-size-divisible-by` times its width; this product
-    has to be one number on all ranks, and divisible by every width.
+    Megatron pads to `--make-vocab-size-divisible-by` times the width; here the lcm of all widths
+    counts.
     """
     return vocab_divisor(megatron) * lcm(*plan.layout.tensor_parallel_widths)
 
@@ -218,9 +214,9 @@ def _given_word(megatron: Sequence[str], flag: str) -> str | None:
 def pipeline_layout(plan: Plan, position: Position) -> str:
     """Return a replica's `--pipeline-model-parallel-layout`, as one rank has it.
 
-    Megatron gives all stages the same number of chunks and finds chunk i of stage s at place i *
-    stages + s. A rank whose replica has unequal numbers writes its own chunks there, and all other
-    layers before, between or after them: only their sums matter.
+    Megatron expects equally many chunks on all stages, and chunk i of stage s at place i * stages +
+    s. A rank whose replica has unequal numbers writes its own chunks to such places, and other
+    layers between them: only their sums matter.
     """
     replica = plan.replicas[position.replica]
     num_stages, s = len(replica.stages), position.stage

@@ -35,17 +35,17 @@ from megatron_hetero.runtime.parallel.groups import RankGroups
 class Boundary:
     """This rank's side of one boundary: it sends in one direction and receives in the other.
 
+    Only `take` and `finish_sends` wait.
+
     Args:
         stage: the ranks of this stage; by default those of the tensor-parallel group.
         peers: the ranks of the neighbouring stage.
         outward: the group of the messages to it.
         inward: the group of the messages from it.
         config: Megatron's configuration of the model.
-        shapes: a group for the shapes of activations, which are sent first where sequences have
-            unlike lengths (`config.variable_seq_lengths`). It is a group of its own, because a
-            transport matches the messages of one group in order, and shapes are waited for first.
-
-    Only `take` and `finish_sends` wait.
+        shapes: a group of its own for the shapes of activations, which go first where sequences
+            have unlike lengths: messages of one group are matched in order, and shapes are awaited
+            first.
     """
 
     def __init__(
@@ -137,11 +137,8 @@ class Boundary:
             self._posted[place] = self._receive(self._own_shape(*posted.told.tolist()))
 
     def _own_shape(self, sequence: int, batch: int) -> tuple[int, ...]:
-        """Return the shape on this rank of an activation of `sequence` tokens.
-
-        Raises:
-            UsageError: the stage cannot divide the sequence.
-        """
+        """Return the shape on this rank of an activation; raise UsageError if the stage cannot
+        divide it."""
         parts = self._stage.context * (self._width if self._config.sequence_parallel else 1)
         must_divide = parts * (2 if self._stage.context > 1 else 1)
         if sequence % must_divide:

@@ -175,8 +175,10 @@ class LinkHolder:
 
 
 def ranks_of(group: Any) -> list[int]:
+    """Return the global ranks of a process group; None is the world."""
     return dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
 
 
 def name_of(group: Any) -> str:
+    """Return the name of a process group, equal on all its ranks; None is the world."""
     return str((group if group is not None else dist.group.WORLD).group_name)

@@ -54,8 +54,6 @@ ONLY_WITH_ADAM = (
     "--num-distributed-optimizer-instances",
 )
 """Flags of a plan that stock Megatron runs, whose distributed optimizer knows no SGD."""
-
-
 _ADAM = {
     "--adam-beta1": "beta1",
     "--adam-beta2": "beta2",

@@ -258,8 +258,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
     ),
 )
-"""Features of Megatron-LM's own pre-training script, between the flags and the loop, that
-`runtime.model.gpt` lacks; Megatron would go on without them."""
+"""Features of Megatron-LM's own pre-training script that `runtime.model.gpt` lacks."""
 
 
 def _has_checkpoint(folder: str) -> bool:
