@@ -98,8 +98,7 @@ _RECOMPUTE_FLAGS = frozenset(
 
 
 def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, ...]:
-    """Drop the user's flags that the settings of a stock plan replace (micro-batch size,
-    recompute).
+    """Drop the user's flags that a stock plan replaces: micro-batch size and recompute.
 
     Other plans keep these flags, and carry the settings by replica and stage in the plan file.
     """

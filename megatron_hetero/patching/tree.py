@@ -29,8 +29,7 @@ State = Literal["unpatched", "patched"]
 
 
 class Release(BaseModel):
-    """One entry of `patches/releases.json`: a release, and the hashes of its file on either
-    side."""
+    """One entry of `patches/releases.json`: a release, and its file's hashes on both sides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -147,8 +146,7 @@ def _quoted(line: str | None) -> str:
 
 
 def megatron_core_version(root: Path) -> str | None:
-    """Read the version of Megatron core from a tree's text, without running it; None if there is
-    none."""
+    """Read Megatron core's version from a tree's text, without running it; None if absent."""
     path = root / "megatron" / "core" / "package_info.py"
     if not path.is_file():
         return None

@@ -85,8 +85,7 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 class _NullStream:
-    """Substitute for a CUDA stream or event: the CPU runs in order, so there is nothing to wait
-    for."""
+    """Substitute for a CUDA stream or event; on a CPU there is nothing to wait for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -124,8 +123,7 @@ def _seed_cpu(seed: int) -> None:
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Yield (owner, attribute, value) of everything that is replaced while the backend is
-    active."""
+    """Yield (owner, attribute, value) of everything that the active backend replaces."""
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.utils import StragglerDetector
 

@@ -40,8 +40,7 @@ class Component:
 
     @property
     def gpu_type(self) -> str:
-        """Return the catalogue's name; for a machine with several types, all of them with their
-        numbers."""
+        """Return the catalogue's name; for unlike GPUs, all names with their numbers."""
         return self.hosts[0].kind
 
 

@@ -1,5 +1,4 @@
-"""Treatment of each Megatron flag on an asymmetric plan, as data (`flags.support.lookup` reads
-it)."""
+"""Treatment of each Megatron flag on an asymmetric plan, as data for `flags.support.lookup`."""
 
 from __future__ import annotations
 

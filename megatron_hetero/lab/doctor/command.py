@@ -90,8 +90,7 @@ def examine_machines(
 
 
 def _environment(plan: Plan, facts: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
-    """Return the environment variables of the processes of each node (torchrun gives all the
-    same)."""
+    """Return the environment of each node's processes (torchrun gives all the same)."""
     places = rank_table(plan)
     devices = {fact.rank: places[fact.rank].device for fact in facts}
     return {

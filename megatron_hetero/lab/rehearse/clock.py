@@ -56,8 +56,7 @@ class Clock:
         self.lost_s = 0.0
 
     def time(self) -> float:
-        """Return the rank's time: that of its last event, unless the host has fallen too far
-        behind."""
+        """Return the time of the rank's last event, later if the host lags too far."""
         self.until_s = self.at(self.until_s)
         return self.until_s
 

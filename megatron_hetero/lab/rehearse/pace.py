@@ -37,8 +37,7 @@ _BEGIN_IN_S = 0.01
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Times of one rank's GPU, in the cluster's seconds: passes of each chunk, and the
-    optimizer."""
+    """Times of one rank's GPU, in the cluster's seconds: passes of chunks, and optimizer."""
 
     chunks: tuple[ChunkTimes, ...]
     update_s: float

@@ -27,8 +27,7 @@ _WITH_COLLECTIVES = ("forward", "backward", "backward_input")
 
 
 class RehearsedRank:
-    """Observer of one process's training (`Observer` of `runtime.job.entry`), which stretches
-    it."""
+    """`Observer` of one process's training (`runtime.job.entry`), which stretches it."""
 
     def __init__(
         self,
@@ -160,8 +159,7 @@ class RehearsedRank:
         return held
 
     def _updating(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the optimizer's step; it counts once a step, however many optimizers Megatron has
-        chained."""
+        """Wrap the optimizer's step, which counts once a step for chained optimizers."""
 
         def held(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             chained = getattr(optimizer, "chained_optimizers", ())

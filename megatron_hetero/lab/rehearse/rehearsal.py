@@ -150,8 +150,7 @@ def _line_loads(
 
 
 def rehearsal_to_data(rehearsal: Rehearsal, plan: Plan) -> dict[str, Any]:
-    """Return `predicted_step_time_s, rehearsed_step_time_s, error`, the same for each stage, and
-    more.
+    """Return `predicted_step_time_s, rehearsed_step_time_s, error`, also of stages, and more.
 
     The time of a stage is the end of its last backward pass.
     """

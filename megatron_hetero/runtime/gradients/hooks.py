@@ -50,8 +50,7 @@ class ChunkGradients:
             self._launch_ready()
 
     def start_grad_sync(self, force_all_reduce: bool = False) -> None:
-        """Finish the chunk; Megatron's interleaved schedules call this when its gradients are
-        complete."""
+        """Finish the chunk; interleaved schedules call this at its last gradient."""
         self._finish()
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:

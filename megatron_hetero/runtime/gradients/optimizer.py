@@ -56,8 +56,7 @@ class OwnedPiece:
 
 
 def owned_pieces(sync: GradientSync) -> tuple[OwnedPiece, ...]:
-    """Return all pieces of this rank: its rows of divided buckets, and everything it does not
-    share."""
+    """Return all pieces of this rank: its rows of divided buckets, and its unshared slices."""
     pieces = []
     for reduction in sync.divided:
         gradients = reduction.own_gradients

@@ -167,8 +167,7 @@ class GradientSync:
 
     @property
     def num_started(self) -> int:
-        """Count the buckets started in this step; after `finalize` all of them are done, and it is
-        0."""
+        """Count the buckets started in this step; 0 again after `finalize`."""
         return self._launched
 
     @property
@@ -183,8 +182,7 @@ class GradientSync:
 
     @property
     def local(self) -> BucketViews:
-        """Return the slices that this rank updates alone: no other rank, or only its equal, holds
-        them."""
+        """Return the slices that need no exchange (see `plan_buckets`)."""
         return self._local
 
     def gather(self, tensor: TensorOf) -> None:
@@ -208,8 +206,7 @@ class GradientSync:
             self.gather(data)
 
     def finish_weights(self) -> None:
-        """Wait for weights that are under way; call it before reading them outside the forward
-        pass."""
+        """Wait for weights under way; call it before reading them outside the forward pass."""
         if self._weights_under_way is not None:
             self._weights_under_way.finish()
 
@@ -229,8 +226,7 @@ class GradientSync:
             self._launch_next()
 
     def reduce(self) -> None:
-        """Sum every slice over its holders; of the equal copies in a tensor-parallel group one
-        counts."""
+        """Sum every slice over its holders; of a tensor group's equal copies one counts."""
         while self._launched < len(self._reductions):
             if self._reductions[self._launched].needs_memory:
                 self._make_room()

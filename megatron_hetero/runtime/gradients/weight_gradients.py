@@ -92,8 +92,7 @@ _due_now: deque[Due] | None = None
 
 
 def put_off(due: Due) -> bool:
-    """Leave `due` to `WeightGradients.make` and return True, if weight gradients are being put
-    off."""
+    """Leave `due` to `WeightGradients.make`; return False if none are being put off."""
     if _due_now is None:
         return False
     _due_now.append(due)

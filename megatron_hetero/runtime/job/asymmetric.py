@@ -66,8 +66,7 @@ class AsymmetricJob:
         self._saves_states = self._loads_states = False
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
-        """Parse the flags as in `TrainingJob`, and check the plan against the model that they
-        describe."""
+        """Parse the flags as in `TrainingJob`, and check the plan against their model."""
         # Megatron's parser prints every argument, as if this rank's replica were the job: once is
         # enough, and none of it before a refusal.
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -115,8 +114,7 @@ class AsymmetricJob:
         return args
 
     def _follow_batches(self, args: Any) -> None:
-        """Set the global batch size of growing batches, for which Megatron has only one
-        micro-batch's."""
+        """Set the global batch of growing batches; Megatron has one micro-batch's."""
         if args.step_batch_size_schedule is None:
             return
         self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
@@ -243,8 +241,7 @@ def optimizer_weights(plan: Plan) -> list[int]:
 
 
 def _refuse_what_the_plan_decides(named: dict[str, Any]) -> None:
-    """Refuse arguments of a script that the plan cannot follow; its groups replace the script's
-    own."""
+    """Refuse arguments of a script that the plan cannot follow."""
     # Where embeddings are is the plan's to say, and the ranks meet where the launcher put them.
     ours = ("store", "get_embedding_ranks", "get_position_embedding_ranks")
     strange = sorted(name for name, value in named.items() if name not in ours and value)

@@ -50,8 +50,7 @@ def hooked(
 
 
 def _stand_in(step: Step, original: Step) -> Step:
-    """Return `step` with `original` as its first argument; `__wrapped__` is the original, as
-    usual."""
+    """Bind `original` as the first argument of `step`, and as its `__wrapped__`."""
     return functools.wraps(original)(_or_exit(functools.partial(step, original)))
 
 

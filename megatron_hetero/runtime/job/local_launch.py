@@ -162,8 +162,7 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
 
 
 def rank_environment(rank: int, num_ranks: int, store: str) -> Mapping[str, str]:
-    """Return the variables that `torchrun` would set, and the store through which the ranks
-    meet."""
+    """Return the variables that `torchrun` would set, and the store of the ranks."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -154,8 +154,10 @@ class _Validation:
 
 
 def reads_data(groups: RankGroups) -> bool:
-    """Tell if this rank reads data: on a first stage tokens, on a last stage labels, one rank per
-    group."""
+    """Tell if this rank reads data: tokens on first stages, labels on last stages.
+
+    One rank reads for its tensor-parallel group.
+    """
     at_an_end = groups.pipeline.stage == 0 or groups.is_last_stage
     return at_an_end and groups.tensor.rank() == 0
 

@@ -132,8 +132,7 @@ def loss_func(
 
 @EveryRankProvider
 def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
-    """Build Megatron's own (blended, indexed or mock) GPT datasets for training, validation and
-    test.
+    """Build Megatron's own (blended, indexed or mock) GPT datasets: train, valid, test.
 
     They are built on the ranks that read data and on rank 0; None elsewhere.
     """

@@ -24,8 +24,7 @@ ModelHook = Callable[[list[Any]], list[Any]]
 
 
 def initial_weights_hook(seed: int) -> ModelHook:
-    """Return a `pre_wrap_hook` that draws weights by global index
-    (`runtime.model.initial_weights`)."""
+    """Return a `pre_wrap_hook` that draws layout-independent weights (`initial_weights`)."""
 
     def hook(model: list[Any]) -> list[Any]:
         initialise(model, seed)

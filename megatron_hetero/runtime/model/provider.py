@@ -18,6 +18,5 @@ class EveryRankProvider:
     is_distributed: ClassVar[bool] = True
 
     def __call__(self, num_samples: Any, vp_stage: int | None = None) -> tuple[Any, ...]:
-        """Provide the data sets; stock Megatron asks once for each model chunk and gets the same
-        ones."""
+        """Provide the data sets, the same ones for each model chunk."""
         return self.provide(num_samples)

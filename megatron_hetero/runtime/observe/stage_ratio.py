@@ -161,8 +161,7 @@ def stage_ratios(plan: Plan, seconds: Sequence[float]) -> tuple[RankRatio, ...]:
 
 
 def ratio_lines(plan: Plan, ratios: Sequence[RankRatio]) -> Iterator[str]:
-    """Yield lines for the log: each stage, each GPU type, stragglers, and the gain of a new
-    division."""
+    """Yield lines for the log: stages, GPU types, stragglers, and the gain of a new division."""
     stages = ", ".join(
         f"r{r} s{s} {ratio:.2f}" for (r, s), ratio in _slowest_of_stages(ratios).items()
     )
@@ -185,12 +184,11 @@ def ratio_lines(plan: Plan, ratios: Sequence[RankRatio]) -> Iterator[str]:
 
 
 def possible_gain(plan: Plan, ratios: Sequence[RankRatio]) -> float:
-    """Bound the part of the steady state that a perfect division of the slowest replica's layers
-    saves.
+    """Bound the gain of a perfect division of the slowest replica's layers, in the steady state.
 
     A stage of n layers at t seconds does n/t layers a second; all of a replica's stages together
     could do them at the sum of these rates. Whole layers, memory and hops are left out, so the
-    result bounds the gain of planning anew for unequal stages.
+    result bounds the gain of planning anew for unequal stages. It is a part of the replica's time.
     """
     slowest = _seconds_of_stages(ratios)
     gains = []

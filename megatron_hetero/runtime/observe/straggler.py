@@ -74,8 +74,7 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
 
 
 def _products(model: ModelSpec, share: TensorShare) -> int:
-    """Count the elements of a layer's matrices that one token meets on one rank, per hidden
-    unit."""
+    """Count the elements of a layer's matrices for one token on one rank, per hidden unit."""
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
     active = model.moe_router_topk if model.num_experts else 1
     return 2 * sum(attention_sizes(model, share)) + active * columns

@@ -102,8 +102,7 @@ class _Recording:
         self._begin = self._mark()
 
     def end(self) -> tuple[list[tuple[str, float, float]], float]:
-        """End the recording; return spans as (kind, start, end) and the step's length, in
-        seconds."""
+        """End the recording; return spans (kind, start, end) and the step's seconds."""
         last = self._mark()
         for owner, name, function in reversed(self._replaced):
             setattr(owner, name, function)
@@ -216,8 +215,7 @@ def timeline_to_data(steps: Sequence[MeasuredStep]) -> dict[str, Any]:
 
 
 def gather_texts(text: str) -> list[str]:
-    """Gather the texts of all ranks, [rank], on every rank; as bytes, so that nothing is
-    unpickled."""
+    """Gather the texts of all ranks, [rank], on every rank; as bytes, without pickle."""
     device = torch.cuda.current_device()
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]

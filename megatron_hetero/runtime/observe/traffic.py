@@ -1,5 +1,4 @@
-"""Bytes that one rank hands to the transport, gradients and activations, beside the least
-possible."""
+"""Bytes of gradients and activations that one rank sends, beside the least possible."""
 
 from __future__ import annotations
 

@@ -137,8 +137,7 @@ class Boundary:
             self._posted[place] = self._receive(self._own_shape(*posted.told.tolist()))
 
     def _own_shape(self, sequence: int, batch: int) -> tuple[int, ...]:
-        """Return the shape on this rank of an activation; raise UsageError if the stage cannot
-        divide it."""
+        """Return an activation's shape on this rank; raise UsageError if it does not divide."""
         parts = self._stage.context * (self._width if self._config.sequence_parallel else 1)
         must_divide = parts * (2 if self._stage.context > 1 else 1)
         if sequence % must_divide:
@@ -171,8 +170,7 @@ class Boundary:
         ]
 
     def send_ops(self, tensor: torch.Tensor, sequence_parallel: bool) -> list[dist.P2POp]:
-        """Return the sends of `tensor`: this rank's shard under sequence parallelism, else all of
-        it."""
+        """Return the sends of `tensor`: all of it, or a sequence-parallel shard."""
         flat = tensor.detach().contiguous().view(-1)
         if not sequence_parallel:
             start, stop = flat_range(flat.numel(), self._width, self._groups.tensor.rank())

@@ -97,8 +97,7 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
 
 
 def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
-    """Tell if a gradient is a partial sum: the rule of
-    `_allreduce_non_tensor_model_parallel_grads`."""
+    """Tell if a gradient is a partial sum, as `_allreduce_non_tensor_model_parallel_grads`."""
     if getattr(parameter, "average_gradients_across_tp_domain", False):
         raise UnsupportedError(
             f"{name}: gradients averaged over the tensor-parallel group (mixture-of-experts "

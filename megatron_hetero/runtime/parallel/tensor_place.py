@@ -51,8 +51,7 @@ class TensorPlace:
 
     @classmethod
     def of_stage(cls, shape: StageShape, index: int, args: Any) -> TensorPlace:
-        """Return the place of rank `index` on a stage of the plan, for the model of Megatron's
-        `args`.
+        """Return the place of rank `index` on a stage, for the model of Megatron's `args`.
 
         Raises:
             PlanFormatError: there are fewer query groups or columns than ranks.

@@ -85,8 +85,7 @@ def _corrected(
 
 
 def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
-    """Refuse the state of Megatron's own distributed optimizer: its order is that of ranks'
-    buffers."""
+    """Refuse state in the order of buffers: that of Megatron's own distributed optimizer."""
     args = get_args()
     form = (metadata or {}).get("distrib_optim_sharding_type")
     if form is not None and not (args.no_load_optim or args.finetune):
@@ -180,8 +179,7 @@ class _Correction:
         return replace(entry, **changes)
 
     def _shard(self, entry: ShardedTensor) -> ParameterShard | None:
-        """Return the shard of a parameter, or of the optimizer's state for it, whose key has the
-        same end.
+        """Return the shard of a parameter, or of its optimizer state, whose key ends alike.
 
         All experts of a layer are divided alike, so the first stands for them.
         """

@@ -75,8 +75,7 @@ class RandomStates:
         }
 
     def take(self, state_dict: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> Any:
-        """Restore the states among `state_dict`, or seed them anew; return the rest of
-        `state_dict`."""
+        """Restore the states in `state_dict`, or seed anew; return its other entries."""
         own = {key: value for key, value in state_dict.items() if key.startswith(f"{PREFIX}.")}
         rest = {key: value for key, value in state_dict.items() if key not in own}
         if not self.is_loaded:
@@ -165,8 +164,7 @@ def _to_python(state: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _of_numpy(state: Any) -> torch.Tensor:
-    """Convert numpy's (name, words, position, flag of a kept normal number, that number) to
-    int64."""
+    """Convert numpy's (name, words, position, has a kept number, that number) to int64."""
     _, words, position, has_kept, kept = state
     return torch.tensor([*words.tolist(), position, has_kept, _bits(kept)], dtype=torch.int64)
 

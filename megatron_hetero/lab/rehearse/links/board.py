@@ -126,8 +126,7 @@ class Board:
         return not (is_before & (names != 0)).any()
 
     def take(self, key: Key, hops: Hops, from_s: float) -> float:
-        """Take the paths of every hop for its seconds, each in the first gap that all its paths
-        share.
+        """Take the paths of every hop for its seconds, each in the first common gap.
 
         This holds a link to its bandwidth, whoever sends. Announced messages take their paths in
         the order of the ranks' own times; a message that comes after its turn, because this machine

@@ -169,10 +169,10 @@ def compare(
 def half_precision_tolerances(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> Tolerances:
-    """Return the bounds of a plan in bf16 or fp16, from the one process in it and in fp32
-    (`single`).
+    """Return the bounds of a plan in half precision, from one process in it and in fp32.
 
-    Tensors are held to the same factor by `compare` with `single` for its floor.
+    The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
+    floor.
     """
     loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
     return replace(
@@ -199,8 +199,7 @@ def _worst(
     steps: Sequence[int],
     noise: Mapping[tuple[str, str], float],
 ) -> tuple[Worst, Worst, Worst, Worst]:
-    """Find the worst of losses, gradients, norms and weights; tensors within their `noise` are
-    equal."""
+    """Find the worst losses, gradients, norms and weights; tensors within `noise` are equal."""
     reference = measure.reference
     loss = norm = Worst(0.0)
     tensors = {"gradient": Worst(0.0), "weight": Worst(0.0)}

@@ -164,8 +164,7 @@ class VerifyJobs:
         )
 
     def replays_routing(self, optimizer: str) -> bool:
-        """Tell if the plan follows the one process's choice of experts; that process then runs
-        first."""
+        """Tell if the plan follows the one process's experts; that process then runs first."""
         is_half = self.options.precision_of(optimizer) != "fp32"
         return is_half and self.shrunk.model.num_experts > 0
 
@@ -178,8 +177,7 @@ class VerifyJobs:
         return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
-        """Return the job of the one process in fp32, without the steps that half precision has
-        skipped."""
+        """Return the one process's job in fp32, without steps that half precision skipped."""
         flags: tuple[str, ...] = ()
         if skipped:
             flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
@@ -224,8 +222,7 @@ class VerifyJobs:
     def interrupted_jobs(
         self, optimizer: str, resumed: Shrunk, after: int
     ) -> tuple[LocalJob, LocalJob]:
-        """Return the job of the plan up to a checkpoint, and that of `resumed` from there to the
-        end.
+        """Return the plan's job up to a checkpoint, and `resumed`'s from there to the end.
 
         Args:
             optimizer: "sgd" or "adam".

@@ -36,12 +36,11 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class RankRecord:
-    """A record, read back: arrays by `kind/step/name` (kinds: gradient, weight), and shards by
-    name.
+    """A record, read back: shards by name, and arrays by `kind/step/name`.
 
-    Steps are Megatron's iterations, from 1 or, in a resumed run, from the next one on; weights of
-    the step before the first are the initial ones. `losses` has entries on last stages only;
-    `samples` are the dataset indices that this rank read, in order.
+    Kinds are gradient and weight. Steps are Megatron's iterations, from 1 or, in a resumed run,
+    from the next one on; weights of the step before the first are the initial ones. `losses` has
+    entries on last stages only; `samples` are the dataset indices that this rank read, in order.
     """
 
     arrays: dict[str, numpy.ndarray]

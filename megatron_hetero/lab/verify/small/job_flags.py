@@ -161,8 +161,7 @@ class _Values:
         return option.tokens
 
     def instead_of(self, option: Option) -> tuple[tuple[str, ...], str | None]:
-        """Return (arguments, text to show); the text is None where the sizes of the model show
-        it."""
+        """Return (arguments, text to show); None where the model's sizes show it."""
         name = option.flag.names[0]
         if name in _DATA_FLAGS:
             return (), _TEXT

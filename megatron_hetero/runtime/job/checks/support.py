@@ -1,5 +1,4 @@
-"""Refusals of what the runtime cannot do yet, by the name of the flag, before any process group
-exists.
+"""Refusals of unsupported features, by the name of the flag, before any process group exists.
 
 Only asymmetric plans are held to this list: a plan that stock Megatron can express runs on stock
 Megatron, with all of its features.
