@@ -1,4 +1,4 @@
-"""`megatron-hetero diff`: what differs between two plans, in words."""
+"""`megatron-hetero diff`: differences between two plans, in words."""
 
 from __future__ import annotations
 

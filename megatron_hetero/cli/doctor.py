@@ -1,4 +1,4 @@
-"""`megatron-hetero doctor`: what would hang or train wrongly, before the job starts."""
+"""`megatron-hetero doctor`: faults that would hang the job or train wrongly, before it starts."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def _seconds(text: str) -> float:
 
 
 def _with_flags(plan: Plan, more: tuple[str, ...]) -> Plan:
-    """The plan of a job that is launched with `more` flags beside those that it remembers."""
+    """Return the plan of a job that is launched with `more` flags beside those that it
+    remembers."""
     if not more or plan.workload is None:
         return plan
     flags = (*plan.workload.megatron_args, *more)

@@ -203,7 +203,7 @@ def _slurm(arguments: argparse.Namespace) -> SlurmOptions:
 
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
-    """Run what an action consists of; its output is shown as it comes."""
+    """Run the steps of an action; show their output as it comes."""
     todo = steps(folder, action)
     if arguments.json:
         if not arguments.dry_run:

@@ -1,8 +1,8 @@
-"""A way through all sites and back on which neighbours are near: the order of rings.
+"""A round trip through all sites on which neighbours are near: the order of rings.
 
 A ring of a collective visits sites, then nodes, one after the other: NCCL joins the nodes in the
-order of the ranks, and a plan numbers its ranks in this order.  Its latency is that of all hops on
-the way, so a way that goes to and fro between far sites costs seconds in each step.
+order of the ranks, and a plan numbers its ranks in this order.  Its latency is the sum over all
+hops, so a tour that goes to and fro between far sites costs seconds in each step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from megatron_hetero.cluster.node_links import Link
 
 _MAX_STARTS = 16
 _PIECE_BYTES = 1 << 20
-"""What a hop of the way is measured by: short messages, in which latency counts most."""
+"""Message size that measures a hop of the tour: short, so that latency counts most."""
 
 
 def site_tour(sites: Sequence[str], links: Mapping[tuple[str, str], Link]) -> tuple[str, ...]:
-    """From site to the nearest one left, from the start with which the whole way is shortest.
+    """Order the sites: from each to the nearest one left, from the start with which the whole tour
+    is shortest.
 
     Args:
         sites: names; equal ones count once, and their order does not.
@@ -48,7 +49,7 @@ def _length_s(tour: Sequence[str], seconds: Mapping[tuple[str, str], float]) -> 
 
 
 def _hop_s(links: Mapping[tuple[str, str], Link], a: str, b: str) -> float:
-    """The longer of the two directions."""
+    """Return the seconds of the longer of the two directions."""
     there, back = links.get((a, b)), links.get((b, a))
     if there is None or back is None:
         return float("inf")

@@ -17,7 +17,7 @@ Nested = int | list["Nested"]
 
 
 def parse_pipelines(text: str, flag: str) -> list[list[int]]:
-    """A list of lists of whole numbers above zero.
+    """Parse a list of lists of whole numbers above zero.
 
     Args:
         flag: for the message.

@@ -1,5 +1,4 @@
-"""Rules for the lower bound under prices whose stages wait for each other, as in a pipeline that
-fills and drains: the cost models of other systems (`tools/referees`)."""
+"""Rules of the lower bound for other systems' cost models, whose stages wait for each other."""
 
 from __future__ import annotations
 

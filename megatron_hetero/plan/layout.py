@@ -45,7 +45,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def format_layout(layout: Layout) -> str:
-    """The layout as a line, which `parse_layout` reads."""
+    """Write the layout as a line, which `parse_layout` reads."""
     return str(layout)
 
 

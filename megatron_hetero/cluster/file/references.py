@@ -35,7 +35,7 @@ class References:
 
 
 def listed(names: Sequence[str], limit: int = 8) -> str:
-    """`"a"` alone, or `{"a", "b" and 3 more}`."""
+    """Write `"a"` alone, or `{"a", "b" and 3 more}`."""
     if len(names) == 1:
         return f'"{names[0]}"'
     shown = ", ".join(f'"{name}"' for name in names[:limit])

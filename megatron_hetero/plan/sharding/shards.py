@@ -1,4 +1,4 @@
-"""Shard tables: where each device's piece of a tensor begins and ends, and who shares which slice.
+"""Shard tables: the edges of each device's piece of a tensor, and the holders of each slice.
 
 A tensor divides in units (query groups, MLP columns, experts, vocabulary rows).  The *edges* of a
 group of `width` devices are `width + 1` rising positions from 0 to `num_units`; device i holds
@@ -82,7 +82,8 @@ def vocabulary_edges(
 
 
 def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:
-    """Units of each device, proportional to `shares`, at least one each (num_units >= devices)."""
+    """Divide units among devices in proportion to `shares`, at least one each (num_units >=
+    devices)."""
     total = sum(shares)
     parts = [num_units * share // total for share in shares]
     remainders = [num_units * share % total for share in shares]
@@ -97,7 +98,7 @@ def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:
 
 
 def common_cuts(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The union of several groups' edges of one tensor, rising.
+    """Return the union of several groups' edges of one tensor, rising.
 
     Raises:
         ValueError: no table, or tables of tensors of different length.
@@ -111,7 +112,8 @@ def common_cuts(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def slices(tables: Sequence[Sequence[int]]) -> tuple[Slice, ...]:
-    """The pieces that no group cuts further, in order, with the holder of each in every group.
+    """Return the pieces that no group cuts further, in order, with the holder of each in every
+    group.
 
     They tile `[0, num_units)`; pieces with equal `holders` may share one collective.
 

@@ -23,7 +23,8 @@ _MAX_PASSES = 40_000
 def best_of_orders(
     best: Plan, others: Iterable[Plan], cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
-    """`best`, or the plan with the shortest step that other orders make of it or of `others`.
+    """Return `best`, or the plan with the shortest step that other orders make of it or of
+    `others`.
 
     Orders are made for each plan's times, hops and memory (`choose.candidates`); steps are compared
     with all queues and exchanges (`estimate_plan`).
