@@ -183,6 +183,8 @@ def draft_node(
     """Describe this machine, its cards in the order of the bus.
 
     Args:
+        gpus: as `find_gpus` finds them.
+        host: name of the machine; None asks the system.
         joins: of `nvidia-smi topo -m`, by the driver's numbers (empty: unknown).
         measured: beats every guess between cards that no NVLink joins.
     """

@@ -40,7 +40,13 @@ def faster_lines(
     factor: float,
     is_meant: Callable[[SitePair], bool] = lambda pair: True,
 ) -> dict[SitePair, tuple[Line, ...]]:
-    """Speed up all lines between the sites meant by `factor`, wherever else they lead."""
+    """Speed up all lines between the sites meant by `factor`, wherever else they lead.
+
+    Args:
+        site_lines: by (site, site), the lines of each pair.
+        factor: of the capacity.
+        is_meant: chooses the pairs of sites; all by default.
+    """
     named = {line.name for pair, lines in site_lines.items() if is_meant(pair) for line in lines}
     return {
         pair: tuple([line.faster(factor) if line.name in named else line for line in lines])

@@ -100,7 +100,15 @@ class FillRules(ABC):
         last: bool,
         num_replicas: int,
     ) -> float:
-        """Return x_s, seconds."""
+        """Return x_s, seconds.
+
+        Args:
+            nodes: on one of which the stage is.
+            width: its tensor-parallel width.
+            num_layers: of the stage.
+            first, last: whether the stage holds the embedding, the head.
+            num_replicas: of the plan.
+        """
         return 0.0
 
     def apart_exchange_s(self, room: Room) -> float | None:

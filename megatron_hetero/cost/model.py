@@ -66,7 +66,12 @@ class CostModel(UnitPrices):
         return self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
-        """Price stage `index` of a replica."""
+        """Price stage `index` of a replica.
+
+        Args:
+            index: the stage's place in the replica.
+            rows: rows of the padded vocabulary.
+        """
         costs = self._of_stage(replica, index)
         if costs is not self:
             return costs.stage(replica, index, rows)
@@ -109,6 +114,10 @@ class CostModel(UnitPrices):
 
         With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
         as many later ones are sent as its sender launches ahead (`runtime.parallel.boundary`).
+
+        Args:
+            index: the stage's place in the replica.
+            rows: rows of the padded vocabulary.
         """
         costs = self._of_stage(replica, index)
         if costs is not self:
@@ -178,7 +187,12 @@ class CostModel(UnitPrices):
     def combine(
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
-        """Price the step of replicas that are priced already."""
+        """Price the step of replicas that are priced already.
+
+        Args:
+            replicas: prices of the placement's replicas, in its order.
+            vocab_rows: rows of the padded vocabulary.
+        """
         lines: Mapping[str, float] = {}
         if self.cluster.has_lines:
             crossing = boundary_bytes(placement, replicas)

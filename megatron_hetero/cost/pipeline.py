@@ -22,7 +22,15 @@ def pipeline_time_s(
     launch_counts: Sequence[int] | None = None,
 ) -> float:
     """Return the makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds; see
-    `stage_ends_s`."""
+    `stage_ends_s`.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        num_micro_batches: of the replica in a step.
+        launch_counts: as of `stage_ends_s`.
+    """
     return max(stage_ends_s(stages, forward_hops, backward_hops, num_micro_batches, launch_counts))
 
 
@@ -152,7 +160,14 @@ def least_pipeline_time_s(
 ) -> float:
     """Bound the makespan from below for any launch counts, seconds: all work of one stage, or of
     one direction of a hop, between the first micro-batch's way to it and the last one's way
-    back."""
+    back.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        num_micro_batches: of the replica in a step.
+    """
     there_s = back_s = least_s = 0.0
     for i, stage in enumerate(stages):
         least_s = max(least_s, there_s + num_micro_batches * stage.total_s + back_s)

@@ -57,7 +57,13 @@ class UnitPrices:
     ) -> Self:
         """Return the price list of the same job for replicas or stages with a micro-batch size or
         recompute of their own, or with optimizer states divided among `holders`; None keeps the
-        setting of this list."""
+        setting of this list.
+
+        Args:
+            micro_batch_size: in sequences.
+            recompute: Megatron's granularity.
+            holders: devices that share the distributed optimizer's states.
+        """
         training = self.workload.training
         own = (training.micro_batch_size, training.recompute, self.holders)
         key = (
@@ -123,7 +129,13 @@ class UnitPrices:
     def group_pieces(
         self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
     ) -> PieceTimes:
-        """Time the model's pieces on a group of any devices, in any shares."""
+        """Time the model's pieces on a group of any devices, in any shares.
+
+        Args:
+            devices: of the group, in rank order.
+            shares: of each device; None is equal ones.
+            vocab_rows: rows of the padded vocabulary.
+        """
         nodes = tuple(device.node for device in devices)
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)

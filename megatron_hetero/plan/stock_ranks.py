@@ -51,6 +51,10 @@ def places_by_rank(
 
     Place (d, p, k) has, by `parallel_state.RankGenerator`, rank k + t (d + D p) in the default
     order tp-cp-ep-dp-pp, and k + t (p + P d) in tp-cp-ep-pp-dp of `--use-tp-pp-dp-mapping`.
+
+    Args:
+        order: Megatron's.
+        num_replicas, num_stages, width: the one shape of all replicas.
     """
     if order == "tp-dp-pp":
         cells = ((d, p) for p in range(num_stages) for d in range(num_replicas))

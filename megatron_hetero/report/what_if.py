@@ -31,7 +31,12 @@ class Variation:
 
 def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Variation, ...]:
     """Simulate the plan with links between nodes and inside them at twice and half their speed, and
-    with each GPU type at 90 % of its own; worst for the plan first."""
+    with each GPU type at 90 % of its own; worst for the plan first.
+
+    Args:
+        plan: valid on `cluster`, with a workload and devices.
+        profile: measured times; those of a GPU type change with it.
+    """
 
     def step_time_s(cluster: Cluster, profile: Profile | None) -> float:
         return simulate_plan(plan, cluster, profile=profile).step_time_s

@@ -28,6 +28,10 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
     Orders of whole passes in stages of one piece keep the full bound, whose proof holds for any
     order (docs/bound.md).  Chunks and split backward passes have the bound of the work alone.
 
+    Args:
+        plan: validated, with devices of `cluster`.
+        cluster: the machines and links.
+        profile: measured times; None has the analytic model for all.
     Raises:
         UsageError: the plan carries no workload.
         PlanFormatError: it names no devices, or devices that the cluster lacks.

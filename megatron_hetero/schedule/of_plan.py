@@ -64,7 +64,13 @@ def order_of(programme: Programme) -> str:
 
 
 def with_schedule(plan: Plan, replica: int, schedule: Schedule, name: ScheduleName) -> Plan:
-    """Set the orders of `schedule`, made for the replica's chain, on the replica's stages."""
+    """Set the orders of `schedule`, made for the replica's chain, on the replica's stages.
+
+    Args:
+        replica: its place in the plan.
+        schedule: programmes of its stages, for its chain of chunks.
+        name: kind of the schedule.
+    """
     stages = tuple(
         replace(stage, order=order_of(programme), num_launched_forwards=None)
         for stage, programme in zip(plan.replicas[replica].stages, schedule.programmes, strict=True)

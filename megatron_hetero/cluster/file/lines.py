@@ -73,7 +73,13 @@ def resolve_site_lines(
 def capped(
     links: NodeLinks, nodes: Sequence[Island], site_lines: Mapping[SitePair, Sequence[Line]]
 ) -> NodeLinks:
-    """Slow down links that are faster than a line that they lead over."""
+    """Slow down links that are faster than a line that they lead over.
+
+    Args:
+        links: of each pair of nodes.
+        nodes: with their sites and uplinks.
+        site_lines: by (site, site), the lines of each pair.
+    """
     uplinks = {node.name: node.section.uplink or inf for node in nodes}
     fastest: dict[str, float] = {}
     for node in nodes:

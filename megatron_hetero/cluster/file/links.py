@@ -33,6 +33,8 @@ def resolve_node_links(
     """Link every pair of nodes in both directions; a measured pair beats the classes.
 
     Args:
+        section: the file's `links`.
+        nodes: all nodes, islands apart.
         inside: links between islands of one machine, both orders.
     Raises:
         ClusterError: a link names what is not there or is given twice, or two nodes have none; when

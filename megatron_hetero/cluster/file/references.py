@@ -27,7 +27,12 @@ class References:
     def check(
         self, keypath: Sequence[str | int], kind: str, name: str, known: Iterable[str]
     ) -> None:
-        """Raise `ClusterError` when `name`, at `keypath` of the file, is not one of `known`."""
+        """Raise `ClusterError` when `name`, at `keypath` of the file, is not one of `known`.
+
+        Args:
+            kind: what the name is of, for the message ("node", "site").
+            known: the names that are there.
+        """
         names = tuple(known)
         if name not in names:
             hint = near_names(name, names)

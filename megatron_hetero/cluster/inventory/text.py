@@ -23,7 +23,13 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9.-]*", re.ASCII)
 def cluster_yaml(
     nodes: Sequence[NodeDraft], heading: str, network: NetworkDraft | None = None
 ) -> str:
-    """Write the text of a cluster file; values that nobody has measured or given are marked so."""
+    """Write the text of a cluster file; values that nobody has measured or given are marked so.
+
+    Args:
+        nodes: the machines, in the order of the file.
+        heading: the comment in its first line.
+        network: links that somebody gave; None has guesses for all.
+    """
     classes = _classes(nodes)
     node_lines = (line for node in nodes for line in _node_lines(node, classes))
     lines = [f"# {heading}", "version: 1", "", "nodes:", *node_lines]

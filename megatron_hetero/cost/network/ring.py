@@ -41,6 +41,10 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
     It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
     the tensor-parallel groups work side by side: inside a node on links of their own, between nodes
     on one NIC.
+
+    Args:
+        model: decides the parts that unlike shares hold.
+        stages: tensor-parallel groups that hold the buffer, in any order.
     """
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)

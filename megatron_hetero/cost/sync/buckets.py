@@ -72,6 +72,8 @@ def stage_buckets(
     """Build all buckets that need an exchange, in the order in which every stage starts its own.
 
     Args:
+        placement: the stages that hold the parameters.
+        vocab_rows: rows of the padded vocabulary.
         max_elements: of one bucket on one rank, unless a single slice is larger.
         whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
             others, which take as long but for latency.

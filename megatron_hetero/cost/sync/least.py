@@ -36,6 +36,12 @@ def least_sync(
     Each layer's gradients leave the stage on one path: to a group of its node over links of its
     GPUs, or to another node.  Layers with unlike holders may leave on unlike paths at a time, so
     all paths together carry them.
+
+    Args:
+        node: the stage's.
+        width: its GPUs.
+        num_replicas: of the placement, at least.
+        gradient_bytes: of one element on its way.
     """
     if num_replicas < 2:
         return NO_SYNC

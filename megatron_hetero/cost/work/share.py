@@ -59,6 +59,10 @@ def member_shares(
     """Return the shares of all members, in rank order: of each context-parallel rank's group in
     turn.
 
+    Args:
+        width: of the tensor-parallel group.
+        shares: of each member; None is equal ones.
+        context_parallel: groups that divide each sequence.
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """

@@ -54,6 +54,9 @@ def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
 
     Its own number of forwards before the first backward, or 1F1B's; of an order the peak of
     forwards whose gradients are not complete, rounded up where a stage has several chunks.
+
+    Args:
+        replica, stage: places in the plan.
     """
     held = plan.replicas[replica].stages[stage]
     if held.order is not None:

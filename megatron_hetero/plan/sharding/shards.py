@@ -31,6 +31,10 @@ def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None)
     Without shares the parts are equal.  With shares they are proportional, rounded by the method of
     largest remainders (ties go to the lower rank), and no part is empty.
 
+    Args:
+        num_units: of the tensor.
+        width: devices of the group.
+        shares: relative sizes, one for each device; None is equal parts.
     Returns:
         `width + 1` strictly rising edges, the first 0, the last `num_units`.
     Raises:
@@ -71,6 +75,11 @@ def vocabulary_edges(
     """Cut the padded vocabulary: in blocks of `--make-vocab-size-divisible-by` rows, for the
     kernels' sake, where there is a block for each device and nothing left over; else row by row.
 
+    Args:
+        num_rows: rows of the padded vocabulary.
+        divisor: `--make-vocab-size-divisible-by`.
+        width: devices of the group.
+        shares: relative sizes, one for each device; None is equal parts.
     Raises:
         PlanFormatError: as `shard_edges`.
 

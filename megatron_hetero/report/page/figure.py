@@ -67,7 +67,14 @@ def number(value: float) -> str:
 def rect(
     x: float, y: float, width: float, height: float, kind: str, *, title: str = "", rx: float = 0.0
 ) -> str:
-    """Draw a rectangle of the class `kind`; `title` is shown under the pointer."""
+    """Draw a rectangle of the class `kind`; `title` is shown under the pointer.
+
+    Args:
+        x, y, width, height: in user units.
+        kind: class of the style sheet.
+        title: shown under the pointer.
+        rx: radius of the corners.
+    """
     corner = f' rx="{number(rx)}"' if rx else ""
     shape = (
         f'<rect class="{kind}" x="{number(x)}" y="{number(y)}" width="{number(max(width, 0.0))}" '

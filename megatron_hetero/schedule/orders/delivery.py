@@ -40,7 +40,13 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
 def receive_windows(
     programme: Sequence[Instruction], posts: Sequence[Sequence[int]], schedule: Schedule, stage: int
 ) -> dict[int, int]:
-    """Return by boundary the most receives that are posted and not yet taken."""
+    """Return by boundary the most receives that are posted and not yet taken.
+
+    Args:
+        programme: a part of the stage's programme.
+        posts: boundaries to post before each instruction (`receive_posts`).
+        schedule, stage: the whole schedule, and the stage.
+    """
     now: Counter[int] = Counter()
     most: dict[int, int] = {}
     for instruction, boundaries in zip(programme, posts, strict=True):

@@ -75,6 +75,10 @@ def crossing(
     In our runtime each byte crosses once, as the cost model prices it.  In stock Megatron every
     rank of the sending stage sends all that it holds to the rank in its own place: without sequence
     parallelism that is the whole activation from each.
+
+    Args:
+        senders, receivers: the two stages.
+        is_stock: stock Megatron sends it.
     """
     cluster, ends = costs.cluster, (senders.devices, receivers.devices)
     num_bytes: float = costs.activation_bytes

@@ -56,7 +56,12 @@ def num_simulated(
     cluster: Cluster, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
 ) -> int:
     """Count the messages of the pipelines that `queued` has to simulate; those that run alike count
-    once."""
+    once.
+
+    Args:
+        cost: the price of the placement, by the cost model alone.
+        is_stock: as of `queued`.
+    """
     return _num_messages_of(placement, _unlike_crowds(cluster, placement, cost, is_stock))
 
 

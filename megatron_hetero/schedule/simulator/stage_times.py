@@ -36,6 +36,9 @@ def plan_times(
 ) -> tuple[tuple[StageStepTimes, ...], ...]:
     """Time every stage, [replica][stage], by the cost model and the profile.
 
+    Args:
+        plan: validated, with a workload and devices of `cluster`.
+        profile: measured times; None has the analytic model for all.
     Raises:
         UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
     """

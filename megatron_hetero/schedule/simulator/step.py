@@ -119,6 +119,8 @@ def simulate_plan(
     """Simulate one step of a validated plan.
 
     Args:
+        plan: with devices of `cluster`.
+        profile: measured times; None has the analytic model for all.
         workload: what is trained; by default the plan's own.
         is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
             it can, as `flags` emits it.
