@@ -57,8 +57,8 @@ class CostModel(UnitPrices):
     are not the job's."""
 
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
-        """Return the price list under the settings that stage `index` does not share with the job,
-        except its recompute, which `stage` handles."""
+        """Return the price list under the settings of stage `index` alone, but for its
+        recompute."""
         parts = replica.stages[index].state_parts
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
@@ -114,10 +114,6 @@ class CostModel(UnitPrices):
 
         With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
         as many later ones are sent as its sender launches ahead (`runtime.parallel.boundary`).
-
-        Args:
-            index: the stage's place in the replica.
-            rows: rows of the padded vocabulary.
         """
         costs = self._of_stage(replica, index)
         if costs is not self:
@@ -187,12 +183,7 @@ class CostModel(UnitPrices):
     def combine(
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
-        """Price the step of replicas that are priced already.
-
-        Args:
-            replicas: prices of the placement's replicas, in its order.
-            vocab_rows: rows of the padded vocabulary.
-        """
+        """Price the step of replicas that are priced already, in the placement's order."""
         lines: Mapping[str, float] = {}
         if self.cluster.has_lines:
             crossing = boundary_bytes(placement, replicas)
@@ -210,8 +201,8 @@ class CostModel(UnitPrices):
     def traffic(
         self, placement: Placement, cost: PlacementCost
     ) -> Iterator[tuple[tuple[int, int] | None, NodePair, float]]:
-        """Yield the transfers between nodes in a step: the boundary as (replica, stage before it),
-        or None for the gradient exchange; sender and receiver; bytes."""
+        """Yield the transfers between nodes in a step: boundary as (replica, stage before it), or
+        None for gradients; sender and receiver; bytes."""
         yield from boundary_bytes(placement, cost.replicas)
         plain = self._plain
         rows, links = plain.vocab_rows(placement.widths), plain.cluster.node_links
@@ -230,8 +221,7 @@ class CostModel(UnitPrices):
 
     @property
     def _plain(self) -> Self:
-        """Return the price list by latency and bandwidth alone, in which the seconds of a path are
-        proportional to its bytes."""
+        """Return the price list by latency and bandwidth alone, where seconds are bytes."""
         if self._of_plain_links is None:
             cluster = self.cluster.without_link_terms
             is_plain = cluster is self.cluster
@@ -274,8 +264,8 @@ class CostModel(UnitPrices):
 
     def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:
         """Bound the exchange of a stage of `width` GPUs of a node from below: seconds between its
-        last backward pass and the end of the step, in any placement of `num_replicas` replicas or
-        more; zero where it may hide or is no all-reduce. The lower bound counts on it."""
+        last backward pass and the end of the step, with `num_replicas` replicas or more; zero where
+        it may hide or is no all-reduce."""
         training, model = self.workload.training, self.workload.model
         if training.overlap_grad_reduce or training.use_distributed_optimizer:
             return NO_SYNC
@@ -283,8 +273,8 @@ class CostModel(UnitPrices):
         return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
 
     def least_ends_sync(self, num_holders: int, cut: Cut) -> float:
-        """Bound the seconds from below that the exchange of the word embedding adds to pipelines
-        and update where its holders are on both sides of a cut. The lower bound counts on it.
+        """Bound from below the seconds that the exchange of the word embedding adds to pipelines
+        and update where its holders are on both sides of a cut.
 
         First stages hold their first layer too, and exchange it when all of them are done unless
         backward passes hide that; so do those of a tied embedding, but not with all its holders.

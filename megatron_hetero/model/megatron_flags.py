@@ -71,11 +71,10 @@ def workload_from_arguments(
 ) -> Workload:
     """Build model and training from merged arguments (`model.arguments.merge_arguments`).
 
-    `megatron_args` keeps every argument but those whose value is not known without running the
-    script; `source` names these.
+    `megatron_args` keeps the arguments that are known without running the script; `source` names
+    the others.
 
     Args:
-        source: name of the source, for messages.
         takes_flags: a missing flag can be added to the source.
         is_planned: refuse what the cost model does not know.
     Raises:
