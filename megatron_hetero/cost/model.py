@@ -103,7 +103,7 @@ class CostModel(UnitPrices):
         )
 
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
-        """Return the memory of the GPU of stage `index` that has the least to spare."""
+        """Return the memory of the fullest GPU of stage `index`."""
         memories = self.stage_memories(replica, index, rows)
         return tightest(memories, replica.stages[index].num_layers)
 
@@ -212,8 +212,7 @@ class CostModel(UnitPrices):
     def bytes_between_nodes(
         self, placement: Placement, cost: PlacementCost
     ) -> dict[NodePair, float]:
-        """Return the bytes of a step on each path between two nodes: boundaries and gradient
-        exchange."""
+        """Sum the bytes of a step on each path between two nodes, boundaries and gradients."""
         found: dict[NodePair, float] = {}
         for _, pair, num_bytes in self.traffic(placement, cost):
             found[pair] = found.get(pair, 0.0) + num_bytes
