@@ -36,7 +36,7 @@ _LEAST_RESERVE_MIB = 1024
 _RESERVE_STEP_MIB = 512
 _BUS_ID = re.compile(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]", re.ASCII)
 _LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""Of one lane of PCI Express, by its generation, after the line code."""
+"""GB/s of one lane of PCI Express, by its generation, after the line code."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class FoundGpu:
     drives_screen: bool = False
     used_bytes: int = 0
     pcie_bytes_per_s: float | None = None
-    """Of its slot, one direction; None where it is in none or the driver does not say."""
+    """Bandwidth of its slot, one direction; None where it is in none or the driver does not say."""
 
     @property
     def reserve(self) -> str | None:

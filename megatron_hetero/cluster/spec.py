@@ -64,7 +64,7 @@ class Node:
     gpu_indices: tuple[int, ...] = ()
     """Empty: 0 to `num_gpus - 1`."""
     root_complex_bytes_per_s: float = inf
-    """What all traffic between the machine's islands shares."""
+    """Bandwidth that all traffic between the machine's islands shares."""
 
     @property
     def machine(self) -> str:
@@ -110,8 +110,8 @@ CHOICES = (
     "optimizer_share",
     "precision",
 )
-"""What a plan may set, for single stages or replicas, beside or against the job's own flags; the
-precision for all of them, where the job names none."""
+"""Settings that a plan may make for single stages or replicas, beside or against the job's flags;
+the precision for all of them, where the job names none."""
 
 
 @dataclass(frozen=True)

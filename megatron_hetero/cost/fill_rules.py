@@ -17,10 +17,10 @@ class Room:
     num_replicas: int
     num_gpus: int
     least_gpus: int
-    """Of any replica."""
+    """GPUs of any replica, at least."""
     budget: float
     least_price: float
-    """Of any replica."""
+    """Price of any replica, at least."""
 
     @property
     def is_enough(self) -> bool:

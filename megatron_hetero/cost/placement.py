@@ -22,7 +22,7 @@ StageSettings = tuple[tuple[int, ...] | None, Recompute | None, int | None, Stat
 """Shares, recompute, its number of layers, parts of optimizer states: as of `PlacedStage`."""
 
 NO_SETTINGS: StageSettings = (None, None, None, None)
-"""Of a stage that does all as the job's flags say."""
+"""Settings of a stage that does all as the job's flags say."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from megatron_hetero.model.flag_reader import FlagReader
 
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 _USUAL = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Of tokenizers whose type has one published vocabulary: GPT-2's, and that of Llama 2, Mistral 7B
-v0.1 and Mixtral."""
+"""Sizes by type, where a type has one published vocabulary: GPT-2's, and that of Llama 2, Mistral
+7B v0.1 and Mixtral."""
 _PUBLISHED = {
     "gpt2": 50257,
     "meta-llama/Llama-2-": 32000,
@@ -27,7 +27,7 @@ _PUBLISHED = {
     "meta-llama/Meta-Llama-3": 128256,
     "meta-llama/Llama-3": 128256,
 }
-"""By the beginning of a Hugging Face name; with added tokens, as `len(tokenizer)` counts them."""
+"""Sizes by the beginning of a Hugging Face name, added tokens included (`len(tokenizer)`)."""
 _TIKTOKEN_DEFAULT = 131072
 """`DEFAULT_TIKTOKEN_MAX_VOCAB` of Megatron, whatever the file holds."""
 _MAX_MODEL_BYTES = 64 << 20

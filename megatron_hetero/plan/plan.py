@@ -20,7 +20,7 @@ from megatron_hetero.model.spec import Precision, Workload
 PLAN_SCHEMA_VERSION = 1
 
 ScheduleName = Literal["1f1b", "interleaved", "zero-bubble", "synthesised"]
-"""How the stages' orders came about; "1f1b" where they have none."""
+"""Origin of the stages' orders; "1f1b" where they have none."""
 
 
 @dataclass(frozen=True)
@@ -226,13 +226,13 @@ class Estimates:
     bound_relaxes: str = ""
     measured: bool = False
     price_per_hour: float | None = None
-    """Of the machines in use, in the cluster file's currency; None where it gives no price."""
+    """Price of the machines in use, in the cluster file's currency; None where it gives none."""
     price_per_million_tokens: float | None = None
-    """With what the traffic between sites costs."""
+    """Price of machines, and of traffic between sites."""
     traffic_price_per_hour: float | None = None
-    """Of all traffic between sites that costs something; beside `price_per_hour`."""
+    """Price of all traffic between sites; beside `price_per_hour`."""
     traffic: tuple[TrafficEstimate, ...] = ()
-    """Where it comes from, the dearest first; small causes of large plans are one, "others"."""
+    """Causes of traffic, the dearest first; small causes of large plans are one, "others"."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from megatron_hetero.errors import ClusterError
 
 _ORDER = tuple(PATH_GUESSES)
 _PCIE_PART = 0.8
-"""Of what a slot's lanes carry, what is usually seen."""
+"""Usual part of the bandwidth of a slot's lanes that transfers reach."""
 
 Pair = tuple[int, int]
 Guess = tuple[str, str]

@@ -21,7 +21,7 @@ PATH_GUESSES: Mapping[str, tuple[str, str]] = {
 """Usual bandwidth and latency of a kind of path of `nvidia-smi topo -m`; a place to start,
 marked as a guess in the file."""
 _SHEET_PART = 2 / 3
-"""Of the rate of NVLink or Infinity Fabric that the sheet prints, what is usually seen."""
+"""Usual part of the data sheet's rate of NVLink or Infinity Fabric that transfers reach."""
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ Tensor = tuple[str, int, str]
 """(part of the model, layer, "weights" or "optimizer")."""
 Interval = tuple[float, float]
 Kept = dict[Tensor, tuple[Interval, ...]]
-"""What a device keeps of each tensor: intervals that do not overlap, rising."""
+"""Parts of each tensor that a device keeps: intervals that do not overlap, rising."""
 Holdings = dict[str, Kept]
-"""Device name -> what it keeps."""
+"""Device name -> the parts that it keeps."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class LineTable:
 
     def __init__(self, cluster: Cluster) -> None:
         self.numbers: dict[str, int] = {}
-        """By name."""
+        """Number of each line by its name."""
         self._bytes_per_s: list[float] = []
         sites = {site: i for i, site in enumerate(dict.fromkeys(n.site for n in cluster.nodes))}
         shared = {

@@ -31,7 +31,7 @@ MAX_BUCKET_ELEMENTS = 64 << 20
 """256 MiB of fp32: what a bucket that has to be packed takes beside the gradients themselves."""
 
 EMBEDDING = -1
-"""In the place of a layer: what comes before the first one."""
+"""Number of the embedding where layers are numbered: it comes before the first one."""
 
 StageId = tuple[int, int]
 """(replica, stage)."""

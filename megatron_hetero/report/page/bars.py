@@ -29,7 +29,7 @@ _MAX_LINKS = 8
 _LABELS, _VALUES = 300.0, 150.0
 _ROOM = PAGE_WIDTH - _LABELS - _VALUES
 _MAX_ROWS = 16
-"""Of more rows, those that look alike are one."""
+"""Rows above this number are folded: those that look alike are one."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
 
 

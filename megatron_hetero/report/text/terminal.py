@@ -129,7 +129,7 @@ def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tu
 
 
 MAX_CAUSES = 3
-"""Of traffic, that a terminal names (`--json` has more)."""
+"""Causes of traffic that a terminal names (`--json` has more)."""
 
 
 def _price(machines: float, of_tokens: float, estimates: Estimates) -> Iterable[tuple[str, str]]:

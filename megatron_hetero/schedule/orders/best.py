@@ -15,7 +15,7 @@ from megatron_hetero.schedule.orders.choose import candidates
 from megatron_hetero.schedule.orders.ruled_out import why_no_orders
 
 LEAST_GAIN = 0.001
-"""Of a step; for less, a plan keeps its launch counts, which are easier to read."""
+"""Part of a step; for less, a plan keeps its launch counts, which are easier to read."""
 _MAX_PASSES = 40_000
 """Limit in stages times micro-batches, of all plans together; the first is tried anyhow."""
 

@@ -55,12 +55,12 @@ class _Rank:
     num_come: int = 0
     came_s: float = 0.0
     done_s: float | None = None
-    """When its programme was done."""
+    """Time at which its programme was done."""
     final_s: dict[int, float] = field(default_factory=dict)
-    """[chunk] -> when its last backward pass ends."""
+    """[chunk] -> the end of its last backward pass."""
     num_settled: int = 0
     settled_s: float = 0.0
-    """By when so many of its first ones were done."""
+    """Time by which that many of its first collectives were done."""
 
 
 class Exchange:

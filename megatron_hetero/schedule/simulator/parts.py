@@ -104,7 +104,7 @@ class Collective:
     hops: tuple[tuple[str, float], ...]
     latency_s: float = 0.0
     hop_bytes: tuple[float, ...] = ()
-    """Of all ranks of the holders, over each of `hops`."""
+    """Bytes of all ranks of the holders, over each of `hops`."""
     buffers: Mapping[StageId, int] = field(default_factory=dict)
     final: Mapping[StageId, Final] = field(default_factory=dict)
     places: Mapping[StageId, tuple[int, ...]] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from megatron_hetero.schedule.simulator.parts import (
 )
 
 StageTimes = PassTimes | Sequence[ChunkTimes]
-"""Of a stage with one chunk, or of each of its chunks."""
+"""Times of a stage with one chunk, or of each of its chunks."""
 
 
 @dataclass(frozen=True)
