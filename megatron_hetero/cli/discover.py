@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
-    """Write the file's text; return it, the findings as data, and the findings in a few words."""
+    """Return the file's text, the findings as data, and the findings in a few words."""
     gpus = find_gpus()
     measured = None
     if arguments.nccl_tests:

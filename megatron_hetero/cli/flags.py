@@ -25,8 +25,8 @@ from megatron_hetero.report.text.ranks import rank_lines
 from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
-Print what runs a plan: Megatron's arguments, one torchrun line for each node,
-and which process is which part of the plan.  The output is a piece of bash;
+Print the commands that run a plan: Megatron's arguments, one torchrun line for
+each node, and the place of each process in the plan.  The output is a piece of bash;
 nothing is started.  Where stock Megatron can express the plan, only its own
 flags are printed.  Needs no torch."""
 TAKES_MEGATRON_FLAGS = False

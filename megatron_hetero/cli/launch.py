@@ -26,9 +26,9 @@ from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.plan.file import load_plan
 
 DESCRIPTION = """\
-Write what starts a plan: a script that is the same on every node, and the file
-of your launcher that runs it there, with the environment that each kind of GPU
-needs.  Nothing is started.  Megatron flags that the plan does not know
+Write the files that start a plan: a script that is the same on every node, and
+the file of your launcher that runs it there, with the environment that each kind
+of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
 (--data-path, --save, ...) may follow after --.
 
   megatron-hetero launch plan.json --for slurm -o job --partition gpu --time 12:00:00

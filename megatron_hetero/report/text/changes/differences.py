@@ -1,4 +1,4 @@
-"""The differences of two plans as a table for a terminal: the step time first, like rows in one."""
+"""The differences of two plans as a table for a terminal: the step time first, like rows folded."""
 
 from __future__ import annotations
 
