@@ -73,6 +73,9 @@ def parse_bandwidth(text: object) -> float:
 
     Raises:
         UnitError: no unit, an unknown one, or a value outside the bounds.
+
+    >>> parse_bandwidth("25 Gb/s")
+    3125000000.0
     """
     hint = '"b" is a bit and "B" a byte (8 bits): write for example "25 Gb/s" or "3.1 GB/s"'
     value = _parse(text, _BANDWIDTH, "bandwidth", hint)

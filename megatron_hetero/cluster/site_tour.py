@@ -24,6 +24,11 @@ def site_tour(sites: Sequence[str], links: Mapping[tuple[str, str], Link]) -> tu
     Args:
         sites: names; equal ones count once, and their order does not.
         links: by (site, site); pairs without one count as far apart.
+
+    >>> near, far = Link(1e9, 0.001), Link(1e9, 0.1)
+    >>> links = {(a, b): near if abs(a - b) == 1 else far for a in range(4) for b in range(4)}
+    >>> site_tour("0213", {(str(a), str(b)): link for (a, b), link in links.items()})
+    ('0', '1', '2', '3')
     """
     names = sorted(set(sites))
     if len(names) <= 3:  # all ways are one

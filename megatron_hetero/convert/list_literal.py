@@ -23,6 +23,9 @@ def parse_pipelines(text: str, flag: str) -> list[list[int]]:
         flag: for the message.
     Raises:
         UsageError: anything else.
+
+    >>> parse_pipelines("[[1] * 2, [4]]", "--hetero_configs")
+    [[1, 1], [4]]
     """
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body, flag)

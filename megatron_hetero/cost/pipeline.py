@@ -49,6 +49,10 @@ def stage_ends_s(
         backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
         launch_counts: forwards that a stage launches before its first backward, shape [stage],
             from 1 to `num_micro_batches`, falling along the pipeline; None is 1F1B's own.
+
+    >>> no_hop = BoundaryTime(0.0, 0.0)
+    >>> stage_ends_s([PassTimes(1.0, 2.0)] * 2, [no_hop], [no_hop], 2)
+    (9.0, 7.0)
     """
     num_stages = len(stages)
     if num_stages == 1:
@@ -195,6 +199,9 @@ def steady_period_s(
     The cycle from stage i down to stage j and back passes every stage and hop between once and
     advances j - i + 1 micro-batches (1F1B keeps one more in flight per stage).
     `round_trips_s[i]`: forward plus backward crossing of boundary i.
+
+    >>> steady_period_s([1.0, 2.0], [2.0])  # (1 + 2 + 2) / 2 micro-batches
+    2.5
     """
     period_s = max([busiest_link_s, *stage_times_s])
     pairs = zip(stage_times_s[1:], round_trips_s, strict=True)
@@ -212,6 +219,10 @@ def quick_pipeline_time_s(
     stage_times_s: Sequence[float], round_trips_s: Sequence[float], num_micro_batches: int
 ) -> float:
     """Estimate the makespan, seconds: the first micro-batch's way there and back, then one steady
-    period for each further one."""
+    period for each further one.
+
+    >>> quick_pipeline_time_s([1.0, 2.0], [2.0], 3)  # 5 to fill, then 2 periods of 2.5
+    10.0
+    """
     fill_s = sum(stage_times_s) + sum(round_trips_s)
     return fill_s + (num_micro_batches - 1) * steady_period_s(stage_times_s, round_trips_s)

@@ -55,6 +55,9 @@ def places_by_rank(
     Args:
         order: Megatron's.
         num_replicas, num_stages, width: the one shape of all replicas.
+
+    >>> list(places_by_rank("tp-dp-pp", 2, 2, 1))
+    [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
     """
     if order == "tp-dp-pp":
         cells = ((d, p) for p in range(num_stages) for d in range(num_replicas))

@@ -39,6 +39,10 @@ def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
     Args:
         num_bytes: sent over the path.
         num_senders: that the receiver hears from at once, this one included.
+
+    >>> from megatron_hetero.cluster.node_links import Incast
+    >>> transfer_s(1e9, Link(1e9, 0.0, incast=Incast(num_senders=1, slowdown=1.0)), 3)
+    3.0
     """
     seconds = num_bytes / link.bytes_per_s
     if link.incast is None:

@@ -46,6 +46,9 @@ def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
         num_bytes: of the whole buffer.
         num_ranks: in the ring.
         link: the slowest of the ring.
+
+    >>> ring_all_reduce_s(4e9, 4, Link(bytes_per_s=1e9, latency_s=0.0))  # 6 rounds of 1 s
+    6.0
     """
     gather_s = ring_all_gather_s(num_bytes, num_ranks, link)
     return ring_reduce_scatter_s(num_bytes, num_ranks, link) + gather_s

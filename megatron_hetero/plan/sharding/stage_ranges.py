@@ -49,6 +49,9 @@ def flat_range(num_elements: int, width: int, index: int) -> tuple[int, int]:
     """Return the range that rank `index` of `width` tensor-parallel ranks stands for.
 
     Ranges are equal (the last one may be short), so that they can be gathered by one collective.
+
+    >>> flat_range(10, 4, 3)
+    (9, 10)
     """
     size = -(-num_elements // width)
     return min(index * size, num_elements), min((index + 1) * size, num_elements)

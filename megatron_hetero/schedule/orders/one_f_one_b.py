@@ -55,6 +55,9 @@ def launch_counts(stage_times_s: Sequence[float], hop_times_s: Sequence[float]) 
     Args:
         stage_times_s: forward + backward of one micro-batch, shape [stage].
         hop_times_s: one crossing of each boundary, shape [stage - 1].
+
+    >>> launch_counts([1.0, 1.0, 1.0], [0.25, 0.0])
+    (4, 2, 1)
     """
     period_s = max(stage_times_s)
     counts = [1]
