@@ -15,7 +15,7 @@ def names_match(catalogue_name: str, driver_name: str) -> bool:
 
     Every word of the catalogue's name has to be one of the driver's, which may add a letter that
     makes no other GPU of the catalogue ("MI250X").  A memory size counts where both name one, but
-    not Grace Hopper's, of which the driver names the CPU's.
+    not Grace Hopper's, where the driver names the CPU's.
 
     >>> names_match("RTX-4090", "NVIDIA GeForce RTX 4090"), names_match("RTX-4090", "RTX 4090 D")
     (True, False)

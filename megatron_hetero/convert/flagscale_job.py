@@ -29,7 +29,7 @@ _LAYOUT = PLAN_FLAGS | {
     "--recompute-method-per-stage-micro-batch",
     "--recompute-num-layers-per-stage-micro-batch",
 }
-"""Flags of which `flagscale.from_flagscale` makes the layout and the stages' recompute."""
+"""Flags that `flagscale.from_flagscale` turns into the layout and the stages' recompute."""
 _FOLDERS = {
     "--save": "checkpoints",
     "--load": "checkpoints",

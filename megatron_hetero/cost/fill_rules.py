@@ -59,7 +59,7 @@ class FillRules(ABC):
         sum of (t_s + f_s) + max over s of ((m - 1) t_s + x_s)
 
     t_s: seconds of the stage for a micro-batch, boundaries included; f_s: what its layers add once;
-    x_s: its exchange.  All seconds are of the cheapest plan of so many replicas.
+    x_s: its exchange.  All seconds are of the cheapest plan of that number of replicas.
     """
 
     counts_alike: bool
@@ -80,9 +80,9 @@ class FillRules(ABC):
         behind it; infinite where there is no such boundary.
 
         Args:
-            here: nodes, on one of which the stage before the boundary is.
+            here: nodes where the stage before the boundary may be.
             width: its tensor-parallel width.
-            there: nodes, on one of which the stage behind the boundary is.
+            there: nodes where the stage behind the boundary may be.
             other_width: its tensor-parallel width.
             to_last: whether the stage behind it is the last one.
         """
@@ -103,7 +103,7 @@ class FillRules(ABC):
         """Return x_s, seconds.
 
         Args:
-            nodes: on one of which the stage is.
+            nodes: where the stage may be.
             width: its tensor-parallel width.
             num_layers: of the stage.
             first, last: whether the stage holds the embedding, the head.

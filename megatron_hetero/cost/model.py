@@ -125,7 +125,7 @@ class CostModel(UnitPrices):
             num_sends_kept = 0 if last else num_in_flight[index]
             num_sends_kept += 0 if first else num_in_flight[index - 1]
             # Its receives are posted ahead (`schedule.orders.delivery`): of each neighbour one more
-            # than the launch counts differ, of which `stage_memory` has the one itself.
+            # than the launch counts differ; `stage_memory` counts that one itself.
             for before, after in pairwise(num_in_flight[max(index - 1, 0) : index + 2]):
                 num_sends_kept += max(before - after, 0)
         model, made = self.workload.model, dict[tuple[str, int, TensorShare], StageMemory]()

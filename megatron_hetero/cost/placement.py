@@ -53,8 +53,7 @@ class PlacedStage:
 
     @property
     def groups(self) -> tuple[PlacedStage, ...]:
-        """Split the stage into its tensor-parallel groups, each of which holds all of its
-        weights."""
+        """Split the stage into its tensor-parallel groups; each holds all of its weights."""
         if self.context_parallel == 1:
             return (self,)
         return tuple(

@@ -36,7 +36,7 @@ _EXCLUSIVE = (
     frozenset({"--recompute-activations", "--recompute-granularity"}),
     frozenset({"--position-embedding-type", "--use-rotary-position-embeddings"}),
 )
-"""Flags of which one, given by hand, takes the place of the others."""
+"""Sets of flags; one of a set, given by hand, takes the place of the others."""
 
 
 @dataclass(frozen=True)

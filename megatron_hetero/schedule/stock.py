@@ -164,8 +164,8 @@ def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
 def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
     """Find the recompute of all stages as one job's flags express it; None where none do.
 
-    Megatron recomputes so many layers of every stage (`--recompute-method block`), or all of those
-    that have fewer.
+    Megatron recomputes one number of layers of every stage (`--recompute-method block`), or all
+    layers of the stages that have fewer.
     """
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     found = {recompute(plan, stage) for stage in stages}

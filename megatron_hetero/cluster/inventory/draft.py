@@ -94,7 +94,7 @@ class NodeDraft:
 
 
 def node_of_cards(name: str, cards: Sequence[CardsDraft], site: str = "main") -> NodeDraft:
-    """Describe a machine of which only its cards are known: between unlike ones a guess."""
+    """Describe a machine from its cards alone: between unlike ones a guess."""
     link = PATH_GUESSES["PHB"] if len(cards) > 1 else None
     return NodeDraft(name, tuple(cards), site, link=link)
 

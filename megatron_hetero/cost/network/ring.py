@@ -58,7 +58,7 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         if key not in prices:
             link = cluster.link(here, there)
             part = share * max(sent, received) if here.node == there.node else share
-            # Each rank adds its own part, on a shared card too.
+            # Each rank adds its own part, also behind a shared NIC.
             added_s = adding_s(share * received, 1, link)
             prices[key] = transfer_s(part, link), added_s, link.latency_s
         hops.append(RingHop(sender, receiver, *prices[key]))

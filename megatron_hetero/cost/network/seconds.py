@@ -55,7 +55,7 @@ def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
 
 
 def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Time a ring reduce-scatter: the rounds of an all-gather, in each of which every rank adds
+    """Time a ring reduce-scatter: the rounds of an all-gather, and in each round every rank adds
     what it has received.
 
     Args:

@@ -42,7 +42,7 @@ class StageBucket:
     """Parameters (of the whole model, not sharded) with the same holders.
 
     `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
-    what follows them.  `num_rank_sets`: so many buckets of ranks it stands for; a rank of a narrow
+    what follows them.  `num_rank_sets`: the buckets of ranks that it stands for; a rank of a narrow
     stage is in several of them.  `is_whole`: every rank of its holders holds all of it.
     """
 

@@ -40,7 +40,7 @@ class TensorShare:
         return tokens // (self.width if training.sequence_parallel else 1)
 
     def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
-        """Return the padded vocabulary of which an even share would be this member's rows."""
+        """Return the padded vocabulary whose even share would be this member's rows."""
         if self.shares is None:
             return vocab_rows
         edges = vocabulary_edges(

@@ -1,8 +1,7 @@
 """Bash text to simple commands made of words, the words still unexpanded.
 
 Only the syntax of the shell: quotes, escapes, comments, continued lines, arrays, redirections and
-here-documents (both dropped), and `$` forms, of which those that have to be run are kept as unknown
-pieces.
+here-documents (both dropped), and `$` forms; those that have to be run are kept as unknown pieces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A figure as SVG, and the few shapes of which all figures are made.
+"""A figure as SVG, and the few shapes that figures are made of.
 
 Colours are classes and CSS variables of `figure.css`, so that one drawing serves light and dark,
 inside the page and as a file of its own.  Every text of a user goes through `escape`.

@@ -246,8 +246,8 @@ def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | N
 
 
 def _memory(device: DeviceEstimate | None, is_crammed: bool) -> Text:
-    """Write a device's memory; `is_crammed`: so many columns that the bytes in use would not fit in
-    80."""
+    """Write a device's memory; `is_crammed`: there are too many columns for the bytes in use to fit
+    in 80."""
     if device is None:
         return Text("-")
     part = device.peak_bytes / device.capacity_bytes

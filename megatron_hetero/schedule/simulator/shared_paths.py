@@ -25,7 +25,7 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes, Pipeline
 
 MAX_MESSAGES = 200_000
 """Placements whose unlike pipelines exchange more messages a step are left as the cost model has
-them, which may be far too short where paths are crowded: so many take about 7 s to simulate."""
+them, which may be far too short where paths are crowded: this many take about 7 s to simulate."""
 
 
 def queued(
@@ -139,9 +139,8 @@ def _likeness(
 
 
 def sharing_replicas(cluster: Cluster, placement: Placement) -> tuple[int, ...]:
-    """Find the replicas of which some message takes a path between nodes, or a line that paths
-    share, that another boundary's messages (of the same replica, or of another) take in the same
-    direction."""
+    """Find the replicas with a message on a path between nodes, or a line that paths share, that
+    another boundary's messages (of the same replica, or of another) take in the same direction."""
     return _sharing([_paths(cluster, replica) for replica in placement.replicas])
 
 

@@ -86,7 +86,7 @@ def last_backward_of(
         costs: the price list, sharded as the placement.
         replica: the placed replica.
         rows: rows of the padded vocabulary.
-        stage: the plan's, of which `times` are the chunks'.
+        stage: the plan's; `times` are those of its chunks.
     """
     placed = replica.stages[0]
     own = costs.variant(
