@@ -1,8 +1,7 @@
 """Bash text to simple commands made of words, the words still unexpanded.
 
 Only the syntax of the shell: quotes, escapes, comments, continued lines, arrays, redirections and
-here-documents (both dropped), and `$` forms, of which those that have to be run are kept as unknown
-pieces.
+here-documents (both dropped), and `$` forms; those that have to be run are kept as unknown pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _BLANKS = " \t\r"
 
 
 def commands(path: Path, text: str) -> Iterator[Command]:
-    """The simple commands of a script, in the order of the text.
+    """Yield the simple commands of a script, in the order of the text.
 
     Raises:
         ModelError: a quote or bracket stays open.
@@ -101,7 +100,7 @@ class _Lexer:
         return character
 
     def _is_file_number(self, word: ShellWord) -> bool:
-        """The 2 of `2>&1`."""
+        """Return whether a word is the 2 of `2>&1`."""
         following = self._text[self._position : self._position + 1]
         return (word.keyword or "").isdecimal() and following in ("<", ">")
 
@@ -134,7 +133,7 @@ class _Lexer:
         self._here_documents = []
 
     def _word(self) -> ShellWord:
-        """One word, from its first character on."""
+        """Read one word, from its first character on."""
         line = self._line
         pieces: list[WordPart] = []
         splits = quoted = False
@@ -181,7 +180,7 @@ class _Lexer:
         raise self._error(line, "the bracket of this array is not closed; add )")
 
     def _quoted(self) -> list[WordPart]:
-        """Pieces of a quoted string."""
+        """Read the pieces of a quoted string."""
         line, quote = self._line, self._next()
         pieces: list[WordPart] = [WordPart("text", "")]
         while self._position < len(self._text):
@@ -203,7 +202,7 @@ class _Lexer:
         raise self._error(line, f"the quote {quote} is not closed")
 
     def _expansion(self) -> WordPart:
-        """What a `$` or a backquote begins."""
+        """Read an expansion that a `$` or a backquote begins."""
         start = self._position
         if self._next() == "`":
             end = self._text.find("`", self._position)
@@ -228,7 +227,7 @@ class _Lexer:
         return WordPart("unknown", self._text[start : self._position])
 
     def _braced(self, start: int) -> WordPart:
-        """`${...}`, at its opening brace."""
+        """Read `${...}`, at its opening brace."""
         line = self._line
         depth = 0
         while self._position < len(self._text):

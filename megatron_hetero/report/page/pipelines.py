@@ -15,7 +15,7 @@ _IN_ROW = 5
 
 
 def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
-    """One row (or more) for each replica."""
+    """Draw one row (or more) for each replica."""
     total = sum(replica.num_micro_batches for replica in plan.replicas)
     parts: list[str] = []
     y = 0.0

@@ -1,7 +1,7 @@
 """Plans in a terminal; beside it `changes` (plans beside others) and `trials` (plans tried out).
 
 terminal      a plan
-stage_tables  its tables of stages, alike rows folded
+stage_tables  its tables of stages; rows that are alike are folded
 explanation   the causes of a plan's step time
 outcome       days and money of a whole run
 ranks         the process of each place of the plan
