@@ -10,7 +10,15 @@ from collections.abc import Hashable, Sequence
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.plan import Estimates, Plan, Replica
 from megatron_hetero.report.page.cluster_map import NUM_COLORS, stage_class
-from megatron_hetero.report.page.figure import PAGE_WIDTH, Figure, fitted, line, rect, text
+from megatron_hetero.report.page.figure import (
+    PAGE_WIDTH,
+    Figure,
+    fitted,
+    line,
+    rect,
+    text,
+    text_width,
+)
 from megatron_hetero.report.page.folding import MAX_ROWS, Folded, folded, runs
 from megatron_hetero.report.text.words import count, devices_by_node, ranges
 from megatron_hetero.units import format_bandwidth, format_duration
@@ -52,7 +60,7 @@ def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
         words += f"; its pipeline takes {format_duration(estimates.replica_times_s[r])}"
         if row.num_more:
             words = f"alike; each: {words}"
-        parts.append(text(80 + 6 * max(0, len(name) - 11), y + 15, words, "small"))
+        parts.append(text(max(80.0, text_width(name, 14) + 8), y + 15, words, "small"))
         y += _TITLE
         boxes = _boxes(r, replica, cluster, estimates, is_many)
         for start in range(0, len(boxes), _IN_ROW):
