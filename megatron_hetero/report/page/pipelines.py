@@ -1,6 +1,6 @@
 """The replicas as pipelines: a box for each stage, wide as its layers, and the hops between.
 
-Of many stages neighbours that are alike share a box, and replicas that are alike a row.
+Of many stages neighbours on a node that are alike share a box, and replicas that are alike a row.
 """
 
 from __future__ import annotations
@@ -79,13 +79,16 @@ def _stage_kind(replica: Replica, cluster: Cluster, s: int) -> Hashable:
 def _boxes(
     r: int, replica: Replica, cluster: Cluster, estimates: Estimates, is_many: bool
 ) -> _Stages:
-    """The stages of a replica; of many, neighbours that are alike as one.  The first and the last
-    have weights that the others have not."""
+    """Boxes of a replica's stages: of many, neighbours on one node that are alike share one.
+
+    The first and the last stage stand alone, since they have weights that the others have not.
+    """
     times_s = estimates.stage_times_s[r]
     last = len(replica.stages) - 1
 
     def kind(s: int) -> Hashable:
-        return s in (0, last) or _stage_kind(replica, cluster, s)
+        node = cluster.node_of(replica.stages[s].devices[0]).name
+        return s == 0, s == last, node, _stage_kind(replica, cluster, s)
 
     def drawn(s: int) -> tuple[float, ...]:
         return (times_s[s] / max(times_s),)

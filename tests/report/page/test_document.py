@@ -299,7 +299,7 @@ FORTY = [(f"n{i}", "RTX-4090", 8) for i in range(5)]
 @pytest.mark.parametrize(
     ("layout", "boxes"),
     [
-        (", ".join(["tp1:1"] * 40) + " @ 160", 3),
+        (", ".join(["tp1:1"] * 40) + " @ 160", 7),
         (" | ".join(["tp1:1, tp1:1, tp1:1, tp1:1 @ 8"] * 10), 3),
     ],
     ids=["40 stages", "10 replicas"],
