@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     utilization = utilization_of(found.plan, found.cluster, simulation.step_time_s)
     if arguments.json:
         data = simulation_to_data(simulation)
-        data["utilization"] = None if utilization is None else asdict(utilization)
+        data["utilization"] = utilization and asdict(utilization)
         output.json(data)
         return 0
     output.show(simulation_report(simulation, utilization))

@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     Tag,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
@@ -198,6 +199,16 @@ class LinksSection(_Section):
     ) = None
     between_sites: tuple[SiteLinkSection, ...] = ()
     measured: tuple[MeasuredLinkSection, ...] = ()
+
+    @field_validator("inside_node", mode="before")
+    @classmethod
+    def _is_by_type(cls, value: Any) -> Any:
+        if _one_link_or_by_site(value) == "link":
+            raise ValueError(
+                "has one link for each GPU type, with its name before it, for example "
+                "inside_node: {A100-80GB: {bandwidth: 200 GB/s, latency: 5 us}}"
+            )
+        return value
 
 
 class LimitsSection(_Section):

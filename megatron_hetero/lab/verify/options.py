@@ -19,7 +19,8 @@ class Options:
 
     `optimizers` train one after the other; `fault` names an error of `faults` that is planted in
     the plan's runs. `plan_flags` are Megatron flags of the plan's runs only. `precision` is that of
-    all runs but those of `fp32_optimizers`.
+    all runs but those of `fp32_optimizers`. `reuses` takes what one process has trained in the same
+    folder, for the same job, as it is.
     """
 
     steps: int = 5
@@ -27,6 +28,7 @@ class Options:
     floor: bool = False
     fault: str | None = None
     plan_flags: tuple[str, ...] = ()
+    reuses: bool = False
     precision: Precision = "fp32"
     fp32_optimizers: tuple[str, ...] = ()
 

@@ -47,6 +47,8 @@ _RATES = (
     "--lr-decay-style",
 )
 """Flags of a job that learns; the seed checkpoint has weights that have not moved."""
+_SAVED = "latest_checkpointed_iteration.txt"
+"""The file that Megatron writes last of a checkpoint."""
 ONLY_WITH_ADAM = (
     "--use-distributed-optimizer",
     "--overlap-param-gather",
@@ -147,6 +149,8 @@ class VerifyJobs:
         shares = any(s.shares for r in self.shrunk.plan.layout.replicas for s in r.stages)
 
         def seed(rank: int) -> None:
+            if self.options.reuses and (self._seed / _SAVED).exists():
+                return
             write_text_dataset(self._text, self._num_tokens)
             save_without_a_server()
             if shares:
@@ -208,6 +212,8 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            if self.options.reuses and (folder / f"record-{rank}.json").exists():
+                return
             recorder = make()
             one_process.train(argv, entry.World.from_environment().store(), recorder)
             recorder.save(folder / f"record-{rank}")

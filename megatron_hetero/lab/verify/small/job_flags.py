@@ -88,16 +88,19 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         if option.name == "--lr":
             rates[workload.training.optimizer] = float(option.values[0])
     by_plan = [o for o in treated.of("kept by the plan") if not _is_decided(o)]
-    half = [o for o in treated.of("kept in half precision") if o.name not in _PRECISIONS]
+    in_half = treated.of("kept in half precision")
+    precisions = [o for o in in_half if o.name in _PRECISIONS]
+    half = [o for o in in_half if o.name not in _PRECISIONS]
+    if workload.training.precision == "fp32":
+        lines += [f"{option} -> {_OFF}, in fp32" for option in half]
+        half = []
     return JobFlags(
         both=_without_recompute(shrunk.plan, both),
         half=_tokens(half),
         plan=_tokens(by_plan),
         precision=workload.training.precision,
         learning_rates=rates,
-        kept=tuple(
-            str(o) for o in (*treated.of("kept"), *by_plan, *treated.of("kept in half precision"))
-        ),
+        kept=tuple(map(str, (*treated.of("kept"), *by_plan, *precisions, *half))),
         shrunk=tuple(lines),
         no_effect=no_effect,
         left_out=tuple(

@@ -239,13 +239,16 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave it out; Megatron 0.19 fails to write a configuration that has process groups",
     ),
     (
-        "--recompute-modules mlp with --transformer-impl local",
+        "--recompute-modules mlp with biases and --transformer-impl local",
         lambda a: (
             a.transformer_impl == "local"
             and a.recompute_granularity == "selective"
             and "mlp" in (a.recompute_modules or ())
+            and a.add_bias_linear
         ),
-        "use core_attn, or --recompute-granularity full; Megatron's local layers fail with it",
+        "add --disable-bias-linear, use core_attn alone, or --recompute-granularity full; "
+        "Megatron's local layers hand out the bias itself, which is then taken for a result of "
+        "what is recomputed, and the backward pass does not end",
     ),
     (
         "--rerun-mode report_stats",
