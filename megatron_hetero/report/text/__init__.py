@@ -8,6 +8,8 @@ simulation    a simulated step
 verification  what `verify` found
 rehearsal     what a rehearsal showed
 preflight     what `doctor` found
+kit           what `doctor --train` found
+communicators  how many a GPU is in, and their buffers
 replan        what a new plan would gain at measured speeds
 replanning    ways to go on with a plan on a changed cluster
 additions     what to add to a cluster first
