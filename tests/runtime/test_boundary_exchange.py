@@ -43,7 +43,7 @@ def test_activations_and_gradients_arrive_whole(
         config = SimpleNamespace(
             sequence_parallel=sequence_parallel, pipeline_dtype=torch.float64, hidden_size=HIDDEN
         )
-        boundary = PipelineCommunicator(groups, config).boundaries[0]
+        boundary = PipelineCommunicator(groups, config, sequence_parallel).boundaries[0]
         boundary.begin()
         width = groups.tensor.size()
 

@@ -2,6 +2,7 @@
 
 groups             the process groups of a rank
 boundary           activations between unlike widths, every byte once
+arrivals           messages of a boundary that are under way
 executor           runs a stage's programme
 step               one step of one replica
 shards             which part of every parameter a rank holds
