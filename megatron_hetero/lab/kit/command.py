@@ -1,0 +1,211 @@
+"""`megatron-hetero doctor --train` behind the command line: the checks in order, as data.
+
+A check that a process refuses or does not survive has failed, with what the process said; the
+others go on.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_hetero import __version__
+from megatron_hetero.cluster.discovery import find_gpus
+from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.files import write_json
+from megatron_hetero.lab.kit.equality import cases_for, try_case
+from megatron_hetero.lab.kit.forecast import Forecast, forecast
+from megatron_hetero.lab.kit.race import TEXT, race
+from megatron_hetero.lab.kit.small_job import Machine
+from megatron_hetero.lab.verify.faults import FAULTS
+from megatron_hetero.lab.verify.text import tokenizer_arguments
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.runtime.job.local_launch import preload
+
+MEMORY_FAULT = "memory-underpredicted"
+"""Beside those of `lab.verify.faults`: the prediction of memory is taken for nine tenths."""
+MEMORY_TOLERANCE = 0.03
+"""So much more may be held than was predicted: rounding of the allocator, scalars."""
+STEP_TOLERANCE, SHARED_STEP_TOLERANCE = 0.25, 2.0
+"""Of a measured step, beside the predicted one: on a GPU, and on the cores of a CPU, which others
+use too."""
+RATIO_LIMIT, SHARED_RATIO_LIMIT = 1.05, 1.5
+"""The own runtime over stock Megatron: the lower end of the interval may be so high."""
+PROFILE, REPORT = "profile.json", "report.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """`output` is the folder of report and profile; `fault` names a planted error.
+
+    `gpu`: a name of the catalogue, where it does not know the driver's.
+    """
+
+    output: Path
+    gpu: str | None = None
+    is_short: bool = False
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class _Found:
+    ok: bool
+    what: str
+    data: dict[str, Any]
+
+
+def examine(request: Request, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run all checks; what they found is also in `output / REPORT`.
+
+    Raises:
+        UsageError: no such planted error, or a GPU that the catalogue does not know.
+    """
+    if request.fault not in (None, MEMORY_FAULT, *FAULTS):
+        raise UsageError(
+            f"--plant {request.fault}: choose one of {', '.join((MEMORY_FAULT, *FAULTS))}"
+        )
+    machine = _machine(request.gpu)
+    request.output.mkdir(parents=True, exist_ok=True)
+    on_progress("importing Megatron")
+    preload()
+    began = time.monotonic()
+    checks = [
+        _run(name, check, on_progress) for name, check in _checks(request, machine, on_progress)
+    ]
+    data = {
+        "ok": all(check["ok"] for check in checks),
+        "checks": checks,
+        "seconds": time.monotonic() - began,
+        "machine": {
+            "gpus": machine.num_gpus,
+            "gpu": machine.gpu,
+            "host": platform.node(),
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "megatron_hetero": __version__,
+            "torch": torch.__version__,
+            "megatron_core": importlib.metadata.version("megatron-core"),
+        },
+        "profile": None if request.is_short else str(request.output / PROFILE),
+    }
+    write_json(request.output / REPORT, data)
+    return data
+
+
+def _machine(named: str | None) -> Machine:
+    """GPUs of this machine; asked of the driver, because CUDA in this process forbids forks."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        return Machine("CPU", 0)
+    name = named or find_gpus()[0].catalogue_name
+    if name is None:
+        raise UsageError(
+            f"the catalogue does not know this machine's {find_gpus()[0].name}; name the type "
+            "nearest to it with --gpu"
+        )
+    return Machine(name, count)
+
+
+_Check = Callable[[], _Found]
+
+
+def _checks(
+    request: Request, machine: Machine, on_progress: Callable[[str], None]
+) -> Iterator[tuple[str, _Check]]:
+    folder = request.output / "runs"
+    # Planted: one plan that shows them all is enough.
+    fault = None if request.fault == MEMORY_FAULT else request.fault
+    for number, case in enumerate(cases_for(machine, request.is_short)):
+
+        def equal(case: Any = case, number: int = number) -> _Found:
+            def on_step(what: str, step: int) -> None:
+                on_progress(f"{case.name}: {what}, step {step}")
+
+            return _equality(try_case(case, machine, folder / f"equal-{number}", on_step, fault))
+
+        yield f"equal to one process: {case.name} ({case.layout}, {case.precision})", equal
+    if request.is_short:
+        return
+
+    def predicted() -> _Found:
+        profile = request.output / PROFILE
+        profile.unlink(missing_ok=True)
+        return _forecast(forecast(machine, profile, folder / "forecast", on_progress), machine,
+                         request.fault == MEMORY_FAULT)  # fmt: skip
+
+    yield "memory and step as predicted (tp1:4 @4, profile.json)", predicted
+    yield "own runtime beside stock Megatron (tp1:4 @4)", lambda: _race(machine, folder / "race")
+
+
+def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    on_progress(name)
+    began = time.monotonic()
+    try:
+        found = check()
+    except HeteroError as error:
+        found = _Found(False, str(error), {})
+    seconds = time.monotonic() - began
+    return {"name": name, "ok": found.ok, "what": found.what, "seconds": seconds, **found.data}
+
+
+def _equality(data: dict[str, Any]) -> _Found:
+    """The worst of loss, gradients, norm and weights against its tolerance."""
+    keys = ("loss", "gradients", "gradient_norm", "weights")
+    worst = max(keys, key=lambda key: data[key] / data["tolerance"][key])
+    what = (
+        f"{worst.replace('_', ' ')} differ by {data[worst]:.1e}, {data['tolerance'][worst]:.1e} "
+        "allowed"
+    )
+    (run,) = data["runs"].values()
+    if not run["same_initial_weights"]:
+        what += f"; unequal initial weights of {run['unequal_initial_weights']}"
+    return _Found(data["ok"], what, {"distances": {key: data[key] for key in keys}})
+
+
+def _forecast(found: Forecast, machine: Machine, is_planted: bool) -> _Found:
+    predicted = found.predicted_bytes * (0.9 if is_planted else 1.0)
+    over = found.held_bytes / predicted - 1
+    slower = found.step_s / found.predicted_step_s - 1
+    tolerance = STEP_TOLERANCE if machine.num_gpus else SHARED_STEP_TOLERANCE
+    fits, is_timely = over <= MEMORY_TOLERANCE, abs(slower) <= tolerance
+    memory = f"{found.held_bytes / 2**20:.1f} MiB held, {over:+.1%} beside the prediction"
+    if not fits:
+        memory += f" (too little is predicted: more than {MEMORY_TOLERANCE:.0%})"
+    step = f"a step of {found.step_s * 1e3:.1f} ms, {slower:+.0%} ({tolerance:.0%} allowed)"
+    data = {
+        "predicted_bytes": round(predicted),
+        "held_bytes": found.held_bytes,
+        "predicted_step_s": found.predicted_step_s,
+        "step_s": found.step_s,
+        "parts_bytes": {name: list(pair) for name, pair in found.parts.items()},
+    }
+    return _Found(fits and is_timely, f"{memory}; {step}", data)
+
+
+def _race(machine: Machine, folder: Path) -> _Found:
+    flags = [flag for flag in machine.model() if not flag.startswith("--vocab-size")]
+    more = (
+        *tokenizer_arguments(folder / TEXT),
+        "--lr=3e-4",
+        "--lr-decay-style=constant",
+        "--optimizer=adam",
+        "--log-interval=1",
+        "--eval-iters=0",
+        "--eval-interval=1000000",
+        "--num-workers=0",
+    )
+    plan = plan_from_layout(parse_layout("tp1:4 @4"))
+    pairs = 40 if machine.num_gpus else 12
+    found = race(plan, (*flags, *more), (), pairs, folder, forced=True)
+    low, high = found.interval
+    limit = RATIO_LIMIT if machine.num_gpus else SHARED_RATIO_LIMIT
+    what = f"step times {found.ratio:.3f} ({low:.3f} to {high:.3f}), at most {limit:.2f} allowed"
+    return _Found(low <= limit, what, {"ratio": found.ratio, "interval": [low, high]})
