@@ -9,8 +9,6 @@ place         devices for a plan that names none
 ranks         which global rank is which place
 stock_ranks   Megatron's two orders of ranks
 communicators  ranks that make a communicator together
-shards        shard tables: where each device's piece begins and ends
-stage_ranges  parts of an activation on the ranks of a stage
 chunks        the chain of model chunks of a replica
 order         the text form of a stage's computations
 libraries     communication libraries of a plan's machines

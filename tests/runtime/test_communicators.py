@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from megatron_hetero.cost.sync.communicators import job_communicators
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
-from megatron_hetero.lab.verify.text import VOCAB_SIZE
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

@@ -28,7 +28,7 @@ from megatron_hetero.plan.communicators import (
 )
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 
 NCCL_CONNECTION_BYTES = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + (4 << 20)
 """LL, LL128 and Simple: 0.5, 4.7 and 4 MiB."""

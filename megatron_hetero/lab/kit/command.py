@@ -25,8 +25,8 @@ from megatron_hetero.lab.kit.equality import cases_for, try_case
 from megatron_hetero.lab.kit.forecast import Forecast, forecast
 from megatron_hetero.lab.kit.race import TEXT, race
 from megatron_hetero.lab.kit.small_job import Machine
-from megatron_hetero.lab.verify.faults import FAULTS
-from megatron_hetero.lab.verify.text import tokenizer_arguments
+from megatron_hetero.lab.verify.faults.catalogue import FAULTS
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.runtime.job.local_launch import preload

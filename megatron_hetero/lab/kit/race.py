@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.lab.kit.small_job import on_this_backend
-from megatron_hetero.lab.verify.text import write_text_dataset
+from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend

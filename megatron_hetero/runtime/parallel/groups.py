@@ -25,7 +25,7 @@ from megatron_hetero.plan.communicators import (
 )
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
-from megatron_hetero.plan.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 
 
 @dataclass(frozen=True)

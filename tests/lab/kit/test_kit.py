@@ -15,7 +15,7 @@ from megatron_hetero.lab.kit.command import MEMORY_FAULT, Request, examine
 from megatron_hetero.lab.kit.equality import CASES, cases_for
 from megatron_hetero.lab.kit.race import Race
 from megatron_hetero.lab.kit.small_job import Machine
-from megatron_hetero.report.text.kit import kit_report
+from megatron_hetero.report.text.trials.kit import kit_report
 
 
 def tried(folder: Path, **asked: Any) -> dict[str, Any]:
