@@ -39,7 +39,7 @@ class _Strict(BaseModel):
 
 
 class Measured(_Strict):
-    """What was measured, in the words of `plan.json`'s estimates; several steps give a median.
+    """Measured figures, in the words of `plan.json`'s estimates; several steps give a median.
 
     `stage_times_s` and `boundary_times_s` are [replica][stage or boundary], null where not
     measured; `peak_bytes` is by device.
@@ -64,7 +64,7 @@ class Run(_Strict):
 
 
 class Runs(_Strict):
-    """The file."""
+    """Contents of the file."""
 
     version: Annotated[int, Field(ge=1, le=1)]
     runs: Annotated[list[Run], Field(min_length=1)]
@@ -82,12 +82,12 @@ class Score:
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a part of what was measured."""
+        """Error of the prediction, as a part of what was measured."""
         return self.predicted / self.measured - 1
 
 
 def score(path: Path) -> list[Score]:
-    """All figures of all runs of a file.
+    """Score all figures of all runs of a file.
 
     Raises:
         FileFormatError: the file is not as it must be, or measures what the plan has not.
@@ -144,7 +144,7 @@ def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, 
 
 
 def tables(scores: Sequence[Score]) -> Iterator[str]:
-    """The steps of all runs, and for each term how far off it is, as Markdown."""
+    """Yield the steps of all runs and the errors of each term, as Markdown."""
     yield "| run | predicted | measured | error |"
     yield "| --- | --: | --: | --: |"
     for one in scores:

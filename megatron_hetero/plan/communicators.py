@@ -1,4 +1,4 @@
-"""Which ranks of a plan make a communicator together, in the one order in which all make them.
+"""Sets of ranks that make a communicator together, in the one order in which all make them.
 
 The runtime makes the groups of this list (`runtime.parallel.groups`), and those of the gradient
 exchange after it (`cost.sync.communicators` counts them from the model); the count of a rank stands
@@ -20,7 +20,7 @@ Use = Literal[
     "tensor", "context", "stage", "forward", "backward", "shapes", "losses", "gradients", "world"
 ]
 DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
-"""Of a boundary; the shapes of activations only where sequences have unlike lengths."""
+"""Uses of a boundary; shapes of activations only where sequences have unlike lengths."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Communicator:
 
 
 def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Communicator, ...]:
-    """Communicators of a plan beside the gradients' and the whole job's, in the order of making.
+    """Return all communicators but the gradients' and the whole job's, in the order of making.
 
     Args:
         variable_lengths: whether micro-batches have sequences of unlike lengths.
@@ -69,7 +69,7 @@ def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Com
 
 
 def stage_ranks(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
-    """(replica, stage) -> its ranks, tensor-parallel rank fastest."""
+    """Return (replica, stage) -> its ranks, tensor-parallel rank fastest."""
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     for rank, place in enumerate(rank_table(plan)):
         key = place.replica, place.stage
@@ -78,7 +78,7 @@ def stage_ranks(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
 
 
 def last_stage_ranks(plan: Plan) -> tuple[int, ...]:
-    """Ranks of the last stages of all replicas: where losses are known."""
+    """Return the ranks of the last stages of all replicas: where losses are known."""
     last = [len(replica.stages) - 1 for replica in plan.replicas]
     return tuple(
         rank for rank, place in enumerate(rank_table(plan)) if place.stage == last[place.replica]

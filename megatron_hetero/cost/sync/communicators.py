@@ -51,12 +51,12 @@ class RankCommunicators:
 
     @property
     def bytes_per_channel(self) -> int:
-        """Of NCCL's buffers, for each channel that it opens."""
+        """Bytes of NCCL's buffers for each channel that it opens."""
         return self.num_connections * NCCL_CONNECTION_BYTES
 
 
 def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...]:
-    """All communicators of a job that the project's own runtime trains."""
+    """Return all communicators of a job that the project's own runtime trains."""
     world = tuple(range(plan.layout.num_devices))
     return (
         *((Communicator("world", world),) if len(world) > 1 else ()),
@@ -66,7 +66,7 @@ def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...
 
 
 def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
-    """[rank] -> what it is in."""
+    """Return [rank] -> what it is in."""
     ranks_of = stage_ranks(plan)
     places = rank_table(plan)
     uses: list[list[Use]] = [[] for _ in places]
@@ -96,7 +96,7 @@ def _num_peers(own: int, theirs: int) -> int:
 
 
 def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], ...]:
-    """Every set of ranks that reduces gradients together, each once."""
+    """Return every set of ranks that reduces gradients together, each once."""
     found: dict[tuple[int, ...], None] = {}
     parts = _Parts(plan, workload)
     first = [(r, 0) for r in range(len(plan.replicas))]
@@ -121,7 +121,7 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
 
 
 def _layer_holders(plan: Plan) -> list[list[_Holder]]:
-    """The stages that hold a layer, for each distinct set of them."""
+    """Return the stages that hold a layer, for each distinct set of them."""
     stage_of = [
         {
             layer: s
@@ -138,7 +138,7 @@ def _layer_holders(plan: Plan) -> list[list[_Holder]]:
 
 
 class _Parts:
-    """Which ranks of some stages hold which part of a tensor."""
+    """Ranks of some stages, by the part of a tensor that they hold."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         self._plan, self._model = plan, workload.model
@@ -147,12 +147,12 @@ class _Parts:
         self._rows = padded_vocab_size(workload.model, plan.layout.tensor_parallel_widths)
 
     def whole(self, holders: Sequence[_Holder], is_partial: bool) -> Iterator[tuple[int, ...]]:
-        """The holders of what every rank of a group has; partial: of its gradient only a part."""
+        """Yield the holders of what every rank of a group has; partial: of its gradient a part."""
         ranks = tuple(sorted(rank for holder in holders for rank in self._ranks_of[holder]))
         yield from self._exchanged(ranks, is_partial)
 
     def cut(self, holders: Sequence[_Holder], kind: str) -> Iterator[tuple[int, ...]]:
-        """The holders of each slice of a divided tensor: cut at the edges of all of them."""
+        """Yield the holders of each slice of a divided tensor, cut at the edges of all of them."""
         intervals = {
             rank: interval
             for r, s in holders
@@ -166,7 +166,7 @@ class _Parts:
             yield from self._exchanged(ranks, is_partial=False)
 
     def _exchanged(self, ranks: tuple[int, ...], is_partial: bool) -> Iterator[tuple[int, ...]]:
-        """`ranks`, unless they agree without an exchange: one rank, or equals of one group."""
+        """Yield `ranks` unless they agree without an exchange: one rank, or equals of one group."""
         places = [self._places[rank] for rank in ranks]
         groups = {(place.replica, place.stage, place.context_rank) for place in places}
         if len(ranks) > 1 and (is_partial or len(groups) > 1):
@@ -181,7 +181,7 @@ class _Parts:
         }
 
     def _edges(self, shape: StageShape, kind: str) -> list[Fraction]:
-        """As parts of the whole; `runtime.parallel.tensor_place` has the same rule."""
+        """Return edges as parts of the whole; `runtime.parallel.tensor_place` has the same rule."""
         model, width, shares = self._model, shape.tensor_parallel, shape.shares
         divides = not (model.num_query_groups % width or model.mlp_columns % width)
         if shares is None or (len(set(shares)) == 1 and divides):

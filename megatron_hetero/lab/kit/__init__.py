@@ -1,4 +1,4 @@
-"""The runtime tried on one machine: `doctor --train`.
+"""Trials of the runtime on one machine: `doctor --train`.
 
 command     the checks in order, and what they found as data
 equality    asymmetric plans beside one process

@@ -51,12 +51,12 @@ CASES = (
 """From few ranks to many; a machine tries all that it has GPUs for."""
 ON_CPU = ("ZeRO-1, overlap", "unlike depth")
 SHARE = ("ZeRO-1, overlap",)
-"""What is tried without two GPUs, and in the short check."""
+"""Cases that are tried without two GPUs, and in the short check."""
 STEPS = 3
 
 
 def cases_for(machine: Machine, is_short: bool) -> tuple[Case, ...]:
-    """The plans that this machine tries."""
+    """Return the cases that this machine tries."""
     if machine.num_gpus >= 2:
         found = tuple(case for case in CASES if case.num_ranks <= machine.num_gpus)
         return found[:1] if is_short else found

@@ -1,4 +1,4 @@
-"""The own runtime and stock Megatron on one symmetric job, step by step in turns.
+"""Race of the own runtime and stock Megatron on one symmetric job, step by step in turns.
 
 Two jobs train the same model from the same data with the same flags: plain Megatron, and a plan.
 They take turns step by step, each waiting while the other works, so that a pair of steps sees the
@@ -118,7 +118,7 @@ def _bridged(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 class Turns:
-    """Whose step it is: job 0's, then job 1's, all of their ranks.  Made before the ranks are."""
+    """Turns of two jobs, step by step: job 0, then job 1, all ranks.  Made before the ranks are."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks

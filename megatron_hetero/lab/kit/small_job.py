@@ -1,4 +1,4 @@
-"""The small GPT that the kit trains, and what differs between a GPU and a CPU.
+"""Small GPT that the kit trains, and its differences between a GPU and a CPU.
 
 Layers are Megatron's own on both (`--transformer-impl local`), so that the same kernels run in the
 runtime and in stock Megatron whatever else is installed.
@@ -17,7 +17,7 @@ from megatron_hetero.runtime import backend
 
 @dataclass(frozen=True)
 class Machine:
-    """What the kit found: so many GPUs of a type, or none; `gpu` is the name in profile.json."""
+    """Machine of so many GPUs of a type, or none; `gpu` is the name in profile.json."""
 
     gpu: str
     num_gpus: int

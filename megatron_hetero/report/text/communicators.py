@@ -1,4 +1,4 @@
-"""The communicators of a plan on a terminal: how many a GPU is in, and NCCL's buffers for them."""
+"""Communicators of a plan on a terminal: the most of a GPU, and NCCL's buffers for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def communicator_lines(plan: Plan, ranks: Sequence[RankCommunicators]) -> Iterator[RenderableType]:
-    """The rank that is in most, and what NCCL keeps for it."""
+    """Name the rank that is in most, and the bytes that NCCL keeps for it."""
     most = max(ranks, key=lambda rank: (len(rank.uses), rank.num_connections, -rank.rank))
     if not most.uses:
         return

@@ -212,7 +212,7 @@ class Boundary:
         return receiving_width > 1 and num_bytes < self._led_below
 
     def _led_pieces(self, num_elements: int) -> tuple[Piece, ...]:
-        """What the first rank of a tensor-parallel group exchanges for all of it."""
+        """Pieces that the first rank of a tensor-parallel group exchanges for all of it."""
         if self._groups.tensor.rank() != 0:
             return ()
         own, theirs = (

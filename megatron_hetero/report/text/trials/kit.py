@@ -1,4 +1,4 @@
-"""What `doctor --train` found, as text for a terminal."""
+"""Results of `doctor --train`, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_hetero.units import format_duration
 
 
 def kit_report(data: Mapping[str, Any]) -> RenderableType:
-    """One line and what was found for each check, and the verdict."""
+    """Return one line and the finding of each check, and the verdict."""
     blocks: list[RenderableType] = []
     for check in data["checks"]:
         verdict = ("passed", "green") if check["ok"] else ("FAILED", "bold red")
