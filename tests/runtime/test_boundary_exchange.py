@@ -35,7 +35,10 @@ _stages = st.sampled_from(["tp1", "tp2", "tp3", "tp4", "tp1cp2", "tp2cp2", "tp1c
 def test_activations_and_gradients_arrive_whole(
     senders: str, receivers: str, sequence_parallel: bool, own_lengths: bool, through_leaders: bool
 ) -> None:
-    """`through_leaders`: as small messages go; else in parts.  `own_lengths`: each message has another, told by its sender, and two are posted ahead."""
+    """`through_leaders`: as small messages go; else in parts.
+
+    `own_lengths`: each message has another, told by its sender, and two are posted ahead.
+    """
     layout = f"{senders}:1,{receivers}:1 @1"
 
     def check(rank: int) -> None:
