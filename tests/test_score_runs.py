@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 from tools import score_runs  # noqa: E402
 
 CLUSTER = """version: 1
-nodes: [{name: a, gpu: A100-40GB-SXM, count: 2}]
-links: {inside_node: {A100-40GB-SXM: {bandwidth: 200 GB/s, latency: 5 us}}}
+nodes: [{name: a, gpu: A100-40GB, count: 2}]
+links: {inside_node: {A100-40GB: {bandwidth: 200 GB/s, latency: 5 us}}}
 """
 
 

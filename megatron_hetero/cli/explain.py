@@ -82,7 +82,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         data = plan_summary(plan, arguments.plan, utilization)
         data["scored_anew"] = explanation is not None
         data["explanation"] = None if explanation is None else asdict(explanation)
-        data["communicators"] = [asdict(rank) for rank in communicators]
+        data["communicators"] = [
+            {**asdict(rank), "nccl_bytes_per_channel": rank.bytes_per_channel}
+            for rank in communicators
+        ]
         if arguments.what_if:
             data["what_if"] = [asdict(addition) for addition in additions]
         output.json(data)
