@@ -13,8 +13,11 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.parallel import boundary as boundary_module
-from megatron_hetero.runtime.parallel.boundary import Boundary, PipelineCommunicator
+from megatron_hetero.runtime.parallel.boundary import (
+    Boundary,
+    PipelineCommunicator,
+    always_send_parts,
+)
 from megatron_hetero.runtime.parallel.groups import build_groups
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
@@ -42,7 +45,8 @@ def test_activations_and_gradients_arrive_whole(
     layout = f"{senders}:1,{receivers}:1 @1"
 
     def check(rank: int) -> None:
-        boundary_module.LED_BELOW_BYTES = 1 << 20 if through_leaders else 0
+        if not through_leaders:
+            always_send_parts()
         asked = plan(layout)
         place = rank_table(asked)[rank]
         groups = build_groups(asked, timedelta(minutes=1), own_lengths)

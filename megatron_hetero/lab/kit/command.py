@@ -7,7 +7,9 @@ others go on.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,7 +42,8 @@ STEP_FACTOR, SHARED_STEP_FACTOR = 1.25, 3.0
 CPU, which others use too."""
 RATIO_LIMIT, SHARED_RATIO_LIMIT = 1.05, 1.5
 """Most that the lower end of the interval of the own runtime over stock Megatron may be."""
-PROFILE, REPORT = "profile.json", "report.json"
+PROFILE, REPORT, RUNS = "profile.json", "report.json", "runs"
+"""Names in the folder of the results."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,9 @@ _Check = Callable[[], Found]
 def _checks(
     request: Request, machine: Machine, on_progress: Callable[[str], None]
 ) -> Iterator[tuple[str, _Check]]:
-    folder = request.output / "runs"
+    folder = request.output / RUNS
+    if folder.exists():  # of a run before this one
+        shutil.rmtree(folder)
     # Planted: one plan that shows them all is enough.
     fault = None if request.fault == MEMORY_FAULT else request.fault
     for number, case in enumerate(cases_for(machine, request.is_short)):
@@ -140,8 +145,8 @@ def _checks(
     def predicted() -> Found:
         profile = request.output / PROFILE
         profile.unlink(missing_ok=True)
-        return judged(forecast(machine, profile, folder / "forecast", on_progress), machine,
-                         request.fault == MEMORY_FAULT)  # fmt: skip
+        found = forecast(machine, profile, folder / "forecast", on_progress)
+        return judged(found, machine, request.fault == MEMORY_FAULT)
 
     yield "memory and step as predicted (tp1:4 @4, profile.json)", predicted
     yield "own runtime beside stock Megatron (tp1:4 @4)", lambda: _race(machine, folder / "race")
@@ -169,7 +174,9 @@ def _equality(data: dict[str, Any]) -> Found:
     (run,) = data["runs"].values()
     if not run["same_initial_weights"]:
         what += f"; unequal initial weights of {run['unequal_initial_weights']}"
-    return Found(data["ok"], what, {"distances": {key: data[key] for key in keys}})
+    # JSON has no numbers for a diverged run: they become null.
+    distances = {key: data[key] if math.isfinite(data[key]) else None for key in keys}
+    return Found(data["ok"], what, {"distances": distances})
 
 
 def judged(found: Forecast, machine: Machine, is_planted: bool) -> Found:

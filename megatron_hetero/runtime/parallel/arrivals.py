@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 
 import torch
@@ -43,3 +45,9 @@ class Announced:
 class UnderWay:
     works: list[dist.Work]
     arrival: Arrival
+
+
+def by_group(ops: list[dist.P2POp]) -> Iterator[list[dist.P2POp]]:
+    """Yield runs of messages of one group: a batch is of one."""
+    for _, batch in groupby(ops, key=lambda op: id(op.group)):
+        yield list(batch)

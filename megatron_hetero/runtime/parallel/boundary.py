@@ -14,8 +14,7 @@ small messages do here too: a broadcast there takes less time than a gather (`LE
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -26,12 +25,18 @@ from megatron.core.utils import get_model_config
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.sharding.stage_ranges import Piece, StageRanks, flat_range, pieces
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
-from megatron_hetero.runtime.parallel.arrivals import Announced, Arrival, UnderWay
+from megatron_hetero.runtime.parallel.arrivals import Announced, Arrival, UnderWay, by_group
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 LED_BELOW_BYTES = 1 << 19
 """Over gloo, smaller activations go from the first rank of a group to the first of the next, which
 broadcasts them (`tools/bench_boundary.py`).  Over NCCL, not yet measured, all ranks send parts."""
+
+
+def always_send_parts() -> None:
+    """Send in this process as over NCCL, whatever the size: for what stands for a run on GPUs."""
+    global LED_BELOW_BYTES
+    LED_BELOW_BYTES = 0
 
 
 class Boundary:
@@ -92,7 +97,7 @@ class Boundary:
         whole = self._num_elements(tensor.numel(), self._config.sequence_parallel)
         self.traffic.count([op.tensor for op in parts], whole * tensor.element_size())
         ops += parts
-        works = [work for group in _by_group(ops) for work in dist.batch_isend_irecv(group)]
+        works = [work for group in by_group(ops) for work in dist.batch_isend_irecv(group)]
         self._sent.append((works, [op.tensor for op in ops]))
 
     def forget_sends(self, num_arrived: int) -> None:
@@ -220,12 +225,6 @@ class Boundary:
             for stage in (self._stage, self._peers)
         )
         return pieces(num_elements, own, self._index // self._width, theirs)
-
-
-def _by_group(ops: list[dist.P2POp]) -> Iterator[list[dist.P2POp]]:
-    """A batch of messages is of one group."""
-    for _, batch in groupby(ops, key=lambda op: id(op.group)):
-        yield list(batch)
 
 
 class PipelineCommunicator:
