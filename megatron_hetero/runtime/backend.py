@@ -40,6 +40,14 @@ CPU_FLAGS: tuple[str, ...] = (
     "--no-persist-layer-norm",
 )
 
+# Flags with which Megatron trains on a GPU without Transformer Engine and Apex.
+PLAIN_GPU_FLAGS: tuple[str, ...] = (
+    "--transformer-impl=local",
+    "--no-persist-layer-norm",
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
+)
+
 
 def cuda_is_usable() -> bool:
     """Tell if torch sees a CUDA device; False while this backend is active."""

@@ -198,7 +198,9 @@ class AsymmetricJob:
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
-        communicator = PipelineCommunicator(groups, config.model.transformer)
+        communicator = PipelineCommunicator(
+            groups, config.model.transformer, self._workload.training.sequence_parallel
+        )
         context = RankContext(
             plan=plan,
             position=self._position,

@@ -2,6 +2,7 @@
 
 groups             the process groups of a rank
 boundary           activations between unlike widths, every byte once
+arrivals           messages of a boundary that are under way
 stage_programme    the programme of a stage, and the receives to post
 executed_step      one step of a stage, operation by operation
 executor           a stage's programme in Megatron's loop

@@ -35,6 +35,7 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from megatron_hetero.schedule.stock import is_stock
 
 _OTHER_RATES = ("--min-lr", "--decoupled-lr", "--decoupled-min-lr", "--lr-warmup-init")
@@ -264,6 +265,7 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            always_send_parts()
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()
