@@ -47,7 +47,7 @@ PROFILE, REPORT, RUNS = "profile.json", "report.json", "runs"
 
 
 @dataclass(frozen=True)
-class Request:
+class KitRequest:
     """`output` is the folder of report and profile; `fault` names a planted error.
 
     `gpu`: a name of the catalogue, where it does not know the driver's.
@@ -68,7 +68,7 @@ class Found:
     data: dict[str, Any]
 
 
-def examine(request: Request, on_progress: Callable[[str], None]) -> dict[str, Any]:
+def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str, Any]:
     """Run all checks; what they found is also in `output / REPORT`.
 
     Raises:
@@ -123,7 +123,7 @@ _Check = Callable[[], Found]
 
 
 def _checks(
-    request: Request, machine: Machine, on_progress: Callable[[str], None]
+    request: KitRequest, machine: Machine, on_progress: Callable[[str], None]
 ) -> Iterator[tuple[str, _Check]]:
     folder = request.output / RUNS
     if folder.exists():  # of a run before this one

@@ -14,8 +14,8 @@ from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import NODE_VARIABLE, visible_devices_variable
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
