@@ -12,8 +12,8 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
 from megatron_hetero.plan.plan import Host, Plan
 
-_JOB_NAME = re.compile(r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
-_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*")
+_JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class LaunchJob:
                 "`megatron-hetero flags`."
             )
         check_hosts(self.plan.hosts)
-        if not _JOB_NAME.match(self.name):
+        if not _JOB_NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."

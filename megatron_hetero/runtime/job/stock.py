@@ -38,9 +38,11 @@ class StockJob:
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """See `TrainingJob`."""
-        from megatron_hetero.runtime.megatron import compile_helpers
+        from megatron_hetero.runtime.megatron import compile_helpers, guards, straggler_port
 
+        guards.check_symbols(is_stock=True)
         compile_helpers.apply()
+        straggler_port.apply()
         for warning in needs_of(self._megatron, given):
             if self._world.rank == 0:
                 print(f"> megatron-hetero: warning: {warning}", flush=True)
