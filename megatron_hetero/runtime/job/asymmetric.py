@@ -13,7 +13,6 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
@@ -31,6 +30,7 @@ from megatron_hetero.runtime.job.batches import (
     global_batch_size,
     with_micro_batch_sizes,
 )
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
@@ -173,7 +173,7 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime.job.attachments import Setting, attach_all
+        from megatron_hetero.runtime.job.attachments import RankContext, attach_all
         from megatron_hetero.runtime.megatron import compile_helpers
         from megatron_hetero.runtime.model import data
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
@@ -196,7 +196,7 @@ class AsymmetricJob:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
         communicator = PipelineCommunicator(groups, config.model.transformer)
-        setting = Setting(
+        context = RankContext(
             plan=plan,
             position=self._position,
             args=self._args,
@@ -212,7 +212,7 @@ class AsymmetricJob:
             saves_states=self._saves_states,
             loads_states=self._loads_states,
         )
-        attach_all(setting)
+        attach_all(context)
         return pretrain(
             config,
             data.iterators_provider(

@@ -12,8 +12,8 @@ from megatron_hetero.errors import CheckpointError, UsageError
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import support
-from megatron_hetero.runtime.job.needs import check_needs
+from megatron_hetero.runtime.job.checks import support
+from megatron_hetero.runtime.job.checks.needs import check_needs
 from megatron_hetero.runtime.job.world import World
 
 Step = Callable[..., Any]
