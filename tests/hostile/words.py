@@ -69,6 +69,7 @@ def _slurm(word: str, place: str) -> Sequence[str]:
 
 _NAMES: dict[str, Callable[[str], Sequence[str]]] = {
     "--name": lambda word: _job(word, "name"),
+    "--interface": lambda word: _job(word, "interface"),
     "--image": lambda word: _job(word, "image"),
     "--account": lambda word: _slurm(word, "account"),
     "--qos": lambda word: _slurm(word, "qos"),

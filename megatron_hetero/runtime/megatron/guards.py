@@ -13,6 +13,7 @@ from importlib import import_module
 
 import megatron_hetero.runtime.megatron as room
 from megatron_hetero.runtime.megatron.guarded import TESTED, Guarded
+from megatron_hetero.runtime.megatron.replace import Replacement
 
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 
@@ -124,10 +125,12 @@ OBSERVED = (
 
 
 def replaced() -> tuple[Guarded, ...]:
-    """Return the `REPLACEMENT` of every file of this folder that has one."""
-    names = [module.name for module in pkgutil.iter_modules(room.__path__)]
-    modules = [import_module(f"{room.__name__}.{name}") for name in sorted(names)]
-    return tuple(module.REPLACEMENT for module in modules if hasattr(module, "REPLACEMENT"))
+    """Return every `Replacement` of the files of this folder, by the files' names."""
+    found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
+    modules = [import_module(name) for name in sorted(module.name for module in found)]
+    values = [value for module in modules for value in vars(module).values()]
+    replacements = [value for value in values if isinstance(value, Replacement)]
+    return tuple({(r.module, r.name): r for r in replacements}.values())
 
 
 def guarded() -> tuple[Guarded, ...]:
