@@ -72,6 +72,10 @@ class Option:
         """
         if not any(value.startswith("-") for value in self.values):
             return (self.name, *self.values)
+        if "--" in self.values:
+            raise UsageError(
+                f"{self}: the value '--' ends the flags for argparse; write another, such as './--'."
+            )
         if len(self.values) > 1:
             raise UsageError(
                 f"{self}: a value that begins with '-' cannot stand in a list of values, where it "
