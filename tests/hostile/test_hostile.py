@@ -21,7 +21,7 @@ from tests.hostile.mutate import word
 from tests.hostile.plans import damaged_faults, layout_faults
 from tests.hostile.readers import READERS, Reader, fault, fuzz
 from tests.hostile.watch import watched
-from tests.hostile.words import script_faults, word_faults
+from tests.hostile.words import entry_faults, script_faults, word_faults
 from tests.plan.edits import PLAN
 
 SEED = int(os.environ.get("MEGATRON_HETERO_FUZZ_SEED") or secrets.randbits(48))
@@ -47,6 +47,7 @@ def test_hostile_flags_stay_flags_in_a_script() -> None:
     for _ in range(100):
         value = word(chance).replace("\x00", "")
         assert not list(script_faults(PLAN, ("--save", value))), f"seed {SEED}"
+        assert not list(entry_faults(value)), f"seed {SEED}"
 
 
 def test_random_plans_are_read_as_they_were_or_refused() -> None:

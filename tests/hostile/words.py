@@ -121,6 +121,20 @@ def _path_faults(word: str) -> Iterator[str]:
             continue
 
 
+def entry_faults(word: str) -> Iterator[str]:
+    """Find a script's name that `train.sh` does not start to the letter."""
+    job = LaunchJob(PLAN, script=word)
+    try:
+        job.check()
+        text = node_script(job).text
+    except HeteroError:
+        return
+    start = text.index("-m megatron_hetero.launch ")
+    words = shlex.split(text[start : text.index(' "${MEGATRON_ARGS[@]}"', start)])
+    if words != ["-m", "megatron_hetero.launch", word] or word.startswith("-"):
+        yield f"train.sh starts {words!r} instead of {word!r}"
+
+
 def script_faults(plan: Plan, flags: tuple[str, ...]) -> Iterator[str]:
     """Find flags that do not stand in `train.sh` as they were given."""
     job = LaunchJob(plan, more_flags=flags)

@@ -109,6 +109,10 @@ class LaunchJob:
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."
             )
+        if self.script is not None and (not self.script or self.script.startswith("-")):
+            raise UsageError(
+                f"--script {self.script!r}: torchrun would read it as a flag; write ./ before it"
+            )
         if self.image is not None and not _IMAGE.fullmatch(self.image):
             raise UsageError(
                 f"--image {self.image!r}: not the name of a container image, such as "
