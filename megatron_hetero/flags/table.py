@@ -74,7 +74,7 @@ class Option:
             return (self.name, *self.values)
         if "--" in self.values:
             raise UsageError(
-                f"{self}: the value '--' ends the flags for argparse; write another, such as './--'."
+                f"{self}: argparse takes the value '--' for the end of all flags; write another."
             )
         if len(self.values) > 1:
             raise UsageError(

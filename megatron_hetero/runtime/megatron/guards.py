@@ -7,7 +7,6 @@ list with the sources of another release.
 
 from __future__ import annotations
 
-import functools
 import pkgutil
 from importlib import import_module
 
@@ -124,6 +123,10 @@ OBSERVED = (
 """What is not replaced through a `Replacement`, yet has to be as it was read."""
 
 
+_checked: set[tuple[str, str]] = set()
+"""Symbols that were known in this process: ranks that are forked need not read them again."""
+
+
 def replaced() -> tuple[Guarded, ...]:
     """Return every `Replacement` of the files of this folder, by the files' names."""
     found = pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
@@ -138,7 +141,6 @@ def guarded() -> tuple[Guarded, ...]:
     return (*replaced(), *OBSERVED)
 
 
-@functools.cache
 def check_symbols(*, is_stock: bool) -> None:
     """Check every guarded symbol that a job touches.
 
@@ -148,5 +150,7 @@ def check_symbols(*, is_stock: bool) -> None:
         MegatronVersionError: names the first symbol that is not known, and what to install.
     """
     for symbol in guarded():
-        if symbol.is_stock or not is_stock:
+        key = (symbol.module, symbol.name)
+        if (symbol.is_stock or not is_stock) and key not in _checked:
             symbol.check()
+            _checked.add(key)
