@@ -121,7 +121,7 @@ def _plan_model() -> type[BaseModel]:
 def _schema_model(dataclass_type: type[Any]) -> type[BaseModel]:
     """Build the pydantic model with the fields, defaults and documentation of a dataclass."""
     fields: dict[str, Any] = {}
-    hints = typing.get_type_hints(dataclass_type)
+    hints = _hints(dataclass_type)
     for field in dataclasses.fields(dataclass_type):
         default: Any = ...
         if field.default is not dataclasses.MISSING:
@@ -152,13 +152,19 @@ def _schema_type(hint: Any) -> Any:
     return hint
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the annotations of a class; Python evaluates them anew each time that it is asked."""
+    return typing.get_type_hints(kind)
+
+
 def _from_model(value: Any, hint: Any) -> Any:
     """Convert a validated value of `_schema_type(hint)` to a value of `hint`."""
     hint = _without_none(hint)
     if value is None:
         return None
     if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
+        hints = _hints(hint)
         fields = {name: _from_model(getattr(value, name), of) for name, of in hints.items()}
         return typing.cast(type[Any], hint)(**fields)
     arguments = typing.get_args(hint)
@@ -175,7 +181,7 @@ def _to_data(value: Any, hint: Any) -> Any:
     if value is None:
         return None
     if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
+        hints = _hints(hint)
         return {name: _to_data(getattr(value, name), of) for name, of in hints.items()}
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:

@@ -67,6 +67,10 @@ class AsymmetricJob:
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, and check the plan against their model."""
+        from megatron_hetero.runtime.megatron import guards, straggler_port
+
+        guards.check_symbols(is_stock=False)
+        straggler_port.apply()
         # Megatron's parser prints every argument, as if this rank's replica were the job: once is
         # enough, and none of it before a refusal.
         with contextlib.redirect_stdout(io.StringIO()) as printed:

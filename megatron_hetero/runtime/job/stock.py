@@ -46,9 +46,11 @@ class StockJob:
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, after the checks of packages."""
-        from megatron_hetero.runtime.megatron import compile_helpers
+        from megatron_hetero.runtime.megatron import compile_helpers, guards, straggler_port
 
+        guards.check_symbols(is_stock=True)
         compile_helpers.apply()
+        straggler_port.apply()
         for warning in needs_of(self._megatron, given):
             if self._world.rank == 0:
                 print(f"> megatron-hetero: warning: {warning}", flush=True)
