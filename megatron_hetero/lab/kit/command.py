@@ -106,7 +106,8 @@ def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str
 
 
 def _machine(named: str | None) -> Machine:
-    """GPUs of this machine; asked of the driver, because CUDA in this process forbids forks."""
+    """Return the GPUs of this machine, as the driver lists them: CUDA in this process forbids
+    forks."""
     count = torch.cuda.device_count()
     if count == 0:
         return Machine("CPU", 0)
@@ -164,7 +165,7 @@ def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[s
 
 
 def _equality(data: dict[str, Any]) -> Found:
-    """Name the worst of loss, gradients, norm and weights against its tolerance."""
+    """Return the verdict: the worst of loss, gradients, norm and weights against its tolerance."""
     keys = ("loss", "gradients", "gradient_norm", "weights")
     worst = max(keys, key=lambda key: data[key] / data["tolerance"][key])
     what = (

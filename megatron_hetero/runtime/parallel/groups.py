@@ -185,7 +185,8 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
 def _loss_group(
     plan: Plan, own: Mapping[tuple[Use, int | None], dist.ProcessGroup], alone: dist.ProcessGroup
 ) -> dist.ProcessGroup:
-    """All ranks of last stages: a group of its own, unless they are this rank or the world."""
+    """Return the group of all ranks of last stages: a new one, unless it is this rank or the
+    world."""
     last = last_stage_ranks(plan)
     if len(last) == 1:
         return alone
