@@ -182,14 +182,15 @@ def _clients(
         for rank in members:
             if rank in of_rank:
                 of_rank[rank].append(number)
-    failed: list[int] = []
+    done: list[int] = []
 
     def meet(rank: int) -> None:
         for number in of_rank[rank]:
             if communicators[number][0] == rank:
                 stores[rank].set(f"{number}", "x" * 128)
             elif len(stores[rank].get(f"{number}")) != 128:
-                failed.append(number)
+                raise RuntimeError(f"rank {rank} got another id of communicator {number}")
+        done.append(rank)
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in ranks]
     ready.wait()  # type: ignore[attr-defined]
@@ -198,7 +199,7 @@ def _clients(
         thread.start()
     for thread in threads:
         thread.join()
-    os._exit(bool(failed))
+    os._exit(len(done) != len(ranks))
 
 
 def _resident_mib() -> float:
