@@ -36,7 +36,7 @@ def seen(command: Sequence[str], environment: Mapping[str, str] | None = None) -
         try:
             while process.poll() is None:
                 found |= listeners(process.pid)
-                time.sleep(0.02)
+                time.sleep(0.05)
         finally:
             process.kill()
             process.wait()
