@@ -13,6 +13,8 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
+from megatron_hetero.runtime.faults.watch import start_watch
 from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
@@ -34,6 +36,7 @@ from megatron_hetero.runtime.job.batches import (
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
+    ended,
     needs_of,
     parsed,
     with_layer_spec,
@@ -185,12 +188,15 @@ class AsymmetricJob:
         plan = self._plan
         compile_helpers.apply()
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
+        PROGRESS.enter(Phase.GROUPS)
         join(self._world, self._args, timeout)
+        self._watch()
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
         self._args.rank = self._world.rank
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
+        PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(groups, config.model.transformer)
         setting = Setting(
             plan=plan,
@@ -209,7 +215,9 @@ class AsymmetricJob:
             loads_states=self._loads_states,
         )
         attach_all(setting)
-        return pretrain(
+        return ended(
+            setting.saver,
+            pretrain,
             config,
             data.iterators_provider(
                 self._in_own_sizes(datasets_provider),
@@ -223,6 +231,17 @@ class AsymmetricJob:
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )
+
+    def _watch(self) -> None:
+        place, world = self._position, self._world
+        name = machine.gpu_name(self._args)
+        if place.device is not None:
+            name = f"{self._plan.type_by_device[place.device]} {place.device}"
+        what = (
+            f"{name}, replica {place.replica}, stage {place.stage}, rank {place.tensor_rank} of it"
+        )
+        limit = self._arguments.faults.stall_limit_s
+        start_watch(world.rank, world.size, world.store_path, what, limit)
 
 
 def optimizer_weights(plan: Plan) -> list[int]:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatron_hetero.files import content_hash
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position
+from megatron_hetero.runtime.faults import marks
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule
@@ -36,6 +39,8 @@ from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.state import random_states
+from megatron_hetero.runtime.state.safety import guard_checkpoints
+from megatron_hetero.runtime.state.saving import Saver
 
 
 @dataclass
@@ -44,7 +49,8 @@ class Setting:
 
     `args` are Megatron's, `model` its configuration of the model with the lists of hooks.
     `optimizer_weights`: [rank] -> its relative part of the optimizer's state; None where it is not
-    divided.  `watch` is made by the attachment of the schedule and read by those of the log.
+    divided.  `watch` is made by the attachment of the schedule and read by those of the log;
+    `saver` by that of the checkpoints, and asked when the job ends.
     """
 
     plan: Plan
@@ -62,6 +68,7 @@ class Setting:
     saves_states: bool
     loads_states: bool
     watch: StageWatch | None = None
+    saver: Saver | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,11 @@ def _checkpoint_metadata(setting: Setting) -> None:
     checkpoint_metadata.apply(**({random_states.METADATA: stages} if setting.saves_states else {}))
 
 
+def _checkpoints(setting: Setting) -> None:
+    plan = content_hash(plan_to_data(setting.plan))
+    setting.saver = guard_checkpoints(plan, setting.arguments.faults.keep_checkpoints)
+
+
 def _expert_routing(setting: Setting) -> None:
     if setting.args.num_experts is not None:
         experts.follow_routing(setting.plan, setting.groups)
@@ -116,6 +128,7 @@ def _vocabulary_rows(setting: Setting) -> None:
 
 
 def _log(setting: Setting) -> None:
+    training_log.add_observer(marks.after_a_step)
     training_log.add_observer(TokenRate().observe)
     if setting.watch is not None:
         training_log.add_observer(StageRatio(setting.plan, setting.watch).observe)
@@ -160,6 +173,7 @@ ATTACHMENTS = (
     Attachment(_straggler_detector, "before the first step is timed"),
     Attachment(_schedule, "before the log, whose observers read the watch that it makes"),
     Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
+    Attachment(_checkpoints, "before Megatron's set-up, which loads"),
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),

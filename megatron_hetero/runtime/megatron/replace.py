@@ -28,7 +28,8 @@ def fingerprint(function: Callable[..., Any]) -> str:
 class Replacement:
     """A symbol of Megatron and what stands in for it.
 
-    `name` is one of the module's, or "Class.method" for a static method of one of its classes.
+    `name` is one of the module's, or "Class.method" for a method of one of its classes, static or
+    not.
     `known` maps fingerprints of the original's source to the releases that carry it.
     """
 
@@ -49,29 +50,36 @@ class Replacement:
         Raises:
             MegatronVersionError: the installed symbol is none of the known ones.
         """
+        self.check()
+        setattr(substitute, _ORIGINAL, self.original())
+        self._put(substitute)
+
+    def check(self) -> None:
+        """Refuse an installed symbol whose source is none of the known ones.
+
+        Raises:
+            MegatronVersionError: names the symbol and the releases that are known.
+        """
         owner, name = self._place()
         if not hasattr(owner, name):
             raise MegatronVersionError(self._unknown("is not there"))
-        original = self.original()
-        found = fingerprint(original)
+        found = fingerprint(self.original())
         if found not in self.known:
             raise MegatronVersionError(self._unknown(f"has the unknown source {found}"))
-        setattr(substitute, _ORIGINAL, original)
-        setattr(owner, name, substitute if owner is self._module() else staticmethod(substitute))
 
     def revert(self) -> None:
         """Put Megatron's own symbol back."""
-        owner, name = self._place()
-        original = self.original()
-        setattr(owner, name, original if owner is self._module() else staticmethod(original))
+        self._put(self.original())
 
-    def _module(self) -> Any:
-        return import_module(self.module)
+    def _put(self, function: Callable[..., Any]) -> None:
+        owner, name = self._place()
+        is_static = isinstance(vars(owner).get(name), staticmethod)
+        setattr(owner, name, staticmethod(function) if is_static else function)
 
     def _place(self) -> tuple[Any, str]:
         """The module or class, and the name of the symbol in it."""
         *path, name = self.name.split(".")
-        owner = self._module()
+        owner = import_module(self.module)
         for part in path:
             owner = getattr(owner, part)
         return owner, name

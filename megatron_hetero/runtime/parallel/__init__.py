@@ -6,6 +6,7 @@ executor           runs a stage's programme
 step               one step of one replica
 shards             which part of every parameter a rank holds
 shard_tables       that, of all ranks
+texts              texts of all ranks on every rank
 tensor_place       a rank's place in its tensor-parallel group
 context_attention  attention over divided sequences
 """

@@ -24,6 +24,12 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
 )
 from megatron.core.utils import get_model_config
 
+from megatron_hetero.runtime.faults.marks import (
+    begin_step,
+    finishing_gradients,
+    programme_phases,
+)
+from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.gradients.sync_off import GradientSyncOff
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
 from megatron_hetero.runtime.parallel.boundary import Boundary, PipelineCommunicator
@@ -65,6 +71,7 @@ class Executor:
             for instruction in self._training
         )
         self._validation = tuple(instruction for instruction in forwards if instruction)
+        self.phases = programme_phases(self._training), programme_phases(self._validation)
         posts = receive_posts(schedule, stage)
         windows = receive_windows(self._training, posts, schedule, stage)
         self._posts = posts, posts_within(self._validation, windows, schedule, stage)
@@ -159,9 +166,10 @@ class Executor:
                 is_last_stage=step.has_loss(chunk),
             )
 
+        begin_step(forward_only)
         step.run(forward)
         if config.finalize_model_grads_func is not None and not forward_only:
-            config.finalize_model_grads_func(
+            finishing_gradients(config.finalize_model_grads_func)(
                 chunks,
                 step.num_tokens if config.calculate_per_token_loss else None,
                 pg_collection=pg_collection,
@@ -224,10 +232,12 @@ class _Step:
             self._config, self._chunks, executor.stage == 0, executor.last_gradients()
         )
         with off as sync:
-            for instruction, boundaries in zip(self._programme, posts, strict=True):
+            phases = executor.phases[self._forward_only]
+            for instruction, boundaries, own in zip(self._programme, posts, phases, strict=True):
                 for number in boundaries:
                     self._post(number)
-                for operation in instruction:
+                for operation, phase in zip(instruction, own, strict=True):
+                    PROGRESS.enter(Phase.VALIDATION if self._forward_only else phase)
                     if self._has_own_lengths:
                         for boundary in self._boundaries.values():
                             boundary.ask_for_announced()
