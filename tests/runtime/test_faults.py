@@ -1,9 +1,12 @@
-"""Jobs that lose a rank, a file or their disk, with real processes: nothing that was saved is lost."""
+"""Jobs that lose a rank, a file or their disk, with real processes: what was saved is there."""
 
 from __future__ import annotations
 
 import random
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,9 @@ def test_a_killed_job_goes_on_to_the_same_bits(phase: Phase, whole: FaultJob) ->
     step = 5 if phase is Phase.STEADY else 4
     drill = Drill("kill", 1 if phase is Phase.STEADY else 0, step, phase)
     assert killed_and_resumed(job, drill, whole) == []
+    # Those that are left say who died, where, and when; the launcher ends them at once.
+    said = "".join(path.read_text() for path in (job.folder / "life-0").glob("rank-*.log"))
+    assert re.search(rf"error: rank {drill.rank} on \S+ \(CPU, replica 0, stage 0, .*is dead", said)
 
 
 def test_damaged_files_are_refused_and_the_checkpoint_before_is_loaded(whole: FaultJob) -> None:
@@ -90,6 +96,28 @@ def test_a_job_whose_last_save_failed_does_not_end_well(whole: FaultJob) -> None
 
 
 @pytest.mark.slow
+def test_torchrun_starts_a_killed_job_again(whole: FaultJob) -> None:
+    """The drill is over in the second life, which ends with the same bits."""
+    job = FaultJob(whole.layout, whole.folder.parent / "torchrun", whole.zero)
+    torchrun = ("torch.distributed.run", "--standalone", "--max-restarts=1")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", *torchrun, f"--nproc-per-node={job.num_ranks}"),
+            *("-m", "megatron_hetero.pretrain_gpt", *job.arguments()),
+            "--hetero-drill=kill@1:5:steady",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "kill@1:5:steady happens" in done.stdout
+    assert re.search(r"error: rank 1 on .* is dead", done.stderr)
+    assert equal_checkpoints(*(folders.step_folder(one.checkpoints, LAST) for one in (job, whole)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", KILLED, ids=str)
 @pytest.mark.parametrize("layout", [ASYMMETRIC, SYMMETRIC])
 def test_a_rank_is_killed_in_every_phase(layout: str, phase: Phase, tmp_path: Path) -> None:
@@ -102,7 +130,7 @@ def test_a_rank_is_killed_in_every_phase(layout: str, phase: Phase, tmp_path: Pa
 
 @pytest.mark.slow
 def test_no_damaged_checkpoint_is_loaded(whole: FaultJob) -> None:
-    """Every file of a real checkpoint, bits and lengths, 500 in all, through the job's own check."""
+    """Every file of a real checkpoint, bits and lengths, 500 in all, by the job's own check."""
     from megatron_hetero.runtime.state.manifest import MANIFEST, faults_of, read_manifest
 
     job = copy_of(whole, "flips")

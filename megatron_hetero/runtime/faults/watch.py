@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -67,7 +68,7 @@ class Watch:
         store: shared by all ranks, and used by nothing else.
         place: of this rank.
         limits: how long a training thread may stay in a phase.
-        leave: ends the process; a test may have another.
+        saves_on_sigterm: Megatron answers SIGTERM itself: it saves and ends.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class Watch:
         place: Place,
         num_ranks: int,
         limits: Limits,
-        leave: Callable[[int], None] = os._exit,
+        saves_on_sigterm: bool = False,
     ) -> None:
         self._store, self._own, self._num_ranks = store, place, num_ranks
-        self._limits, self._leave = limits, leave
+        self._limits, self._saves_on_sigterm = limits, saves_on_sigterm
         self._number = 0
         self._seen: dict[int, tuple[int, float]] = {}
         self._places: list[Place] = []
@@ -206,16 +207,16 @@ class Watch:
             has_ended = beat is not None and beat.phase is Phase.END
             if place.host == self._own.host and not place.is_alive() and not has_ended:
                 self._accuse(place.rank, "is dead")
-        if _is_megatrons():
+        if self._saves_on_sigterm:
             return
         print("> megatron-hetero: ended by SIGTERM", flush=True)
-        self._leave(128 + signal.SIGTERM)
+        os._exit(128 + signal.SIGTERM)
 
     def _end(self, verdict: str) -> None:
         self._is_over.set()
         sys.stdout.flush()
         print(f"error: {verdict}", file=sys.stderr, flush=True)
-        self._leave(EXIT_RANK_DIED)
+        os._exit(EXIT_RANK_DIED)
 
     def _newest(self, rank: int) -> Beat | None:
         key = f"beat/{rank}"
@@ -241,31 +242,35 @@ def _where(thread: int | None) -> tuple[bool, str]:
     return waits, f"{os.path.basename(own.filename)}:{own.lineno} ({own.name})"
 
 
-def _is_megatrons() -> bool:
-    """Megatron answers SIGTERM itself (`--exit-signal-handler`): it saves and ends."""
-    from megatron.training import get_args
-
-    return bool(get_args().exit_signal_handler)
-
-
 _running: Watch | None = None
 
 
 def start_watch(
-    rank: int, num_ranks: int, store_path: str | None, what: str, stall_limit_s: float
+    rank: int,
+    num_ranks: int,
+    store_path: str | None,
+    what: str,
+    stall_limit_s: float,
+    saves_on_sigterm: bool = False,
 ) -> None:
     """Watch this job's ranks from here on.  Collective; nothing for one rank, or a limit of 0.
 
     Args:
         store_path: the file through which the ranks meet, if there is one.
         what: this rank's GPU and place in the plan, for the message.
+        stall_limit_s, saves_on_sigterm: of `Limits` and `Watch`.
     """
     global _running
     if num_ranks == 1 or stall_limit_s == 0:
         return
     store, place = _store(store_path, num_ranks), Place.here(rank, what)
-    _running = Watch(store, place, num_ranks, Limits(stall_limit_s))
+    _running = Watch(store, place, num_ranks, Limits(stall_limit_s), saves_on_sigterm)
     _running.start()
+
+
+def saves_on_sigterm(args: Any) -> bool:
+    """Whether Megatron's `args` have it save and end on SIGTERM (`--exit-signal-handler`)."""
+    return bool(args.exit_signal_handler) and args.exit_signal == signal.SIGTERM
 
 
 def stop_watch() -> None:

@@ -14,7 +14,7 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import start_watch
+from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch
 from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
@@ -241,7 +241,8 @@ class AsymmetricJob:
             f"{name}, replica {place.replica}, stage {place.stage}, rank {place.tensor_rank} of it"
         )
         limit = self._arguments.faults.stall_limit_s
-        start_watch(world.rank, world.size, world.store_path, what, limit)
+        saves = saves_on_sigterm(self._args)
+        start_watch(world.rank, world.size, world.store_path, what, limit, saves)
 
 
 def optimizer_weights(plan: Plan) -> list[int]:

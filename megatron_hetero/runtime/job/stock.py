@@ -16,7 +16,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.faults.options import NO_FAULTS, FaultOptions
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import start_watch, stop_watch
+from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch, stop_watch
 from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.needs import check_needs
 from megatron_hetero.runtime.job.world import World
@@ -107,7 +107,8 @@ class StockJob:
             f"{parallel_state.get_tensor_model_parallel_rank()}"
         )
         world, limit = self._world, self._faults.stall_limit_s
-        start_watch(world.rank, world.size, world.store_path, what, limit)
+        saves = saves_on_sigterm(self._args)
+        start_watch(world.rank, world.size, world.store_path, what, limit, saves)
         return model
 
 

@@ -24,11 +24,7 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
 )
 from megatron.core.utils import get_model_config
 
-from megatron_hetero.runtime.faults.marks import (
-    begin_step,
-    finishing_gradients,
-    programme_phases,
-)
+from megatron_hetero.runtime.faults.marks import finishing_gradients, programme_phases
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.gradients.sync_off import GradientSyncOff
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
@@ -166,7 +162,6 @@ class Executor:
                 is_last_stage=step.has_loss(chunk),
             )
 
-        begin_step(forward_only)
         step.run(forward)
         if config.finalize_model_grads_func is not None and not forward_only:
             finishing_gradients(config.finalize_model_grads_func)(
