@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megatron_hetero.lab.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout

@@ -32,7 +32,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.buckets import plan_buckets
 from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_grad

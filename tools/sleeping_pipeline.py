@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_hetero.plan.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients import weight_gradients
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

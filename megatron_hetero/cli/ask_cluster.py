@@ -13,15 +13,14 @@ from itertools import combinations
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.schema import MAX_GPUS_PER_NODE
 from megatron_hetero.cluster.inventory.draft import (
-    NODES_GUESS,
     PATH_GUESSES,
-    SITES_GUESS,
     CardsDraft,
     NetworkDraft,
     NodeDraft,
     TypeDraft,
     link_guess,
 )
+from megatron_hetero.cluster.inventory.text import NODES_GUESS, SITES_GUESS
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, LIBRARIES, Library, library_of_name
 from megatron_hetero.cluster.names import check_host_name
 from megatron_hetero.errors import ClusterError, UsageError

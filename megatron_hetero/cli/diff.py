@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.report.text.differences import difference_table, folded
+from megatron_hetero.report.text.changes.differences import difference_table, folded
 from megatron_hetero.report.text.words import count
 
 DESCRIPTION = """\

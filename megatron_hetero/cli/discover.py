@@ -9,8 +9,8 @@ from typing import Any
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.discovery import draft_node, find_gpus, topology_text
-from megatron_hetero.cluster.inventory.draft import cluster_yaml
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.measurements import parse_nccl_test, parse_topology
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_text

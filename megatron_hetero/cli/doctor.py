@@ -25,7 +25,7 @@ from megatron_hetero.preflight.check import (
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
-from megatron_hetero.report.text.preflight import preflight_report
+from megatron_hetero.report.text.trials.preflight import preflight_report
 
 DESCRIPTION = """\
 Look at a plan, its cluster and the flags for what would stop the job, hang it or

@@ -17,7 +17,7 @@ from megatron_hetero.flags.launch import (
     rank_rows,
 )
 from megatron_hetero.flags.needed import missing_in_job, missing_line
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan

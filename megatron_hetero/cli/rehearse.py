@@ -1,6 +1,6 @@
 """`megatron-hetero rehearse`: run a plan for real on this machine, as slowly as its GPUs would.
 
-The work is done by `megatron_hetero.lab.rehearse`; `report.text.rehearsal` makes words of it.
+`megatron_hetero.lab.rehearse` does the work; `report.text.trials.rehearsal` puts it in words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import write_json
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.report.text.rehearsal import rehearsal_report
+from megatron_hetero.report.text.trials.rehearsal import rehearsal_report
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\

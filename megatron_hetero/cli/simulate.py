@@ -10,7 +10,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on_cluster
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.files import write_json
-from megatron_hetero.report.text.simulation import simulation_report, simulation_to_data
+from megatron_hetero.report.text.trials.simulation import simulation_report, simulation_to_data
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_hetero.cost.utilization import Utilization
 from megatron_hetero.flags.other_objective import other_objective
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock

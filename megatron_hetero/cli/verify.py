@@ -1,7 +1,7 @@
 """`megatron-hetero verify`: train a plan on this machine's CPU beside one process, and compare.
 
 The work is done by `megatron_hetero.lab.verify.command.verify_arguments`, which returns data;
-`report.text.verification` makes words of it.  `arguments` holds:
+`report.text.trials.verification` makes words of it.  `arguments` holds:
 
     plan: Path | None             exactly one of plan and layout is given
     layout: str | None
@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.report.text.verification import verification_report
+from megatron_hetero.report.text.trials.verification import verification_report
 
 DESCRIPTION = """\
 Train a plan on this machine's CPU, one process for each GPU of the plan, in

@@ -1,5 +1,5 @@
-"""What the lower bound asks of prices whose stages wait for each other, as in a pipeline that fills
-and drains: other systems' cost models (`tools/referees`)."""
+"""Rules for the lower bound under prices whose stages wait for each other, as in a pipeline that
+fills and drains: the cost models of other systems (`tools/referees`)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Room:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there is room for all replicas."""
+        """Return whether there is room for all replicas."""
         too_dear = self.num_replicas * self.least_price > self.budget * (1 + 1e-6)
         return self.num_replicas * self.least_gpus <= self.num_gpus and not too_dear
 
     def most_gpus(self, together: int) -> int:
-        """GPUs of the smallest of so many replicas, at most, beside the others."""
+        """Bound the GPUs of the smallest of `together` replicas from above, beside the others."""
         others = self.num_replicas - together
         by_number = self.num_gpus - others * self.least_gpus
         by_price = self.budget - others * self.least_price
@@ -38,12 +38,12 @@ class Room:
 
     @property
     def most_stages(self) -> int:
-        """Of any replica."""
+        """Bound the stages of any replica from above."""
         return self.most_gpus(1)
 
     @property
     def most_deep(self) -> int:
-        """Replicas of more than one GPU, at most."""
+        """Bound the number of replicas of more than one GPU from above."""
         most = self.num_replicas
         if self.least_gpus < 2:
             spare = self.num_gpus - self.num_replicas * self.least_gpus
@@ -77,11 +77,19 @@ class FillRules(ABC):
         other_width: int,
         to_last: bool,
     ) -> tuple[float, float]:
-        """What a boundary adds at least to the stage before it, on GPUs of one of the nodes `here`,
-        and to the stage behind it, on one of `there`; infinite where there is no such boundary."""
+        """Return the least seconds that a boundary adds to the stage before it and to the stage
+        behind it; infinite where there is no such boundary.
+
+        Args:
+            here: nodes, on one of which the stage before the boundary is.
+            width: its tensor-parallel width.
+            there: nodes, on one of which the stage behind the boundary is.
+            other_width: its tensor-parallel width.
+            to_last: whether the stage behind it is the last one.
+        """
 
     def layer_exchange_s(self, nodes: Sequence[Node], width: int, num_replicas: int) -> float:
-        """f_s of one layer."""
+        """Return f_s of one layer, seconds."""
         return 0.0
 
     def stage_exchange_s(
@@ -93,10 +101,10 @@ class FillRules(ABC):
         last: bool,
         num_replicas: int,
     ) -> float:
-        """x_s."""
+        """Return x_s, seconds."""
         return 0.0
 
     def apart_exchange_s(self, room: Room) -> float | None:
-        """The exchange of a plan whose replicas do not exchange stage by stage, so that x_s does
-        not hold; None where no such plan has this room."""
+        """Return the exchange of plans whose replicas do not exchange stage by stage, where x_s
+        does not hold; None where no such plan has this room."""
         return None

@@ -2,7 +2,7 @@
 
 Nothing is run.  The reader knows what such scripts are made of: assignments, arrays, expansions of
 both (`$A`, `${A}`, `${A:-default}`, `"${ARGS[@]}"`), quotes, comments, continued lines, and `if`
-where the text alone decides it (`shell_conditions`), for a script started without arguments.  What
+where the text alone decides it (`shell.conditions`), for a script started without arguments.  What
 only a running shell could know (command substitution, positional parameters, the branches of
 another `if`) becomes a word without text, which is an error only where somebody needs it.
 """
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
-from megatron_hetero.model.shell_conditions import Operand, ShellBody, negated, tested
-from megatron_hetero.model.shell_lexer import Command, ShellWord, WordPart, commands
+from megatron_hetero.model.shell.conditions import Operand, ShellBody, negated, tested
+from megatron_hetero.model.shell.lexer import commands
+from megatron_hetero.model.shell.words import Command, ShellWord, WordPart
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<append>\+?)=")
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset", "eval", "env"}

@@ -1,4 +1,10 @@
-"""Everything that touches torch and Megatron."""
+"""Training in Megatron's loop: everything here may import torch and Megatron.
+Rooms: `job` (from flags to `pretrain`), `model`, `parallel` (groups, boundaries, schedule),
+`gradients` (buckets, exchange, optimizer), `state` (checkpoints), `observe` (times and logs) and
+`megatron` (replaced Megatron symbols).
+
+backend  CPU training: substitutes for what Megatron assumes of CUDA
+"""
 
 from megatron_hetero.runtime.model.transformer_engine import hide_if_broken
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
-from megatron_hetero.lab.verify.shrink import Shrunk
+from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.checks.schedule import default_launched_forwards

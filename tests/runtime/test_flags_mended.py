@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.flags.table import flag_table
-from megatron_hetero.runtime.job import needs
+from megatron_hetero.runtime.job.checks import needs
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.flag_runs import LAYOUT, one_process_job, plan_and_one, plan_job
 from tests.runtime.test_refusals import MODEL, refuse

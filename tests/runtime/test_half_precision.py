@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import Recorder, read_record
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import Recorder, read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
-from megatron_hetero.lab.verify.shrink import Shrunk, shrink
+from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

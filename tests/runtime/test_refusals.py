@@ -20,8 +20,9 @@ from megatron_hetero.errors import (
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import entry, machine, support
+from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
 from tests.runtime.workloads import plan, workload
 

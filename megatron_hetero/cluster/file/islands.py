@@ -47,7 +47,7 @@ class Island:
 
 
 @dataclass(frozen=True)
-class _Card:
+class _IslandCard:
     gpu: GpuType
     """Its memory is what others leave of it."""
     entry: int
@@ -103,7 +103,7 @@ def islands_of(
 
 def _card(
     place: int, entry: int, section: CardsSection, gpu: GpuType, references: References
-) -> _Card:
+) -> _IslandCard:
     if section.reserve is not None:
         if section.reserve >= gpu.memory_bytes:
             references.fail(
@@ -113,10 +113,10 @@ def _card(
                 "limits.idle",
             )
         gpu = replace(gpu, memory_bytes=gpu.memory_bytes - section.reserve)
-    return _Card(gpu, entry, section.link)
+    return _IslandCard(gpu, entry, section.link)
 
 
-def _check_one_library(place: int, cards: Sequence[_Card], references: References) -> None:
+def _check_one_library(place: int, cards: Sequence[_IslandCard], references: References) -> None:
     libraries = {card.gpu.library: card.gpu.name for card in cards}
     if len(libraries) > 1:
         words = " and ".join(f"{name} with {library}" for library, name in libraries.items())
@@ -127,7 +127,7 @@ def _check_one_library(place: int, cards: Sequence[_Card], references: Reference
         )
 
 
-def _classes(cards: Sequence[_Card], between: _CardLinks) -> list[list[int]]:
+def _classes(cards: Sequence[_IslandCard], between: _CardLinks) -> list[list[int]]:
     """Indices of cards that are alike, each class ascending, classes by their first card."""
     classes: list[list[int]] = []
     for index in range(len(cards)):
@@ -139,7 +139,7 @@ def _classes(cards: Sequence[_Card], between: _CardLinks) -> list[list[int]]:
     return classes
 
 
-def _are_alike(one: int, other: int, cards: Sequence[_Card], between: _CardLinks) -> bool:
+def _are_alike(one: int, other: int, cards: Sequence[_IslandCard], between: _CardLinks) -> bool:
     a, b = cards[one], cards[other]
     if a.gpu != b.gpu:
         return False
@@ -147,7 +147,7 @@ def _are_alike(one: int, other: int, cards: Sequence[_Card], between: _CardLinks
     return all(between.find(one, i) == between.find(other, i) for i in rest)
 
 
-def _labels(cards: Sequence[_Card], classes: Sequence[Sequence[int]]) -> Iterator[str]:
+def _labels(cards: Sequence[_IslandCard], classes: Sequence[Sequence[int]]) -> Iterator[str]:
     """A name for each island: its GPU type, numbered where several islands have it."""
     names = [cards[indices[0]].gpu.name for indices in classes]
     for i, name in enumerate(names):
@@ -161,7 +161,7 @@ class _CardLinks:
         self,
         place: int,
         section: NodeSection,
-        cards: Sequence[_Card],
+        cards: Sequence[_IslandCard],
         gpu_types: Mapping[str, GpuType],
         links: LinksSection,
         references: References,

@@ -1,4 +1,4 @@
-"""Which gradients travel together: the runtime's buckets, as far as time depends on them.
+"""Gradients that travel together: the runtime's buckets, as far as time depends on them.
 
 `runtime.gradients.buckets` cuts every parameter at the union of all ranks' shard edges and collects
 slices with the same holders, in the order in which a backward pass finishes them, until a bucket is
@@ -69,7 +69,7 @@ def stage_buckets(
     *,
     whole_apart: bool = False,
 ) -> tuple[StageBucket, ...]:
-    """All buckets that need an exchange, in the order in which every stage starts its own.
+    """Build all buckets that need an exchange, in the order in which every stage starts its own.
 
     Args:
         max_elements: of one bucket on one rank, unless a single slice is larger.
@@ -99,7 +99,7 @@ def stage_buckets(
 
 
 def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_BucketSlice]:
-    """All tensors with the stages that hold them, as a backward pass finishes them."""
+    """Yield all tensors with the stages that hold them, as a backward pass finishes them."""
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
@@ -126,8 +126,8 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
 
 
 def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
-    """Parameters of a layer's matrices in the order of the backward pass, norms and biases with
-    the last of them; a gated first matrix is two."""
+    """Count the parameters of a layer's matrices in the order of the backward pass, norms and
+    biases with the last of them; a gated first matrix is two."""
     share = even_share(model, 1)
     query, key_value = attention_sizes(model, share)
     hidden, columns = model.hidden_size, share.mlp_columns
@@ -137,7 +137,7 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
 
 
 def num_rank_sets(stages: list[PlacedStage]) -> int:
-    """Pieces into which the shard edges of all these stages cut a matrix."""
+    """Count the pieces into which the shard edges of all these stages cut a matrix."""
     edges = set()
     for shares in {stage.shares or (1,) * stage.width for stage in stages}:
         edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}

@@ -93,10 +93,10 @@ _JOB = """\
 
 
 def kubernetes_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """One manifest; the plan and `train.sh` are in it.
+    """Return one manifest that holds the plan and `train.sh`.
 
     Raises:
-        UsageError: no image, a wheel, or a plan that no ConfigMap holds.
+        UsageError: there is no image, a wheel is given, or the plan is too large for a ConfigMap.
     """
     if job.image is None:
         raise UsageError(
@@ -133,7 +133,7 @@ def _check_size(plan_text: str) -> None:
 
 
 def _resource(gpu_type: str) -> str:
-    """The name under which the maker's device plug-in offers its GPUs."""
+    """Return the name under which the maker's device plug-in offers its GPUs."""
     if gpu_type.startswith("MI"):
         return "amd.com/gpu"
     return "habana.ai/gaudi" if gpu_type.startswith("Gaudi") else "nvidia.com/gpu"

@@ -1,7 +1,7 @@
 """One rank of a rehearsal: Megatron's own training, stretched and held to the links.
 
-The hooks are on what both our executor and stock Megatron's schedules go through.  The first steps
-run as fast as this machine can; from what they took the ranks agree on one time scale.
+The hooks are on functions that both our executor and stock Megatron's schedules call. The first
+steps run as fast as this machine can; from their times the ranks agree on one time scale.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_hetero.lab.rehearse.board import Board
 from megatron_hetero.lab.rehearse.clock import Clock, now, sleep_until
 from megatron_hetero.lab.rehearse.exchange import GradientHooks, Pass
 from megatron_hetero.lab.rehearse.interleaved import StockPasses, batched_p2p_ops
-from megatron_hetero.lab.rehearse.network import Network
+from megatron_hetero.lab.rehearse.links.board import Board
+from megatron_hetero.lab.rehearse.links.network import Network
+from megatron_hetero.lab.rehearse.links.transport import Transport
 from megatron_hetero.lab.rehearse.progress import StepProgress
 from megatron_hetero.lab.rehearse.small import SmallModel
-from megatron_hetero.lab.rehearse.transport import Transport
 from megatron_hetero.schedule.exchange.gradients import LastBackward
 from megatron_hetero.schedule.programme import COMPUTE
 from megatron_hetero.schedule.simulator.parts import ChunkTimes
@@ -46,7 +46,8 @@ _BEGIN_IN_S = 0.01
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What the GPU of one rank takes, in the cluster's seconds: passes of each chunk, optimizer."""
+    """Times of one rank's GPU, in the cluster's seconds: passes of each chunk, and the
+    optimizer."""
 
     chunks: tuple[ChunkTimes, ...]
     update_s: float
@@ -55,22 +56,23 @@ class RankTimes:
 
     @property
     def busy_s(self) -> float:
-        """Computing in one step."""
+        """Return the seconds of all computations of one step."""
         passes_s = sum(c.seconds("forward") + c.seconds("backward") for c in self.chunks)
         return self.num_micro_batches * passes_s
 
     @property
     def shortest_s(self) -> float:
-        """The shortest pass that takes any time."""
+        """Return the seconds of the shortest pass."""
         return min(min(c.seconds("forward"), c.seconds("backward")) for c in self.chunks)
 
 
 class RehearsalDone(Exception):  # noqa: N818
-    """All ranks have seen enough steps."""
+    """Exit from training: all ranks have seen enough steps."""
 
 
 class RehearsedRank:
-    """Hangs on the training of one process; an `Observer` of `runtime.job.entry`."""
+    """Observer of one process's training (`Observer` of `runtime.job.entry`), which stretches
+    it."""
 
     def __init__(
         self,
@@ -84,7 +86,19 @@ class RehearsedRank:
         time_scale: float | None,
         progress: StepProgress | None = None,
     ) -> None:
-        """`progress` is for one rank to write."""
+        """Prepare the hooks of a rank.
+
+        Args:
+            rank: global rank.
+            times: seconds of its passes on the cluster.
+            small: the model of the rehearsal.
+            board: memory that all ranks share.
+            network: hops between ranks.
+            tensor_ranks: ranks of its tensor-parallel group.
+            num_steps: number of steps that are to count.
+            time_scale: fixed time scale; None lets the ranks agree on one.
+            progress: progress to write, on one rank only.
+        """
         self._progress = progress
         self._num_steps = num_steps
         self._times, self._small = times, small
@@ -106,15 +120,15 @@ class RehearsedRank:
     # What `entry` calls.
 
     def observe_log(self) -> None:
-        """Nothing of the log is wanted."""
+        """Ignore the log."""
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Remember what the gradients of this rank stand for."""
+        """Store what the gradients of this rank stand for."""
         self._gradients.know(model)
         return model
 
     def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
-        """The data stay as they are."""
+        """Leave the data as they are."""
         return provider
 
     # Hooks.
@@ -125,7 +139,7 @@ class RehearsedRank:
         from megatron.core.pipeline_parallel import p2p_communication, schedules
         from megatron.training import training
 
-        from megatron_hetero.runtime.parallel import executor
+        from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 
         self.transport.install()
         p2p_communication._p2p_ops = batched_p2p_ops(lambda ops: dist.batch_isend_irecv(ops))
@@ -133,7 +147,7 @@ class RehearsedRank:
         training.train_step = self._stepping(training.train_step)
         schedules.forward_step = self._counted("forward", schedules.forward_step)
         schedules.backward_step = self._counted("backward", schedules.backward_step)
-        executor._Step._do = self._operating(executor._Step._do)
+        ExecutedStep.do = self._operating(ExecutedStep.do)
         # Not those that exchange new weights after the update.  A chain of none is a rank that
         # owns nothing.
         kinds = optimizer.FP32Optimizer, optimizer.MixedPrecisionOptimizer
@@ -162,7 +176,7 @@ class RehearsedRank:
         self.clock.computed(kind, micro_batch, chunk, begun_s(), began, seconds)
 
     def _operating(self, do: Callable[..., None]) -> Callable[..., None]:
-        """Our executor says itself what it computes."""
+        """Wrap our executor's operations, which name their kind, micro-batch and chunk."""
 
         def held(step: Any, operation: Any, forward: Any) -> None:
             if operation.kind not in COMPUTE:
@@ -174,8 +188,11 @@ class RehearsedRank:
         return held
 
     def _counted(self, kind: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Stock Megatron's `forward_step(_, _, model, ...)` or `backward_step(_, output, ...)`;
-        micro-batches of a chunk come in order."""
+        """Wrap stock Megatron's `forward_step(_, _, model, ...)` or `backward_step(_, output,
+        ...)`.
+
+        Micro-batches of a chunk come in order.
+        """
 
         def held(*args: Any, **kwargs: Any) -> Any:
             if self.transport.is_computing:
@@ -194,7 +211,8 @@ class RehearsedRank:
         return held
 
     def _updating(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """One update a step, however many optimizers Megatron has chained."""
+        """Wrap the optimizer's step; it counts once a step, however many optimizers Megatron has
+        chained."""
 
         def held(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             chained = getattr(optimizer, "chained_optimizers", ())
@@ -268,10 +286,10 @@ class RehearsedRank:
         return sum(not record["is_disturbed"] for record in self.records)
 
     def _agree_on_scale(self) -> None:
-        """The last free step says how slow the rehearsal must be, so that it is sleep that counts.
+        """Choose the time scale from the last free step, so slow that most of the time is sleep.
 
-        All ranks together took `_free_step_s`; and no pass may be shorter than what this machine
-        takes for it when it is undisturbed.
+        All ranks together took `_free_step_s`; and no pass may become shorter than this machine
+        needs for it when undisturbed.
         """
         times = self._times
         passes_s = sorted(self.clock.host_s)
@@ -290,11 +308,11 @@ class RehearsedRank:
         return float(tensor.item())
 
     def save(self, path: Path) -> None:
-        """Write what was seen, for the parent."""
+        """Write the records of the steps, for the parent."""
         path.write_text(json.dumps(self.records))
 
 
 def read_records(path: Path) -> list[Mapping[str, Any]]:
-    """What `RehearsedRank.save` wrote."""
+    """Read the file that `RehearsedRank.save` wrote."""
     records: list[Mapping[str, Any]] = json.loads(path.read_text())
     return records

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.other_objective import other_objective
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.plan import Plan
 
 

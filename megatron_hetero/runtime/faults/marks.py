@@ -22,10 +22,13 @@ def programme_phases(programme: Sequence[Instruction]) -> tuple[tuple[Phase, ...
     """[instruction] -> the phase of each of its operations.
 
     Warm-up lasts to the first backward pass, cool-down begins behind the last forward pass.
+    Validation has no backward passes, and is one phase.
     """
     kinds = [operation.kind for instruction in programme for operation in instruction]
     backwards = [i for i, kind in enumerate(kinds) if kind.startswith("backward")]
-    first = backwards[0] if backwards else len(kinds)
+    if not backwards:
+        return tuple((Phase.VALIDATION,) * len(instruction) for instruction in programme)
+    first = backwards[0]
     last = max((i for i, kind in enumerate(kinds) if kind == "forward"), default=-1)
     flat = iter(
         Phase.WARM_UP if i < first else Phase.STEADY if i <= last else Phase.COOL_DOWN

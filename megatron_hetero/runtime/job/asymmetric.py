@@ -15,7 +15,6 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch
-from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
@@ -33,6 +32,7 @@ from megatron_hetero.runtime.job.batches import (
     global_batch_size,
     with_micro_batch_sizes,
 )
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
@@ -172,7 +172,7 @@ class AsymmetricJob:
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime.job.attachments import Setting, attach_all
+        from megatron_hetero.runtime.job.attachments import RankContext, attach_all
         from megatron_hetero.runtime.megatron import compile_helpers
         from megatron_hetero.runtime.model import data
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
@@ -198,7 +198,7 @@ class AsymmetricJob:
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(groups, config.model.transformer)
-        setting = Setting(
+        context = RankContext(
             plan=plan,
             position=self._position,
             args=self._args,
@@ -214,9 +214,9 @@ class AsymmetricJob:
             saves_states=self._saves_states,
             loads_states=self._loads_states,
         )
-        attach_all(setting)
+        attach_all(context)
         return ended(
-            setting.saver,
+            context.saver,
             pretrain,
             config,
             data.iterators_provider(

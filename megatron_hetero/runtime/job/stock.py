@@ -17,8 +17,8 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.faults.options import NO_FAULTS, FaultOptions
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch, stop_watch
-from megatron_hetero.runtime.job import machine, support
-from megatron_hetero.runtime.job.needs import check_needs
+from megatron_hetero.runtime.job.checks import machine, support
+from megatron_hetero.runtime.job.checks.needs import check_needs
 from megatron_hetero.runtime.job.world import World
 
 _FORWARD_STEP = 2

@@ -14,7 +14,7 @@ from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import machine
+from megatron_hetero.runtime.job.checks import machine
 
 
 @dataclass(frozen=True)

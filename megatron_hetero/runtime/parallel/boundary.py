@@ -1,9 +1,10 @@
 """Stage boundaries between unlike tensor-parallel widths: every byte crosses once.
 
 Every rank of the sending stage stands for a part of an activation, and so does every rank of the
-receiving one (`plan.stage_ranges`).  Where two parts overlap, the overlap goes straight from its
-holder to its user, all pieces of a hop in one batched call.  A receiving stage without sequence
-parallelism then gathers the parts inside its own tensor-parallel group, over its own fast links.
+receiving one (`plan.sharding.stage_ranges`).  Where two parts overlap, the overlap goes straight
+from its holder to its user, all pieces of a hop in one batched call.  A receiving stage without
+sequence parallelism then gathers the parts inside its own tensor-parallel group, over its own fast
+links.
 Gradients go back the same way with the roles exchanged.
 
 Megatron's own bridge and HexiScale send everything to a leader and broadcast it; the link between
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.plan.stage_ranges import StageRanks, flat_range, pieces
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, flat_range, pieces
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 

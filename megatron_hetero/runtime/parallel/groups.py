@@ -19,7 +19,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
-from megatron_hetero.plan.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.plan.plan import StageShape
-from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 
 _ATTRIBUTE = "hetero_tensor_place"
 _OVER_THE_VOCABULARY = (
@@ -33,7 +33,8 @@ class TensorPlace:
     """Place `index` of `width`.
 
     `query_groups`, `mlp_columns` and `vocabulary_rows` are the edges of all ranks' parts
-    (`plan.shards.shard_edges`); a group that divides everything evenly has one unit for each rank.
+    (`plan.sharding.shards.shard_edges`); a group that divides everything evenly has one unit for
+    each rank.
     """
 
     width: int

@@ -12,8 +12,6 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
-from megatron_hetero.model.arguments import Argument, command_line_words, group_arguments
-from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
@@ -22,13 +20,12 @@ from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.list_schedule import Listed, TimedPipeline
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.ruled_out import why_not_split
 from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
 from megatron_hetero.schedule.simulator.pipeline import simulate
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
-
-_GROWING = "--step-batch-size-schedule"
 
 
 @dataclass(frozen=True)
@@ -79,35 +76,6 @@ def candidates(
         maker.candidate("zero-bubble", plain),
         maker.candidate("synthesised", plain),
     )
-
-
-def why_not_split(workload: Workload) -> str:
-    """Why the job cannot run backward passes in two parts (`runtime.job.support`); empty where it
-    can, or where it brings no flags that say."""
-    given = {argument.flag: argument for argument in _flags(workload)}
-    layers = given.get("--transformer-impl")
-    if given and not (layers and [word.text for word in layers.values] == ["local"]):
-        return (
-            "it splits backward passes, for which only --transformer-impl local has layers that "
-            "can put off weight gradients"
-        )
-    if workload.training.overlap_grad_reduce:
-        return (
-            "it splits backward passes, and --overlap-grad-reduce takes a gradient for complete "
-            "when its backward pass is"
-        )
-    return ""
-
-
-def why_no_orders(workload: Workload) -> str:
-    """Why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
-    if any(argument.flag == _GROWING for argument in _flags(workload)):
-        return f"{_GROWING}: orders are for one number of micro-batches"
-    return ""
-
-
-def _flags(workload: Workload) -> tuple[Argument, ...]:
-    return group_arguments(command_line_words(workload.megatron_args))
 
 
 def _without_orders(plan: Plan) -> Plan:

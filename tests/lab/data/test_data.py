@@ -15,7 +15,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError, UsageError
 from megatron_hetero.lab.data.command import DataRequest, write_data
 from megatron_hetero.lab.data.encode import byte_tokens, tokenizer_of
-from megatron_hetero.runtime.job import needs
+from megatron_hetero.runtime.job.checks import needs
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.flag_runs import plan_job, read_log
 

@@ -20,7 +20,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.lab.huggingface import job
 from megatron_hetero.lab.huggingface.folder import WeightFolder, write_folder
-from megatron_hetero.lab.verify.record import Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import Recorder, read_record
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 

@@ -10,7 +10,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.lab.rehearse import run as rehearse_run
-from megatron_hetero.lab.rehearse.network import SlowLink
+from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.plan.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.plan.stage_ranges import (
+from megatron_hetero.plan.sharding.stage_ranges import (
     Piece,
     StageRanks,
     flat_range,

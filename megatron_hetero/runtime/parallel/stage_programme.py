@@ -1,0 +1,91 @@
+"""The programme of one stage, with the receives to post before each instruction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from megatron_hetero.runtime.faults.marks import programme_phases
+from megatron_hetero.runtime.faults.progress import Phase
+from megatron_hetero.schedule.orders.delivery import (
+    arrived_sends,
+    posts_within,
+    receive_posts,
+    receive_windows,
+)
+from megatron_hetero.schedule.programme import (
+    RECEIVES,
+    Instruction,
+    Message,
+    Operation,
+    Schedule,
+)
+
+_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
+_GRADIENTS = ("backward", "backward_weight")
+
+
+class StageProgramme:
+    """Instructions of stage `stage` of `schedule`, for training and for validation."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stage: int,
+        watched: Callable[[str], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """`watched(kind)` goes around every operation (see `runtime.observe.stage_ratio`)."""
+        self.watched = watched or (lambda _kind: contextlib.nullcontext())
+        self.schedule = schedule
+        self.stage = stage
+        self.arrived = arrived_sends(schedule, stage)
+        self._training = schedule.programmes[stage]
+        forwards = (
+            tuple(operation for operation in instruction if operation.kind in _FORWARD_ONLY)
+            for instruction in self._training
+        )
+        self._validation = tuple(instruction for instruction in forwards if instruction)
+        self._phases = programme_phases(self._training), programme_phases(self._validation)
+        posts = receive_posts(schedule, stage)
+        windows = receive_windows(self._training, posts, schedule, stage)
+        self._posts = posts, posts_within(self._validation, windows, schedule, stage)
+
+    def instructions(self, forward_only: bool) -> tuple[Instruction, ...]:
+        """What a step of training, or of validation, consists of."""
+        return self._validation if forward_only else self._training
+
+    def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
+        """[instruction] -> boundaries for which a receive is posted before it."""
+        return self._posts[forward_only]
+
+    def phases(self, forward_only: bool) -> tuple[tuple[Phase, ...], ...]:
+        """[instruction] -> the phase of each of its operations."""
+        return self._phases[forward_only]
+
+    def receives(self, forward_only: bool) -> dict[int, Iterator[Operation]]:
+        """By boundary what is received over it in a step, in order."""
+        found: dict[int, list[Operation]] = {}
+        for instruction in self.instructions(forward_only):
+            for operation in instruction:
+                if operation.kind in RECEIVES:
+                    found.setdefault(self.message(operation).boundary, []).append(operation)
+        return {boundary: iter(operations) for boundary, operations in found.items()}
+
+    def message(self, operation: Operation) -> Message:
+        return self.schedule.message(self.stage, operation)
+
+    def last_gradients(self) -> set[Operation]:
+        """For each chunk the operation with which its gradients are complete."""
+        last = {
+            operation.chunk: operation
+            for instruction in self._training
+            for operation in instruction
+            if operation.kind in _GRADIENTS
+        }
+        return set(last.values())
+
+    def has_loss(self, chunk: int) -> bool:
+        """Tell if a model chunk is the last of the chain."""
+        schedule = self.schedule
+        return schedule.virtual_stage(self.stage, chunk) == len(schedule.chain) - 1
