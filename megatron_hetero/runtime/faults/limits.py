@@ -18,6 +18,7 @@ _ANNOUNCED = frozenset(
         Phase.START,
         Phase.GROUPS,
         Phase.SETUP,
+        Phase.SAVE,
         Phase.SAVE_DATA,
         Phase.MANIFEST,
         Phase.RENAME,

@@ -11,13 +11,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """A rank for people: `what` says its GPU, replica and stage; `pid` is its process on `host`.
+    """A rank for people: `what` says its GPU, replica and stage; `pid` is its process.
 
+    `machine` is equal where processes see one another by number, whatever `host` is called;
     `started` tells the process from a later one of the same number.
     """
 
     rank: int
     host: str
+    machine: str
     what: str
     pid: int
     started: str
@@ -25,7 +27,10 @@ class Place:
     @staticmethod
     def here(rank: int, what: str) -> Place:
         """The place of this process."""
-        return Place(rank, socket.gethostname(), what, os.getpid(), _life(os.getpid())[1])
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        started = _life(os.getpid())[1]
+        return Place(rank, socket.gethostname(), machine, what, os.getpid(), started)
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} ({self.what})"

@@ -26,6 +26,7 @@ class Phase(StrEnum):
     GRADIENT_SYNC = "gradient-sync"
     OPTIMIZER_STEP = "optimizer-step"
     BETWEEN_STEPS = "between-steps"
+    SAVE = "save"
     SAVE_DATA = "save-data"
     MANIFEST = "manifest"
     RENAME = "rename"

@@ -139,19 +139,19 @@ class Watch:
 
     def _looked_at(self) -> Sequence[int]:
         """The next rank of this machine; and for one rank of it all of the next machine."""
-        hosts = list(dict.fromkeys(place.host for place in self._places))
-        here = [p.rank for p in self._places if p.host == self._own.host]
+        machines = list(dict.fromkeys(place.machine for place in self._places))
+        here = [p.rank for p in self._places if p.machine == self._own.machine]
         found = [here[(here.index(self._own.rank) + 1) % len(here)]]
-        if here[0] == self._own.rank and len(hosts) > 1:
-            following = hosts[(hosts.index(self._own.host) + 1) % len(hosts)]
-            found += [p.rank for p in self._places if p.host == following]
+        if here[0] == self._own.rank and len(machines) > 1:
+            following = machines[(machines.index(self._own.machine) + 1) % len(machines)]
+            found += [p.rank for p in self._places if p.machine == following]
         return [rank for rank in found if rank != self._own.rank]
 
     def _fault_of(self, rank: int) -> str | None:
         place, beat = self._places[rank], self._newest(rank)
         if beat is not None and beat.phase is Phase.END:
             return None
-        if place.host == self._own.host and not place.is_alive():
+        if place.machine == self._own.machine and not place.is_alive():
             return "is dead"
         number = 0 if beat is None else beat.number
         before, since = self._seen.get(rank, (-1, 0.0))
@@ -160,8 +160,8 @@ class Watch:
             return None
         silent = time.monotonic() - since
         phase = Phase.SETUP if beat is None else beat.phase
-        if place.host != self._own.host:
-            others = [p.rank for p in self._places if p.host == place.host]
+        if place.machine != self._own.machine:
+            others = [p.rank for p in self._places if p.machine == place.machine]
             is_lost = silent > LOST_S and not self._limits.is_announced(phase)
             if is_lost and all(self._silence(r) > LOST_S for r in others):
                 return f"is gone, with its machine: nothing came from it for {silent:.0f} s"
@@ -205,7 +205,7 @@ class Watch:
         for place in self._places:
             beat = self._newest(place.rank)
             has_ended = beat is not None and beat.phase is Phase.END
-            if place.host == self._own.host and not place.is_alive() and not has_ended:
+            if place.machine == self._own.machine and not place.is_alive() and not has_ended:
                 self._accuse(place.rank, "is dead")
         if self._saves_on_sigterm:
             return

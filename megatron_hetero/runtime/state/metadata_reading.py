@@ -65,8 +65,13 @@ def read_metadata(path: Path) -> Any:
             f"{path}: not the metadata of a distributed checkpoint: {error}. It is damaged, or "
             "somebody put code into it; nothing of it was run. Load another checkpoint."
         ) from error
-    for storage in (getattr(found, "storage_data", None) or {}).values():
-        name = str(getattr(storage, "relative_path", ""))
+    for name in named_files(found):
         if Path(name).name != name:
             raise CheckpointError(f"{path}: it names {name!r}, no file of its folder")
     return found
+
+
+def named_files(metadata: Any) -> set[str]:
+    """The files that metadata say tensors are in."""
+    stored = getattr(metadata, "storage_data", None) or {}
+    return {str(getattr(place, "relative_path", "")) for place in stored.values()}

@@ -25,6 +25,7 @@ from megatron_hetero.errors import CheckpointError, HeteroError
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.state import folders
 from megatron_hetero.runtime.state.manifest import write_digests, write_manifest
+from megatron_hetero.runtime.state.metadata_reading import named_files, read_metadata
 
 Function = Callable[..., Any]
 
@@ -57,6 +58,7 @@ class Saver:
         name = "release" if named.get("release") else folders.step_folder(Path(), step).name
         final = Path(args.save) / name
         self._step = step
+        PROGRESS.enter(Phase.SAVE)
         try:
             reason = _said_by_rank_0(partial(self._begin, final))
             if reason is None:
@@ -133,6 +135,12 @@ class Saver:
 
     def _publish(self, working: Path, final: Path, step: int) -> None:
         PROGRESS.enter(Phase.MANIFEST)
+        for name in sorted(named_files(read_metadata(working / ".metadata"))):
+            if not (working / name).is_file():
+                raise CheckpointError(
+                    f"{working / name}: written by a rank, but not to be seen from rank 0. --save "
+                    "must be one folder that all machines share"
+                )
         write_manifest(working, step, self._plan_hash, dist.get_world_size())
         PROGRESS.enter(Phase.RENAME)
         folders.publish(working, final)

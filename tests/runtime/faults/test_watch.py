@@ -147,6 +147,6 @@ def test_a_process_that_waits_to_be_collected_is_dead() -> None:
     assert here.is_alive() and Place.of(here.text()) == here
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    assert not Place(1, here.host, "", pid, state[19]).is_alive()
+    assert not Place(1, here.host, here.machine, "", pid, state[19]).is_alive()
     os.waitpid(pid, 0)
-    assert not Place(1, here.host, "", pid, state[19]).is_alive()
+    assert not Place(1, here.host, here.machine, "", pid, state[19]).is_alive()
