@@ -8,6 +8,7 @@ the same folder proves that the files are what was written, not who wrote them.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from megatron_hetero.files import content_hash, read_json, validate_document, wr
 
 MANIFEST = "megatron-hetero-manifest.json"
 _DIGESTS = ".digests-"
+_READ_BY_NAME = (".metadata", "common.pt", "integrity.json", "metadata.json")
 _FORMAT: Literal[1] = 1
 
 
@@ -160,8 +162,10 @@ def faults_of(folder: Path, manifest: Manifest, names: Iterable[str]) -> Iterato
 
 
 def strangers_in(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Files that were not there when the checkpoint was complete, which readers might follow."""
-    for path in sorted(folder.iterdir()):
-        is_file = path.is_symlink() or path.is_file()
-        if is_file and path.name != MANIFEST and path.name not in manifest.files:
-            yield f"{path.name}: not of this checkpoint; move it elsewhere"
+    """Files that Megatron would read by their names, and that a complete checkpoint did not have.
+
+    Other files beside it (notes, a tokenizer) are read by nobody.
+    """
+    for name in _READ_BY_NAME:
+        if name not in manifest.files and os.path.lexists(folder / name):
+            yield f"{name}: not of this checkpoint; move it elsewhere"
