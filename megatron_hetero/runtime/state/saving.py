@@ -132,6 +132,7 @@ class Saver:
             folders.clear(final.parent)
         self._is_first = False
         folders.begin(folders.working_folder(final))
+        final.mkdir(exist_ok=True)  # as Megatron does, but where a failure is told to all ranks
 
     def _publish(self, working: Path, final: Path, step: int) -> None:
         PROGRESS.enter(Phase.MANIFEST)
