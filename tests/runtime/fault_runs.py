@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
-from megatron_hetero.lab.verify.text import write_text_dataset
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime.faults.drill import Drill
 from megatron_hetero.runtime.faults.progress import OF_RANK_0, Phase
 from megatron_hetero.runtime.job import entry

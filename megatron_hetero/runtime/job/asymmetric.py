@@ -9,8 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.files import content_hash
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
@@ -177,6 +179,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.model import data
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
         from megatron_hetero.runtime.parallel.groups import build_groups
+        from megatron_hetero.runtime.state.safety import guard_checkpoints
 
         _refuse_what_the_plan_decides(named)
         if self._model is None or config.model is not self._model:
@@ -187,6 +190,8 @@ class AsymmetricJob:
             )
         plan = self._plan
         compile_helpers.apply()
+        plan_hash = content_hash(plan_to_data(plan))
+        saver = guard_checkpoints(plan_hash, self._arguments.faults.keep_checkpoints)
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
         PROGRESS.enter(Phase.GROUPS)
         join(self._world, self._args, timeout)
@@ -216,7 +221,7 @@ class AsymmetricJob:
         )
         attach_all(context)
         return ended(
-            context.saver,
+            saver,
             pretrain,
             config,
             data.iterators_provider(

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_hetero.files import content_hash
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position
 from megatron_hetero.runtime.faults import marks
@@ -40,8 +38,6 @@ from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
 from megatron_hetero.runtime.state import random_states
-from megatron_hetero.runtime.state.safety import guard_checkpoints
-from megatron_hetero.runtime.state.saving import Saver
 
 
 @dataclass
@@ -50,8 +46,7 @@ class RankContext:
 
     `args` are Megatron's, `model` its configuration of the model with the lists of hooks.
     `optimizer_weights`: [rank] -> its relative part of the optimizer's state; None where it is not
-    divided.  `watch` is made by the attachment of the schedule and read by those of the log;
-    `saver` by that of the checkpoints, and asked when the job ends.
+    divided.  `watch` is made by the attachment of the schedule and read by those of the log.
     """
 
     plan: Plan
@@ -69,7 +64,6 @@ class RankContext:
     saves_states: bool
     loads_states: bool
     watch: StageWatch | None = None
-    saver: Saver | None = None
 
 
 @dataclass(frozen=True)
@@ -105,11 +99,6 @@ def _schedule(context: RankContext) -> None:
 def _checkpoint_metadata(context: RankContext) -> None:
     stages = random_states.replica_stages(context.plan)
     checkpoint_metadata.apply(**({random_states.METADATA: stages} if context.saves_states else {}))
-
-
-def _checkpoints(context: RankContext) -> None:
-    plan = content_hash(plan_to_data(context.plan))
-    context.saver = guard_checkpoints(plan, context.arguments.faults.keep_checkpoints)
 
 
 def _expert_routing(context: RankContext) -> None:
@@ -174,7 +163,6 @@ ATTACHMENTS = (
     Attachment(_straggler_detector, "before the first step is timed"),
     Attachment(_schedule, "before the log, whose observers read the watch that it makes"),
     Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
-    Attachment(_checkpoints, "before Megatron's set-up, which loads"),
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
