@@ -243,7 +243,7 @@ class AsymmetricJob:
         if place.device is not None:
             name = f"{self._plan.type_by_device[place.device]} {place.device}"
         what = (
-            f"{name}, replica {place.replica}, stage {place.stage}, rank {place.tensor_rank} of it"
+            f"{name}, replica {place.replica}, stage {place.stage}, tensor rank {place.tensor_rank}"
         )
         limit = self._arguments.faults.stall_limit_s
         saves = saves_on_sigterm(self._args)
