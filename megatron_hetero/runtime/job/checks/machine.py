@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -95,6 +96,11 @@ def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
             f"rank {rank} is the plan's {device}, and {host.host} has unlike cards ({host.kind}), "
             f"but nothing here says that CUDA numbers them as the plan does. {order}"
         )
+
+
+def gpu_name(args: Any) -> str:
+    """What this process computes on."""
+    return torch.cuda.get_device_name(args.local_rank) if backend.cuda_is_usable() else "CPU"
 
 
 def local_addresses() -> set[str]:
