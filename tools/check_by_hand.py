@@ -63,7 +63,7 @@ class Row:
 
     @property
     def apart(self) -> float | None:
-        """How far the program is from the paper, as a part of the paper's figure."""
+        """Return the distance of the program from the paper, as a part of the paper's figure."""
         if self.program is None or self.by_hand is None:
             return None
         if self.by_hand == 0:
@@ -72,14 +72,14 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """True if it is outside of what is allowed."""
+        """Return whether it is outside of what is allowed."""
         if self.allowed is None:
             return False
         return self.apart is None or abs(self.apart) > self.allowed
 
 
 def compared(plan: dict[str, Any], site: Site, simulated: dict[str, Any]) -> Iterator[Row]:
-    """All figures.
+    """Yield all figures.
 
     Args:
         simulated: what `simulate --json` prints.
@@ -143,7 +143,7 @@ def _times(plan: dict[str, Any], paper: Paper, site: Site, is_stock: bool) -> It
 
 
 def _what_else(paper: Paper, site: Site, step: StepByHand, is_stock: bool) -> str:
-    """Why no stage dominates the step; empty where one does."""
+    """Explain why no stage dominates the step; empty where one does."""
     part = step.slowest_s / step.step_s
     if part < DOMINATES:
         return f"no stage dominates: the slowest computes in {part:.0%} of it"
@@ -158,13 +158,13 @@ def _what_else(paper: Paper, site: Site, step: StepByHand, is_stock: bool) -> st
 
 
 def worst(rows: list[Row], kind: str) -> Row | None:
-    """The row of a kind that is furthest from the paper."""
+    """Find the row of a kind that is furthest from the paper."""
     found = [row for row in rows if row.kind == kind]
     return max(found, key=lambda row: abs(row.apart or 0.0), default=None)
 
 
 def printed(rows: list[Row], shows_all: bool) -> Iterator[str]:
-    """The table: of each kind the row that is furthest off, and all that are wrong."""
+    """Write the table: of each kind the row that is furthest off, and all that are wrong."""
     yield f"{'':7} {'':40} {'program':>12} {'by hand':>12} {'apart':>8} {'allowed':>8}"
     kinds = dict.fromkeys(row.kind for row in rows)
     for row in rows:
@@ -182,7 +182,7 @@ def printed(rows: list[Row], shows_all: bool) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("plan", type=Path)
     parser.add_argument("--cluster", type=Path, required=True)

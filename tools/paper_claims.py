@@ -89,7 +89,8 @@ MIXED = (
 
 
 def simulated_s(way: str, cluster: Cluster, workload: Workload) -> float | None:
-    """Simulated seconds of a step of the way's plan; None where it finds none that fits."""
+    """Return the simulated seconds of a step of the method's plan; None where it finds none that
+    fits."""
     strategy, as_given = WAYS[way]
     if strategy == "stock":
         plan = stock_plan(cluster, workload)
@@ -102,7 +103,7 @@ def simulated_s(way: str, cluster: Cluster, workload: Workload) -> float | None:
 
 
 def stock_plan(cluster: Cluster, workload: Workload) -> Plan:
-    """The best plan of stock Megatron: `plan --strategy stock`, which goes through all of them; on
+    """Find the best plan of stock Megatron: `plan --strategy stock`, which tries all of them; on
     many unlike GPUs `plan --stock`, the best that our search finds among them."""
     alike = len({(node.gpu_type.name, node.num_gpus) for node in cluster.nodes}) == 1
     if alike or len(cluster.devices) <= MANY_GPUS:
@@ -111,12 +112,12 @@ def stock_plan(cluster: Cluster, workload: Workload) -> Plan:
 
 
 def peak_flops(cluster: Cluster) -> float:
-    """Dense bf16 peaks of all GPUs of a cluster together, used or not."""
+    """Sum the dense bf16 peaks of all GPUs of a cluster, used or not."""
     return sum(node.num_gpus * (node.gpu_type.peak_flops["bf16"] or 0.0) for node in cluster.nodes)
 
 
 def mfu(seconds: float, cluster: Cluster, workload: Workload) -> float:
-    """Model FLOPs of a step over what the cluster's peaks would do meanwhile.
+    """Divide the model FLOPs of a step by what the cluster's peaks would do meanwhile.
 
     A forward and twice as much backward, the causal half of the attention, recomputation not
     counted (Chowdhery et al. 2022, appendix B, with causal attention).
@@ -155,7 +156,7 @@ NOTHING_KEPT = Kept()
 
 
 def result(settings: Sequence[Setting] = MIXED, kept: Kept = NOTHING_KEPT) -> results.Result:
-    """Both claims, done again."""
+    """Repeat both claims."""
     speed: list[list[Cell]] = []
     used: list[list[Cell]] = []
     gaps: dict[str, list[float]] = {}

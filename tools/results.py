@@ -47,7 +47,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
     def markdown(self) -> str:
-        """The table as Markdown, columns of figures to the right."""
+        """Write the table as Markdown, columns of figures to the right."""
         cells = [[_text(cell) for cell in row] for row in self.rows]
         marks = [
             "--:" if all(map(_is_figure, column)) else "---" for column in zip(*cells, strict=True)
@@ -56,8 +56,8 @@ class Table:
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
     def over(self, name: str, column: str) -> str:
-        """`least`, `most`, `mean` or `median` of a column, or its `largest` apart from the sign,
-        with as many decimals as its cells have.
+        """Return `least`, `most`, `mean` or `median` of a column, or its `largest` apart from the
+        sign, with as many decimals as its cells have.
 
         Raises:
             KeyError, ValueError: there is no such column, or it holds no figures.
@@ -91,19 +91,19 @@ class Result:
     tables: Mapping[str, Table] = field(default_factory=dict)
 
     def when(self) -> str:
-        """One line for readers: when, where and by which commit."""
+        """Write one line for readers: when, where and by which commit."""
         where = f" on {self.machine}" if self.kind == "measured" else ""
         return f"{self.kind}{where}, {self.date}, commit {self.commit}"
 
     def origin(self) -> str:
-        """The same with the command."""
+        """Write `when` with the command."""
         return f"`{self.command}`, {self.when()}"
 
 
 def found(
     command: str, kind: Kind, figures: Mapping[str, Cell], tables: Mapping[str, Table]
 ) -> Result:
-    """What was found now, here, by the commit that is checked out."""
+    """Make the result of what was found now, here, by the commit that is checked out."""
     day = datetime.now(UTC).date().isoformat()
     return Result(command, kind, _commit(), day, _machine(), dict(figures), dict(tables))
 
@@ -128,12 +128,12 @@ def load(name: str) -> Result:
 
 
 def names() -> list[str]:
-    """The results that there are; other files of the folder have no tables."""
+    """Find the results that there are; other files of the folder have no tables."""
     return sorted(p.stem for p in FOLDER.glob("*.json") if "tables" in json.loads(p.read_text()))
 
 
 def tables_in(text: str) -> list[Table]:
-    """The Markdown tables of a text, in its order."""
+    """Read the Markdown tables of a text, in its order."""
     found: list[list[list[str]]] = []
     inside = False
     for line in text.splitlines():
@@ -196,7 +196,7 @@ def _text(cell: Cell) -> str:
 
 
 def _is_figure(cell: str) -> bool:
-    """Digits first, or nothing."""
+    """Return whether a cell begins with digits, or is empty."""
     return not cell or cell.strip("+-<>~")[:1].isdigit() or cell == "-"
 
 

@@ -146,7 +146,7 @@ def verified(printed: Printed, words: list[str], header: dict[str, Any]) -> dict
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page of results."""
+    """Write the page of results."""
     cases = data["cases"]
     passed = sum(case["ok"] for case in cases)
     commits = ", ".join(sorted({case["commit"][:7] for case in cases}))

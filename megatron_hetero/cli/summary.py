@@ -17,8 +17,8 @@ from megatron_hetero.schedule.stock import is_stock
 def plan_summary(
     plan: Plan, path: Path | None, utilization: Utilization | None = None
 ) -> dict[str, Any]:
-    """Figures are None where the plan has no estimates, or no cluster is known for the utilization;
-    `plan` is the file, None if not written."""
+    """Return a plan's figures; None where the plan has no estimates, or no cluster is known for the
+    utilization.  `plan` is the file, None if not written."""
     estimates = plan.estimates
     return {
         "plan": None if path is None else str(path),

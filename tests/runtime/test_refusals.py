@@ -1,4 +1,5 @@
-"""What must not start: refused by name, with an exit code, before any process group exists."""
+"""Refusals of jobs that must not start: by name, with an exit code, before any process group
+exists."""
 
 from __future__ import annotations
 

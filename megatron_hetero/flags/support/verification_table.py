@@ -30,8 +30,7 @@ MEANING: dict[Treatment, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Treatment of some flags: `names` are flags and patterns (`*`), `note` is the class or
-    reason."""
+    """Treatment of some flags and patterns (`names`, with `*`); `note` is the class or reason."""
 
     treatment: Treatment
     names: str

@@ -65,8 +65,7 @@ class Request:
     num_busy: int = 1
 
     def num_ranks(self, width: int) -> int:
-        """Return the number of processes for one width: as many whole groups as `num_busy` holds,
-        or one."""
+        """Return the processes for one width: whole groups within `num_busy`, at least one."""
         return width * max(1, self.num_busy // width)
 
 
@@ -199,8 +198,7 @@ def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, A
 
 
 def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
-    """Return the user's flags for a job of few layers on random data, at one tensor-parallel
-    width."""
+    """Return the user's flags for a job of few layers and random data, at one width."""
     model, training = request.workload.model, request.workload.training
     options = last_of_each(flag_table().split(request.workload.megatron_args))
     kept = [o for o in options if not set(o.flag.names) & set(_NOT_FOR_A_PROBE)]

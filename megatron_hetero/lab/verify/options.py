@@ -9,8 +9,8 @@ from megatron_hetero.model.spec import Precision
 LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
 OPTIMIZERS = tuple(LEARNING_RATE)
 HALF_PRECISION_EPSILON = 1e-2
-"""Of Adam: above the rounding of half precision.  Below it an update is the sign of a gradient that
-may be nothing but rounding."""
+"""Epsilon of Adam, above the rounding of half precision. Below it an update is the sign of a
+gradient that may be nothing but rounding."""
 
 
 @dataclass(frozen=True)

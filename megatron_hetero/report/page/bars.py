@@ -33,7 +33,8 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve
 
 
 def memory_bars(content: Content) -> Figure:
-    """A bar for each stage: the predicted peak of its fullest GPU by cause, beside what it has."""
+    """Draw a bar for each stage: the predicted peak of its fullest GPU by cause, beside its
+    capacity."""
     devices = content.estimates.devices
     largest = max(device.capacity_bytes for device in devices.values())
     rows = [
@@ -78,7 +79,7 @@ def memory_bars(content: Content) -> Figure:
 
 
 def time_bar(explanation: Explanation) -> Figure:
-    """The step as its slowest stage lives it, by cause."""
+    """Draw the step of the slowest stage, by cause."""
     causes = explanation.time_by_cause
     rows = (
         ("forward", "computing", causes.compute_s),
@@ -112,7 +113,7 @@ def time_bar(explanation: Explanation) -> Figure:
 
 
 def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
-    """Which part of the step the GPUs of each stage compute."""
+    """Draw the part of the step in which the GPUs of each stage compute."""
 
     def part_of(stage: StageTimeline) -> float:
         return stage.busy_s / simulation.step_time_s
@@ -141,7 +142,7 @@ def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
 
 
 def link_bars(simulation: StepSimulation) -> Figure | None:
-    """The busiest paths of the cluster; None where no message leaves a GPU."""
+    """Draw the busiest paths of the cluster; return None where no message leaves a GPU."""
     busiest = sorted(simulation.links, key=lambda link: -link.busy_s)[:_MAX_LINKS]
     parts: list[str] = []
     y = 2.0
@@ -159,7 +160,7 @@ def link_bars(simulation: StepSimulation) -> Figure | None:
 
 
 def comparison_bars(content: Content) -> Figure:
-    """Step times: the lower bound, this plan, stock Megatron's best, the next best plans."""
+    """Draw step times: the lower bound, this plan, stock Megatron's best, the next best plans."""
     explanation, estimates = content.explanation, content.estimates
     rows: list[tuple[str, str, float]] = []
     if estimates.bound_s is not None:
@@ -185,7 +186,7 @@ def comparison_bars(content: Content) -> Figure:
 
 
 def what_if_bars(found: Sequence[Variation]) -> Figure:
-    """Change of the step time under each variation, around a middle line."""
+    """Draw the change of the step time under each variation, around a middle line."""
     largest = max(max(abs(v.change) for v in found), 0.02)
     label = 480.0
     middle = label + (PAGE_WIDTH - label) / 2

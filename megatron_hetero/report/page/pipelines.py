@@ -32,7 +32,7 @@ type _Stages = Sequence[Folded[int]]
 
 
 def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
-    """One row (or more) for each replica."""
+    """Draw one row (or more) for each replica."""
     total = sum(replica.num_micro_batches for replica in plan.replicas)
     is_many = sum(len(replica.stages) for replica in plan.replicas) > MAX_ROWS
     slowest_s = max(estimates.replica_times_s)

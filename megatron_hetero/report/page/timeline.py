@@ -1,4 +1,4 @@
-"""What every stage does when, as lanes over one axis of time.
+"""Operations of every stage as lanes over one axis of time.
 
 Few operations are drawn one by one, with their micro-batch; many become one path for each lane and
 kind, so that hundreds of micro-batches on 64 stages stay a page that opens at once.  Of many lanes
@@ -46,13 +46,14 @@ KINDS = {
 
 
 def timeline(groups: Sequence[LaneGroup]) -> Figure:
-    """The whole step; several groups share one axis."""
+    """Draw the whole step; several groups share one axis."""
     end_s = max(group.step_time_s for group in groups)
     return _figure("timeline", groups, 0.0, end_s, "One step of training")
 
 
 def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
-    """The beginning of the step, wide enough to read; None where the whole step is that already."""
+    """Draw the beginning of the step, wide enough to read; return None where the whole step is that
+    already."""
     end_s = max(group.step_time_s for group in groups)
     computing_s = [
         o.end_s - o.start_s
@@ -96,14 +97,14 @@ def _figure(
 
 
 class _View:
-    """From seconds to the drawing."""
+    """The map from seconds to the drawing."""
 
     def __init__(self, start_s: float, end_s: float, lane_height: float) -> None:
         self.start_s, self.end_s, self.lane_height = start_s, end_s, lane_height
         self.scale = (PAGE_WIDTH - _LABELS) / (end_s - start_s)
 
     def x(self, time_s: float) -> float:
-        """Where a moment is, kept inside the figure."""
+        """Return the coordinate of a moment, kept inside the figure."""
         inside = min(max(time_s, self.start_s), self.end_s)
         return _LABELS + (inside - self.start_s) * self.scale
 

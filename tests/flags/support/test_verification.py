@@ -1,4 +1,4 @@
-"""What `verify` does with each of Megatron's flags: none is overlooked, none dropped in silence."""
+"""Treatment of each Megatron flag in `verify`: none is overlooked, none dropped without a word."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from megatron_hetero.schedule.stock import is_stock
 
 _OTHER_RATES = ("--min-lr", "--decoupled-lr", "--decoupled-min-lr", "--lr-warmup-init")
@@ -46,9 +47,9 @@ _RATES = (
     "--lr-wsd-decay-iters",
     "--lr-decay-style",
 )
-"""Of a job that learns; the seed checkpoint is of weights that have not moved."""
+"""Flags of a job that learns; the seed checkpoint has weights that have not moved."""
 _SAVED = "latest_checkpointed_iteration.txt"
-"""What Megatron writes last of a checkpoint."""
+"""The file that Megatron writes last of a checkpoint."""
 ONLY_WITH_ADAM = (
     "--use-distributed-optimizer",
     "--overlap-param-gather",
@@ -56,8 +57,6 @@ ONLY_WITH_ADAM = (
     "--num-distributed-optimizer-instances",
 )
 """Flags of a plan that stock Megatron runs, whose distributed optimizer knows no SGD."""
-
-
 _ADAM = {
     "--adam-beta1": "beta1",
     "--adam-beta2": "beta2",
@@ -170,8 +169,7 @@ class VerifyJobs:
         )
 
     def replays_routing(self, optimizer: str) -> bool:
-        """Tell if the plan follows the one process's choice of experts; that process then runs
-        first."""
+        """Tell if the plan follows the one process's experts; that process then runs first."""
         is_half = self.options.precision_of(optimizer) != "fp32"
         return is_half and self.shrunk.model.num_experts > 0
 
@@ -184,8 +182,7 @@ class VerifyJobs:
         return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
-        """Return the job of the one process in fp32, without the steps that half precision has
-        skipped."""
+        """Return the one process's job in fp32, without steps that half precision skipped."""
         flags: tuple[str, ...] = ()
         if skipped:
             flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
@@ -232,8 +229,7 @@ class VerifyJobs:
     def interrupted_jobs(
         self, optimizer: str, resumed: Shrunk, after: int
     ) -> tuple[LocalJob, LocalJob]:
-        """Return the job of the plan up to a checkpoint, and that of `resumed` from there to the
-        end.
+        """Return the plan's job up to a checkpoint, and `resumed`'s from there to the end.
 
         Args:
             optimizer: "sgd" or "adam".
@@ -269,6 +265,7 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            always_send_parts()
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()

@@ -21,7 +21,7 @@ from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 
 ADDED = "--eod-mask-loss"
-"""What every verification adds: micro-batches then count unlike numbers of tokens."""
+"""Flag that every verification adds: micro-batches then count unlike numbers of tokens."""
 
 _TEXT = "text as bytes"
 _OFF = "off"
@@ -164,8 +164,7 @@ class _Values:
         return option.tokens
 
     def instead_of(self, option: Option) -> tuple[tuple[str, ...], str | None]:
-        """Return (arguments, text to show); the text is None where the sizes of the model show
-        it."""
+        """Return (arguments, text to show); None where the model's sizes show it."""
         name = option.flag.names[0]
         if name in _DATA_FLAGS:
             return (), _TEXT
@@ -228,7 +227,7 @@ class _Values:
 
 
 _PRECISIONS = ("--bf16", "--fp16")
-"""Which of them the runs get is `Options.precision`."""
+"""Flags of half precision; `Options.precision` decides which of them the runs get."""
 _DATA_FLAGS = ("--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type")
 _RANDOM_FLAGS = (
     "--moe-input-jitter-eps",

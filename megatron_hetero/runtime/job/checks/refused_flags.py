@@ -1,4 +1,4 @@
-"""The flags that the runtime cannot follow yet: the name, what asks for it, what to do instead."""
+"""Flags that the runtime cannot follow yet: the name, the condition, and the advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from megatron_hetero.runtime import backend
 
 Rule = tuple[str, Callable[[Any], bool], str]
-"""(flag as the user knows it, whether the parsed arguments ask for it, what to do instead)"""
+"""(flag as the user knows it, condition on the parsed arguments, advice)."""
 
 REFUSED: tuple[Rule, ...] = (
     ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
@@ -178,7 +178,7 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out",
     ),
 )
-"""On an asymmetric plan."""
+"""Flags refused on an asymmetric plan."""
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
@@ -261,8 +261,7 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
     ),
 )
-"""What Megatron-LM's own pre-training script does between the flags and the loop and
-`runtime.model.gpt` does not; Megatron would go on without it."""
+"""Features of Megatron-LM's own pre-training script that `runtime.model.gpt` lacks."""
 
 
 def _has_checkpoint(folder: str) -> bool:
@@ -288,7 +287,7 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
         "use --transformer-impl transformer_engine, or leave it out",
     ),
 )
-"""On a plan with context-parallel stages."""
+"""Flags refused on a plan with context-parallel stages."""
 NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
     (
         "--transformer-impl",
@@ -301,4 +300,4 @@ NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
         "leave it out; it takes a gradient for complete when its backward pass is",
     ),
 )
-"""On a plan whose orders have I and W passes."""
+"""Flags refused on a plan whose orders have I and W passes."""

@@ -14,7 +14,7 @@ import torch
 class _Kept:
     """A tensor that autograd keeps, counted until autograd lets go of it."""
 
-    def __init__(self, tensor: torch.Tensor, probe: MemoryProbe) -> None:
+    def __init__(self, tensor: torch.Tensor, probe: LiveBytes) -> None:
         self.tensor = tensor
         self._storage = tensor.untyped_storage().data_ptr()
         self._probe = probe
@@ -24,7 +24,7 @@ class _Kept:
         self._probe.let_go(self._storage)
 
 
-class MemoryProbe:
+class LiveBytes:
     """Observes a run (`entry.Observer`); `save` when it has ended.
 
     Activations are what autograd keeps for the backward pass, each storage once, weights left out.
