@@ -198,6 +198,16 @@ def test_links_are_those_of_the_sheet(name: str) -> None:
         assert 40e9 <= link.bytes_per_s <= 900e9
 
 
+def test_bridges_are_between_pcie_cards_and_faster_than_their_slots() -> None:
+    bridged = {name: sheet_link(name).bridge_bytes_per_s for name in gpu_type_names()}
+    assert bridged["RTX-3090"] == pytest.approx(112.5e9 / 2, rel=0.01)  # both directions: 112.5
+    assert bridged["RTX-4090"] is bridged["L40S"] is bridged["A10"] is bridged["V100-16GB"] is None
+    for name, bytes_per_s in bridged.items():
+        if bytes_per_s is not None:
+            assert sheet_link(name).kind.startswith("PCIe")
+            assert bytes_per_s > sheet_link(name).bytes_per_s
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [

@@ -3,6 +3,7 @@
 description  the file to a `Cluster`, and its hash
 schema       every key of the file
 islands      a machine's unlike cards as nodes of like ones
+bridges      links that two cards cannot have
 links        classes of links and measured pairs to one link for each pair of nodes
 lines        lines and uplinks that paths share
 limits       what plans must keep to
