@@ -34,6 +34,7 @@ OVER_COLUMNS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "most": max,
     "mean": statistics.mean,
     "median": statistics.median,
+    "geomean": statistics.geometric_mean,
     "largest": lambda values: max(map(abs, values)),
 }
 
@@ -55,7 +56,7 @@ class Table:
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
     def over(self, name: str, column: str) -> str:
-        """`least`, `most`, `mean` or `median` of a column, or its `largest` apart from the sign,
+        """One of `OVER_COLUMNS` of a column, `largest` without regard to the sign,
         with as many decimals as its cells have.
 
         Raises:

@@ -23,9 +23,9 @@ def bridge_fault(one: GpuType, other: GpuType, bytes_per_s: float) -> str | None
     if bytes_per_s <= slot.bytes_per_s:
         return None
     if one.name != other.name:
-        why = f"no bridge joins a {one.name} and a {other.name}"
+        why = f"no bridge joins {one.name} and {other.name}"
     elif slot.bridge_bytes_per_s is None:
-        why = f"a {one.name} has no connector for an NVLink bridge"
+        why = f"{one.name} has no connector for an NVLink bridge"
     else:
         return None
     return (

@@ -154,12 +154,14 @@ def test_a_machine_that_a_limit_names_is_all_its_islands(tmp_path: Path) -> None
     ("old", "new", "words"),
     [
         ("count: 1", "count: 0", "nodes[0].gpus[0].count"),
+        ("cards: [1, 2]", "cards: [1]", "pairs[0].cards: needs 2 or more entries; it has 1"),
+        ("cards: [1, 2]", "cards: [1, -2]", "nodes[0].pairs[0].cards[1]"),
         ("cards: [1, 2]", "cards: [1, 3]", "machine box has no card 3; it has 3 (0-2)"),
         ("cards: [1, 2]", "cards: [1, 1]", "a card stands here twice"),
         ("cards: [1, 2]", "cards: [0, 1]", "nodes[0].pairs[0].cards: cards 0 and 1: 50 GB/s is "
-         "more than PCIe 4.0 carries in one direction (31.5 GB/s), and no bridge joins a RTX-4090 "
-         "and a RTX-3090"),
-        ("RTX-3090, count", "RTX-3080, count", "a RTX-3080 has no connector for an NVLink bridge"),
+         "more than PCIe 4.0 carries in one direction (31.5 GB/s), and no bridge joins RTX-4090 "
+         "and RTX-3090"),
+        ("RTX-3090, count", "RTX-3080, count", "RTX-3080 has no connector for an NVLink bridge"),
         ("name: box", "name: box\n    gpu: L4", 'both "gpus" and "gpu"/"count" are given'),
         ("    link: {bandwidth: 12 GB/s, latency: 12 us}\n", "",
          "has no link between its cards 0 (RTX-4090) and 1 (RTX-3090); add an entry of "
@@ -171,6 +173,7 @@ def test_a_machine_that_a_limit_names_is_all_its_islands(tmp_path: Path) -> None
 def test_faults_are_named_with_their_place(tmp_path: Path, old: str, new: str, words: str) -> None:
     message = refused(tmp_path, WORKSTATION.replace(old, new, 1))
     assert words in message
+    assert len(message.splitlines()) == 1, "one fault, one line"
     assert f"{tmp_path / 'cluster.yaml'}:" in message
 
 
