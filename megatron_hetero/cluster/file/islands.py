@@ -228,9 +228,8 @@ class _CardLinks:
                     self._references.fail(
                         keypath, f"cards {key[0]} and {key[1]} are in pairs[{seen[key]}] already"
                     )
-                fault = bridge_fault(
-                    *(self._cards[i].gpu for i in key), resolve_link(pair).bytes_per_s
-                )
+                one, other = (self._cards[card].gpu for card in key)
+                fault = bridge_fault(one, other, resolve_link(pair).bytes_per_s)
                 if fault is not None:
                     self._references.fail(
                         keypath,
