@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from megatron_hetero.cluster.driver_names import names_match
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.flags.environment import visible_devices_variable
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.preflight.finding import Finding

@@ -79,7 +79,8 @@ def _stage_kind(replica: Replica, cluster: Cluster, s: int) -> Hashable:
 def _boxes(
     r: int, replica: Replica, cluster: Cluster, estimates: Estimates, is_many: bool
 ) -> _Stages:
-    """Boxes of a replica's stages: of many, neighbours on one node that are alike share one.
+    """Draw the boxes of a replica's stages: of many, neighbours on one node that are alike share
+    one.
 
     The first and the last stage stand alone, since they have weights that the others have not.
     """

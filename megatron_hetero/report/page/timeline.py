@@ -110,7 +110,7 @@ class _View:
 
 
 def _within(lanes: Sequence[Lane], start_s: float, end_s: float) -> Iterator[Lane]:
-    """Lanes with the operations of a part of the step."""
+    """Keep the operations of a part of the step in each lane."""
     for lane in lanes:
         shown = (o for o in lane.operations if o.start_s < end_s and o.end_s > start_s)
         yield replace(lane, operations=tuple(shown))
@@ -121,7 +121,7 @@ def _num_devices(lane: Lane) -> int:
 
 
 def _drawn(lane: Lane, end_s: float) -> tuple[float, ...]:
-    """Where the operations of each kind begin and end, and how much of the step they fill."""
+    """Return where the operations of each kind begin and end and how much they fill, in steps."""
     found: list[float] = []
     for kind in KINDS:
         spans = [(o.start_s, o.end_s) for o in lane.operations if o.kind == kind]
