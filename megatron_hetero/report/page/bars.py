@@ -131,7 +131,7 @@ def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
         if len(stage.devices) == 1:
             gpus = stage.devices[0]
         place = f"R{stage.replica} stage {stage.stage}"
-        name = label(place, row.num_more, f": {gpus}", _LABELS - 8)
+        name = label(place, row.num_more, "" if row.num_more else f": {gpus}", _LABELS - 8)
         parts.append(text(0, y + height - 3, name, "small"))
         parts.append(rect(_LABELS, y, _ROOM, height, "lane"))
         parts.append(rect(_LABELS, y, _ROOM * part_of(stage), height, f"p{stage.replica % 8}"))

@@ -121,11 +121,14 @@ def _num_devices(lane: Lane) -> int:
 
 
 def _drawn(lane: Lane, end_s: float) -> tuple[float, ...]:
-    """Return the places of the first and the last operation, and the part that each kind of them
-    fills."""
-    at_s = [o.start_s for o in lane.operations] + [o.end_s for o in lane.operations]
-    filled = (sum(o.end_s - o.start_s for o in lane.operations if o.kind == k) for k in KINDS)
-    return tuple(s / end_s for s in (min(at_s, default=end_s), max(at_s, default=end_s), *filled))
+    """Return where the operations of each kind begin and end and how much they fill, in steps."""
+    found: list[float] = []
+    for kind in KINDS:
+        spans = [(o.start_s, o.end_s) for o in lane.operations if o.kind == kind]
+        found.append(min((start for start, _ in spans), default=end_s))
+        found.append(max((end for _, end in spans), default=end_s))
+        found.append(sum(end - start for start, end in spans))
+    return tuple(seconds / end_s for seconds in found)
 
 
 def _lane(row: Folded[Lane], y: float, view: _View, single: bool) -> str:
@@ -133,7 +136,8 @@ def _lane(row: Folded[Lane], y: float, view: _View, single: bool) -> str:
     size = 12 if height > 14 else 9
     nodes = ", ".join(dict.fromkeys(device_place(d)[0] for d in lane.devices))
     place = f"R{lane.replica} stage {lane.stage}"
-    words = label(place, row.num_more, f"  {nodes}", _LABELS - 8, size)
+    of = "" if row.num_more else f"  {nodes}"
+    words = label(place, row.num_more, of, _LABELS - 8, size)
     parts = [
         text(0, y + height / 2 + size / 3, words, "small" if size == 12 else "on-lane"),
         rect(_LABELS, y, PAGE_WIDTH - _LABELS, height, "lane"),
