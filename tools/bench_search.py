@@ -76,7 +76,7 @@ def planned(tree: Path, job: Job, plan: Path) -> float:
 
 
 def step_of(job: Job, path: Path) -> tuple[float, str]:
-    """Seconds of a plan's step as this tree simulates it, and its layout.
+    """Return the seconds of a plan's step as this tree simulates it, and its layout.
 
     Raises:
         HeteroError: this tree refuses the plan.
@@ -89,7 +89,7 @@ def step_of(job: Job, path: Path) -> tuple[float, str]:
 
 
 def compare(job: Job, other: Path, folder: Path) -> dict[str, Any]:
-    """One row: both steps and times."""
+    """Make one row: both steps and times."""
     row: dict[str, Any] = {"job": job.name}
     for name, tree in (("other", other), ("ours", ROOT)):
         plan = folder / f"{name}.json"
@@ -102,7 +102,7 @@ def compare(job: Job, other: Path, folder: Path) -> dict[str, Any]:
 
 
 def means(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of ours over the other's, and the worst step."""
+    """Return the geometric means of ours over the other's, and the worst step."""
     counted = [row for row in rows if "ours_step_s" in row and "other_step_s" in row]
     steps = [row["ours_step_s"] / row["other_step_s"] for row in counted]
     times = [row["ours_search_s"] / row["other_search_s"] for row in counted]
@@ -158,7 +158,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _commit(tree: Path) -> str:
-    """The tree's commit, with a mark where files are changed."""
+    """Return the tree's commit, with a mark where files are changed."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     return subprocess.run(
         command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True

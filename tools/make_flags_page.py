@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "megatron-flags.md"
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Write the page as Markdown."""
     return "\n".join(_lines()) + "\n"
 
 

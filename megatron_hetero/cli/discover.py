@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
-    """The file's text, what was found as data, and in a few words."""
+    """Return the file's text, the findings as data, and the findings in a few words."""
     gpus = find_gpus()
     measured = None
     if arguments.nccl_tests:
@@ -92,7 +92,7 @@ def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
 
 
 def _over_ssh(arguments: argparse.Namespace, output: Output) -> tuple[str, dict[str, Any], str]:
-    """As `_here`, of other machines."""
+    """Return as `_here`, of other machines."""
     for name in ("nccl_tests", "topology"):
         if getattr(arguments, name):
             raise UsageError(

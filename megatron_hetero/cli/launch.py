@@ -26,9 +26,9 @@ from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.plan.file import load_plan
 
 DESCRIPTION = """\
-Write what starts a plan: a script that is the same on every node, and the file
-of your launcher that runs it there, with the environment that each kind of GPU
-needs.  Nothing is started.  Megatron flags that the plan does not know
+Write the files that start a plan: a script that is the same on every node, and
+the file of your launcher that runs it there, with the environment that each kind
+of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
 (--data-path, --save, ...) may follow after --.
 
   megatron-hetero launch plan.json --for slurm -o job --partition gpu --time 12:00:00
@@ -83,6 +83,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="skypilot: open the rendezvous and the ports of NCCL and gloo to every address, for "
         "machines that firewalls part inside one network; read SECURITY.md before",
+    )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="private network interface of all machines, such as eth1, that NCCL and gloo keep to",
+    )
+    parser.add_argument(
+        "--public-addresses",
+        action="store_true",
+        help="take machines that the cluster names by public addresses; read SECURITY.md before",
     )
     add_master_port(parser)
     _add_slurm_arguments(parser)
@@ -150,6 +160,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         wheel is not None,
         arguments.open_ports,
         _slurm(arguments),
+        arguments.interface,
+        arguments.public_addresses,
     )
     job.check()
     if arguments.open_ports and arguments.launcher != "skypilot":
@@ -203,7 +215,7 @@ def _slurm(arguments: argparse.Namespace) -> SlurmOptions:
 
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
-    """Run what an action consists of; its output is shown as it comes."""
+    """Run the steps of an action; show their output as it comes."""
     todo = steps(folder, action)
     if arguments.json:
         if not arguments.dry_run:

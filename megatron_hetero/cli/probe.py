@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     workload = load_workload(arguments.model, arguments.megatron_args)
     require_runtime()
     command = importlib.import_module("megatron_hetero.lab.probe.command")
-    request = command.Request(
+    request = command.ProbeRequest(
         workload=workload,
         gpu=arguments.gpu,
         widths=arguments.widths,

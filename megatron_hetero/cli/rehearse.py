@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def without_devices(found: PlanOnCluster, lost: tuple[str, ...]) -> PlanOnCluster:
-    """A new plan for the same job on what is left of the cluster.
+    """Plan the same job anew on what is left of the cluster.
 
     Raises:
         UsageError: a name is neither a GPU nor a node of the cluster.

@@ -15,8 +15,8 @@ from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\
-Simulate one optimizer step of a plan: what every GPU computes when, which message
-is on which link, the gradient exchange, the optimizer, and the memory in use at
+Simulate one optimizer step of a plan: the computations of every GPU, the messages
+on every link, the gradient exchange, the optimizer, and the memory in use at
 every moment.  The order is the one that the runtime executes; messages of all
 replicas share the links of the cluster.  Needs no GPU and no torch.
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     utilization = utilization_of(found.plan, found.cluster, simulation.step_time_s)
     if arguments.json:
         data = simulation_to_data(simulation)
-        data["utilization"] = None if utilization is None else asdict(utilization)
+        data["utilization"] = utilization and asdict(utilization)
         output.json(data)
         return 0
     output.show(simulation_report(simulation, utilization))

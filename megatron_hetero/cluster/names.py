@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 _ISLAND = "/"
 """No host name has it."""
 
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def check_host_name(name: str) -> str:
-    """`name`, when RFC 1123 allows it.
+    """Return `name` when RFC 1123 allows it.
 
     Names reach command lines (`ssh HOST`), where one like `-oProxyCommand=...` is an attack.
 
     Raises:
         ValueError: it is not a host name.
     """
+    if is_number(name):
+        raise ValueError(
+            f'"{name}" is not a host name: programs read a name that ends in a number as an IPv4 '
+            "address, which it does not spell in full; write all four parts, or add a letter"
+        )
     if len(name) <= 253 and all(_LABEL.fullmatch(label) for label in name.split(".")):
         return name
     raise ValueError(
@@ -26,23 +33,36 @@ def check_host_name(name: str) -> str:
     )
 
 
+def is_number(name: str) -> bool:
+    """Tell a name that resolvers take for an address that it does not spell: "0" is 0.0.0.0, every
+    interface, and "134744072" is 8.8.8.8."""
+    if not _NUMBER.fullmatch(name.rpartition(".")[2]):
+        return False
+    try:
+        ipaddress.IPv4Address(name)
+    except ValueError:
+        return True
+    return False
+
+
 def island_name(machine: str, label: str) -> str:
-    """Name of the node that stands for some of a machine's GPUs (`cluster.spec.Node`)."""
+    """Return the name of the node that stands for some of a machine's GPUs
+    (`cluster.spec.Node`)."""
     return f"{machine}{_ISLAND}{label}"
 
 
 def machine_of(node: str) -> str:
-    """Name, in the file, of the machine that a node is or is an island of."""
+    """Return the name, in the file, of the machine that a node is or is an island of."""
     return node.partition(_ISLAND)[0]
 
 
 def node_words(node: str) -> str:
-    """A node's name for people: `box (RTX-3090)` of an island, else the machine's."""
+    """Write a node's name for people: `box (RTX-3090)` of an island, else the machine's."""
     machine, separator, label = node.partition(_ISLAND)
     return f"{machine} ({label})" if separator else machine
 
 
 def device_place(device: str) -> tuple[str, int]:
-    """Machine and place on its bus of a GPU called "machine:index"."""
+    """Split a GPU's name "machine:index" into the machine and the place on its bus."""
     machine, _, index = device.rpartition(":")
     return machine, int(index)

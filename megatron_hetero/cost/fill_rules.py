@@ -1,5 +1,4 @@
-"""Rules for the lower bound under prices whose stages wait for each other, as in a pipeline that
-fills and drains: the cost models of other systems (`tools/referees`)."""
+"""Rules of the lower bound for other systems' cost models, whose stages wait for each other."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ class Room:
     num_replicas: int
     num_gpus: int
     least_gpus: int
-    """Of any replica."""
+    """GPUs of any replica, at least."""
     budget: float
     least_price: float
-    """Of any replica."""
+    """Price of any replica, at least."""
 
     @property
     def is_enough(self) -> bool:
@@ -60,7 +59,7 @@ class FillRules(ABC):
         sum of (t_s + f_s) + max over s of ((m - 1) t_s + x_s)
 
     t_s: seconds of the stage for a micro-batch, boundaries included; f_s: what its layers add once;
-    x_s: its exchange.  All seconds are of the cheapest plan of so many replicas.
+    x_s: its exchange.  All seconds are of the cheapest plan of that number of replicas.
     """
 
     counts_alike: bool
@@ -81,9 +80,9 @@ class FillRules(ABC):
         behind it; infinite where there is no such boundary.
 
         Args:
-            here: nodes, on one of which the stage before the boundary is.
+            here: nodes where the stage before the boundary may be.
             width: its tensor-parallel width.
-            there: nodes, on one of which the stage behind the boundary is.
+            there: nodes where the stage behind the boundary may be.
             other_width: its tensor-parallel width.
             to_last: whether the stage behind it is the last one.
         """
@@ -101,7 +100,15 @@ class FillRules(ABC):
         last: bool,
         num_replicas: int,
     ) -> float:
-        """Return x_s, seconds."""
+        """Return x_s, seconds.
+
+        Args:
+            nodes: where the stage may be.
+            width: its tensor-parallel width.
+            num_layers: of the stage.
+            first, last: whether the stage holds the embedding, the head.
+            num_replicas: of the plan.
+        """
         return 0.0
 
     def apart_exchange_s(self, room: Room) -> float | None:

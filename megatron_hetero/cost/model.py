@@ -57,8 +57,8 @@ class CostModel(UnitPrices):
     are not the job's."""
 
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
-        """Return the price list under the settings that stage `index` does not share with the job,
-        except its recompute, which `stage` handles."""
+        """Return the price list under the settings of stage `index` alone, but for its
+        recompute."""
         parts = replica.stages[index].state_parts
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
@@ -66,7 +66,12 @@ class CostModel(UnitPrices):
         return self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
-        """Price stage `index` of a replica."""
+        """Price stage `index` of a replica.
+
+        Args:
+            index: the stage's place in the replica.
+            rows: rows of the padded vocabulary.
+        """
         costs = self._of_stage(replica, index)
         if costs is not self:
             return costs.stage(replica, index, rows)
@@ -98,7 +103,7 @@ class CostModel(UnitPrices):
         )
 
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
-        """Return the memory of the GPU of stage `index` that has the least to spare."""
+        """Return the memory of the fullest GPU of stage `index`."""
         memories = self.stage_memories(replica, index, rows)
         return tightest(memories, replica.stages[index].num_layers)
 
@@ -120,7 +125,7 @@ class CostModel(UnitPrices):
             num_sends_kept = 0 if last else num_in_flight[index]
             num_sends_kept += 0 if first else num_in_flight[index - 1]
             # Its receives are posted ahead (`schedule.orders.delivery`): of each neighbour one more
-            # than the launch counts differ, of which `stage_memory` has the one itself.
+            # than the launch counts differ; `stage_memory` counts that one itself.
             for before, after in pairwise(num_in_flight[max(index - 1, 0) : index + 2]):
                 num_sends_kept += max(before - after, 0)
         model, made = self.workload.model, dict[tuple[str, int, TensorShare], StageMemory]()
@@ -178,7 +183,7 @@ class CostModel(UnitPrices):
     def combine(
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
-        """Price the step of replicas that are priced already."""
+        """Price the step of replicas that are priced already, in the placement's order."""
         lines: Mapping[str, float] = {}
         if self.cluster.has_lines:
             crossing = boundary_bytes(placement, replicas)
@@ -196,8 +201,8 @@ class CostModel(UnitPrices):
     def traffic(
         self, placement: Placement, cost: PlacementCost
     ) -> Iterator[tuple[tuple[int, int] | None, NodePair, float]]:
-        """Yield the transfers between nodes in a step: the boundary as (replica, stage before it),
-        or None for the gradient exchange; sender and receiver; bytes."""
+        """Yield the transfers between nodes in a step: boundary as (replica, stage before it), or
+        None for gradients; sender and receiver; bytes."""
         yield from boundary_bytes(placement, cost.replicas)
         plain = self._plain
         rows, links = plain.vocab_rows(placement.widths), plain.cluster.node_links
@@ -207,8 +212,7 @@ class CostModel(UnitPrices):
     def bytes_between_nodes(
         self, placement: Placement, cost: PlacementCost
     ) -> dict[NodePair, float]:
-        """Return the bytes of a step on each path between two nodes: boundaries and gradient
-        exchange."""
+        """Sum the bytes of a step on each path between two nodes, boundaries and gradients."""
         found: dict[NodePair, float] = {}
         for _, pair, num_bytes in self.traffic(placement, cost):
             found[pair] = found.get(pair, 0.0) + num_bytes
@@ -216,8 +220,7 @@ class CostModel(UnitPrices):
 
     @property
     def _plain(self) -> Self:
-        """Return the price list by latency and bandwidth alone, in which the seconds of a path are
-        proportional to its bytes."""
+        """Return the price list by latency and bandwidth alone, where seconds are bytes."""
         if self._of_plain_links is None:
             cluster = self.cluster.without_link_terms
             is_plain = cluster is self.cluster
@@ -260,8 +263,8 @@ class CostModel(UnitPrices):
 
     def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:
         """Bound the exchange of a stage of `width` GPUs of a node from below: seconds between its
-        last backward pass and the end of the step, in any placement of `num_replicas` replicas or
-        more; zero where it may hide or is no all-reduce. The lower bound counts on it."""
+        last backward pass and the end of the step, with `num_replicas` replicas or more; zero where
+        it may hide or is no all-reduce."""
         training, model = self.workload.training, self.workload.model
         if training.overlap_grad_reduce or training.use_distributed_optimizer:
             return NO_SYNC
@@ -269,8 +272,8 @@ class CostModel(UnitPrices):
         return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
 
     def least_ends_sync(self, num_holders: int, cut: Cut) -> float:
-        """Bound the seconds from below that the exchange of the word embedding adds to pipelines
-        and update where its holders are on both sides of a cut. The lower bound counts on it.
+        """Bound from below the seconds that the exchange of the word embedding adds to pipelines
+        and update where its holders are on both sides of a cut.
 
         First stages hold their first layer too, and exchange it when all of them are done unless
         backward passes hide that; so do those of a tied embedding, but not with all its holders.

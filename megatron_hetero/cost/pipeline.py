@@ -22,7 +22,15 @@ def pipeline_time_s(
     launch_counts: Sequence[int] | None = None,
 ) -> float:
     """Return the makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds; see
-    `stage_ends_s`."""
+    `stage_ends_s`.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        num_micro_batches: of the replica in a step.
+        launch_counts: as of `stage_ends_s`.
+    """
     return max(stage_ends_s(stages, forward_hops, backward_hops, num_micro_batches, launch_counts))
 
 
@@ -41,6 +49,10 @@ def stage_ends_s(
         backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
         launch_counts: forwards that a stage launches before its first backward, shape [stage],
             from 1 to `num_micro_batches`, falling along the pipeline; None is 1F1B's own.
+
+    >>> no_hop = BoundaryTime(0.0, 0.0)
+    >>> stage_ends_s([PassTimes(1.0, 2.0)] * 2, [no_hop], [no_hop], 2)
+    (9.0, 7.0)
     """
     num_stages = len(stages)
     if num_stages == 1:
@@ -152,7 +164,14 @@ def least_pipeline_time_s(
 ) -> float:
     """Bound the makespan from below for any launch counts, seconds: all work of one stage, or of
     one direction of a hop, between the first micro-batch's way to it and the last one's way
-    back."""
+    back.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        num_micro_batches: of the replica in a step.
+    """
     there_s = back_s = least_s = 0.0
     for i, stage in enumerate(stages):
         least_s = max(least_s, there_s + num_micro_batches * stage.total_s + back_s)
@@ -180,6 +199,9 @@ def steady_period_s(
     The cycle from stage i down to stage j and back passes every stage and hop between once and
     advances j - i + 1 micro-batches (1F1B keeps one more in flight per stage).
     `round_trips_s[i]`: forward plus backward crossing of boundary i.
+
+    >>> steady_period_s([1.0, 2.0], [2.0])  # (1 + 2 + 2) / 2 micro-batches
+    2.5
     """
     period_s = max([busiest_link_s, *stage_times_s])
     pairs = zip(stage_times_s[1:], round_trips_s, strict=True)
@@ -197,6 +219,10 @@ def quick_pipeline_time_s(
     stage_times_s: Sequence[float], round_trips_s: Sequence[float], num_micro_batches: int
 ) -> float:
     """Estimate the makespan, seconds: the first micro-batch's way there and back, then one steady
-    period for each further one."""
+    period for each further one.
+
+    >>> quick_pipeline_time_s([1.0, 2.0], [2.0], 3)  # 5 to fill, then 2 periods of 2.5
+    10.0
+    """
     fill_s = sum(stage_times_s) + sum(round_trips_s)
     return fill_s + (num_micro_batches - 1) * steady_period_s(stage_times_s, round_trips_s)

@@ -22,7 +22,7 @@ StageSettings = tuple[tuple[int, ...] | None, Recompute | None, int | None, Stat
 """Shares, recompute, its number of layers, parts of optimizer states: as of `PlacedStage`."""
 
 NO_SETTINGS: StageSettings = (None, None, None, None)
-"""Of a stage that does all as the job's flags say."""
+"""Settings of a stage that does all as the job's flags say."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class PlacedStage:
 
     @property
     def groups(self) -> tuple[PlacedStage, ...]:
-        """Split the stage into its tensor-parallel groups, each of which holds all of its
-        weights."""
+        """Split the stage into its tensor-parallel groups; each holds all of its weights."""
         if self.context_parallel == 1:
             return (self,)
         return tuple(

@@ -48,7 +48,13 @@ class Price:
         return self.per_hour * step_time_s / 3600 + self.egress_per_step
 
     def of_tokens(self, num_tokens: float, step_time_s: float, tokens_per_step: float) -> float:
-        """Price the training of `num_tokens` tokens."""
+        """Price the training of `num_tokens` tokens.
+
+        Args:
+            num_tokens: of the whole run.
+            step_time_s: seconds of a step.
+            tokens_per_step: tokens of the global batch.
+        """
         return self.of_step(step_time_s) * num_tokens / tokens_per_step
 
 

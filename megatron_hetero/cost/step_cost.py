@@ -25,7 +25,7 @@ class StageCost:
     num_layers: int
     measured: bool
     unlike_memories: tuple[StageMemory, ...] = ()
-    """Of each device, in rank order, where they differ; `memory` is then the tightest of them."""
+    """Memory of each device, in rank order, where devices differ; `memory` is then the tightest."""
 
     def device_memory(self, tensor_rank: int) -> StageMemory:
         """Return the memory of one device of the stage."""

@@ -55,9 +55,8 @@ class UnitPrices:
         recompute: Recompute | None = None,
         holders: StateHolders | None = None,
     ) -> Self:
-        """Return the price list of the same job for replicas or stages with a micro-batch size or
-        recompute of their own, or with optimizer states divided among `holders`; None keeps the
-        setting of this list."""
+        """Return the price list of the same job under another micro-batch size (sequences),
+        recompute, or division of the optimizer's states; None keeps the setting of this list."""
         training = self.workload.training
         own = (training.micro_batch_size, training.recompute, self.holders)
         key = (
@@ -88,8 +87,8 @@ class UnitPrices:
         )
 
     def sharded_among(self, num_replicas: int) -> Self:
-        """Return the price list for `num_replicas` replicas whose depth is not known yet: the
-        states of a tied embedding are divided among as many stages as can hold it."""
+        """Return the price list for `num_replicas` replicas of unknown depth: the states of a tied
+        embedding are divided among as many stages as can hold it."""
         if not self.workload.training.use_distributed_optimizer:
             return self
         return self.variant(holders=StateHolders(num_replicas, 2 * num_replicas))
@@ -123,7 +122,8 @@ class UnitPrices:
     def group_pieces(
         self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
     ) -> PieceTimes:
-        """Time the model's pieces on a group of any devices, in any shares."""
+        """Time the model's pieces on a group of any devices, in rank order, in any shares (None:
+        equal)."""
         nodes = tuple(device.node for device in devices)
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
@@ -177,14 +177,11 @@ class UnitPrices:
         """Return the memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
 
         Args:
-            node: where the GPU is.
             width: GPUs of its tensor-parallel group.
             first, last: whether the stage holds the embedding, the head.
-            num_in_flight: micro-batches kept for backward at the peak.
-            vocab_rows: rows of the padded vocabulary.
-            num_sends_kept: tensors kept because they may be under way; see `stage_memory`.
-            share: what it holds of a group of `width` in unequal shares; None is an equal one, or
-                the least that a width which does not divide the model leaves to one.
+            num_in_flight, num_sends_kept: micro-batches and messages kept at the peak.
+            share: what it holds of a group in unequal shares; None is an equal one, or the least
+                that a width which does not divide the model leaves to one.
         """
         key = (
             (node.gpu_type.name, node.gpu_type.memory_bytes),
@@ -260,16 +257,15 @@ class UnitPrices:
     def hop_loads_s(
         self, senders: Sequence[Device], receivers: Sequence[Device]
     ) -> tuple[float, float]:
-        """Return the seconds that one boundary, in both directions, adds to the stage before it and
-        to the stage behind it.
+        """Return the seconds that one boundary adds to the stages before and behind it.
 
         Nothing here: the runtime sends beside computation.
         """
         return 0.0, 0.0
 
     def fill_rules(self) -> FillRules | None:
-        """Return the rules of pipelines whose stages wait for each other, for the lower bound; None
-        where a stage may launch ahead, as in the runtime."""
+        """Return the rules of pipelines whose stages wait for each other; None where they do not,
+        as in the runtime."""
         return None
 
     def quick_times_s(

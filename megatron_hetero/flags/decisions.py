@@ -144,7 +144,6 @@ def _number(name: str, value: int, what: str, *, printed: bool = False) -> Decis
 
 
 def _same_everywhere(name: str, values: tuple[int, ...], what: str) -> Decision:
-    """Return a decision that allows a flag if all stages share its value, and refuses it
-    otherwise."""
+    """Return a decision that allows a flag only if all stages share its value."""
     shown = f"{what} {', '.join(map(str, values))}"
     return Decision(name, (str(values[0]),) if len(values) == 1 else None, shown)

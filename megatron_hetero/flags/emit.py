@@ -16,6 +16,9 @@ __all__ = ["is_stock", "megatron_args", "render_bash", "render_line"]
 
 NOT_FROM_A_PLAN = {
     "--spec": "it imports the module that it names",
+    "--fp8-quantizer-factory": "it imports the module that it names",
+    "--fp4-quantizer-factory": "it imports the module that it names",
+    "--trust-remote-code": "it runs code that comes with a tokenizer",
     "--yaml-cfg": "it replaces all flags by those of another file",
 }
 """Flags that a plan file, which may be a stranger's, must not carry."""
@@ -98,8 +101,7 @@ _RECOMPUTE_FLAGS = frozenset(
 
 
 def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, ...]:
-    """Drop the user's flags that the settings of a stock plan replace (micro-batch size,
-    recompute).
+    """Drop the user's flags that a stock plan replaces: micro-batch size and recompute.
 
     Other plans keep these flags, and carry the settings by replica and stage in the plan file.
     """

@@ -15,7 +15,7 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.arguments import Argument
 
 MISSING = "# MISSING:"
-"""How a line begins that the user has to fill in."""
+"""Beginning of a line that the user has to fill in."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,7 @@ def _line(argument: Argument, meaning: str = "") -> str:
 
 
 def _help(flag: str) -> str:
-    """Return the first words of Megatron's help for a flag; "" if they are too long for a
-    comment."""
+    """Return Megatron's help for a flag; "" if it is too long for a comment."""
     known = flag_table().by_name.get(flag)
     text = _one_line(known.help).rstrip(".") if known is not None else ""
     return text if len(text) <= 60 else ""

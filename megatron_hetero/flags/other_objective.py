@@ -35,7 +35,8 @@ def other_objective(plan: Plan) -> str | None:
         reasons.append("experts are balanced within a micro-batch (aux_loss)")
     if not reasons:
         return None
+    unit = "sequence" if sizes == [1] else "sequences"
     return (
-        f"micro-batches of {' and '.join(map(str, sizes))} sequences, the job says "
+        f"micro-batches of {' and '.join(map(str, sizes))} {unit}, the job says "
         f"{training.micro_batch_size}: {'; '.join(reasons)}"
     )

@@ -22,7 +22,7 @@ TABLE_PATH = Path(__file__).with_name("megatron_flags.json")
 Scalar = str | int | float | bool | None
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
-"""What argparse takes for a value although it begins with '-'."""
+"""Tokens that argparse takes for values although they begin with '-'."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class Option:
         """
         if not any(value.startswith("-") for value in self.values):
             return (self.name, *self.values)
+        if "--" in self.values:
+            raise UsageError(
+                f"{self}: argparse takes the value '--' for the end of all flags; write another."
+            )
         if len(self.values) > 1:
             raise UsageError(
                 f"{self}: a value that begins with '-' cannot stand in a list of values, where it "

@@ -24,7 +24,8 @@ _PRECISION_FLAGS = {"bfloat16": ("--bf16",), "float16": ("--fp16",)}
 
 
 def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word, ...]]:
-    """Source (with what Megatron does differently) and the Megatron flags of a `config.json`.
+    """Translate a `config.json` to its source (with the differences of Megatron's model) and its
+    Megatron flags.
 
     Raises:
         ModelError: keys are missing or malformed, or the model type is not supported.
@@ -63,7 +64,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
 
 
 def _refuse_latent_attention(document: Document) -> None:
-    """Name what keeps DeepSeek-V2, -V3, Kimi K2 and their like out: their flags would not help."""
+    """Refuse DeepSeek-V2, -V3, Kimi K2 and their like by name: their flags would not help."""
     for key in ("kv_lora_rank", "q_lora_rank"):
         if isinstance(document.data, dict) and document.data.get(key) is not None:
             raise UnsupportedError(
@@ -123,7 +124,8 @@ def _qwen3_experts(document: Document, config: LlamaConfig) -> list[str]:
 
 
 def _rope_flags(document: Document, config: LlamaConfig) -> list[str]:
-    """Position flags; newer files keep theta and scaling together in `rope_parameters`."""
+    """Translate position embeddings to flags; newer files keep theta and scaling together in
+    `rope_parameters`."""
     parameters = config.rope_parameters or {}
     theta = config.rope_theta or parameters.get("rope_theta") or 10000.0
     scaling = config.rope_scaling or parameters
@@ -202,7 +204,8 @@ def _gpt2_flags(config: Gpt2Config, differences: list[str]) -> list[str]:
 
 
 def _untied_flag(config: HuggingFaceConfig) -> list[str]:
-    """OPT and GPT-2 tie the embeddings unless the file says otherwise."""
+    """Return the flag of untied embeddings where the file asks for it; OPT and GPT-2 tie them by
+    default."""
     return ["--untie-embeddings-and-output-weights"] if config.tie_word_embeddings is False else []
 
 
@@ -220,12 +223,13 @@ def _shape_flags(
 
 
 def _dropout_flags(attention: float, hidden: float) -> list[str]:
-    """Always written: without them Megatron drops 0.1."""
+    """Write both dropouts always: without the flags Megatron drops 0.1."""
     return ["--attention-dropout", repr(attention), "--hidden-dropout", repr(hidden)]
 
 
 def _note_activation(activation: str, differences: list[str]) -> None:
-    """Megatron's activation without a flag is gelu; the shape and the cost are the same."""
+    """Note an activation other than gelu, Megatron's without a flag; shape and cost are the
+    same."""
     if not activation.startswith("gelu"):
         differences.append(f"the activation is gelu, not {activation}")
 

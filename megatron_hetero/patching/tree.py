@@ -21,16 +21,15 @@ import megatron_hetero
 from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageError
 from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
 
-_CORES = ("0.19.", "0.20.")
-"""Of trees in which the runtime works: the release, and main in development."""
+_CORE = "0.19."
+"""Version of Megatron core with which the runtime works."""
 _MAX_QUOTED = 72
 
 State = Literal["unpatched", "patched"]
 
 
 class Release(BaseModel):
-    """One entry of `patches/releases.json`: a release, and the hashes of its file on either
-    side."""
+    """One entry of `patches/releases.json`: a release, and its file's hashes on both sides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +69,7 @@ def releases() -> tuple[Release, ...]:
 
 
 def recognise(root: Path) -> SourceTree:
-    """Identify the release of a source tree, and its state: patched or not.
+    """Find the release of a source tree, and its state: patched or not.
 
     Raises:
         UsageError: `root` is not a folder.
@@ -112,7 +111,7 @@ def _what_to_do(version: str | None) -> str:
     It names `megatron_hetero.launch` only if the runtime works with the tree's own Megatron core.
     """
     checkout = "check one of these commits out (undo your own changes of that file first)."
-    if version is not None and not version.startswith(_CORES):
+    if version is not None and not version.startswith(_CORE):
         return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
     return (
         "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "
@@ -147,8 +146,7 @@ def _quoted(line: str | None) -> str:
 
 
 def megatron_core_version(root: Path) -> str | None:
-    """Read the version of Megatron core from a tree's text, without running it; None if there is
-    none."""
+    """Read Megatron core's version from a tree's text, without running it; None if absent."""
     path = root / "megatron" / "core" / "package_info.py"
     if not path.is_file():
         return None

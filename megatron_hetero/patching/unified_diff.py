@@ -17,8 +17,7 @@ _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class Hunk:
-    """Replacement of the lines `before`, from line `start` (counted from 1), by `after` at
-    `new_start`."""
+    """Lines `before` from line `start` (counted from 1), and `after` at `new_start`."""
 
     start: int
     new_start: int
@@ -105,6 +104,5 @@ def first_difference(text: str, hunk: Hunk) -> tuple[int, str, str | None] | Non
 
 
 def _lines(text: str) -> list[str]:
-    """Split a text into lines with their ends; `str.splitlines` would also cut at a carriage
-    return."""
+    """Split a text into lines with their ends, but not at carriage returns."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -1,16 +1,17 @@
-"""The machines of a launch: which GPUs each contributes, in which order."""
+"""The machines of a launch: the GPUs that each contributes, in rank order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.plan.libraries import stated
+from megatron_hetero.plan.communication.libraries import stated
 from megatron_hetero.plan.plan import Host
 
 
 def hosts_of(devices: Iterable[str], cluster: Cluster) -> tuple[Host, ...]:
-    """The machines of some devices, by first appearance; in each its devices in the order given.
+    """Group devices by machine, machines by first appearance; in each its devices in the order
+    given.
 
     `devices` ("node:index") are of `cluster`.
     """

@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import NoReturn
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.model.spec import MAX_LAYERS
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 
 MAX_LAYOUT_CHARACTERS = 64 * 1024
 MAX_TENSOR_PARALLEL = 1024
 MAX_CONTEXT_PARALLEL = 1024
-MAX_LAYERS = 100_000
 MAX_MICRO_BATCHES = 1_000_000
 MAX_MICRO_BATCH_SIZE = 1_000_000
 MAX_SHARE = 1024
@@ -35,6 +35,9 @@ def parse_layout(text: str) -> Layout:
     Raises:
         PlanFormatError: the line breaks the grammar or a bound; the message has the column, the
             line and a caret below the place.
+
+    >>> str(parse_layout("tp4:20, tp2(5:3):12@12 |tp1:32 @4"))
+    'tp4:20,tp2(5:3):12 @12 | tp1:32 @4'
     """
     if len(text) > MAX_LAYOUT_CHARACTERS:
         raise PlanFormatError(
@@ -45,7 +48,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def format_layout(layout: Layout) -> str:
-    """The layout as a line, which `parse_layout` reads."""
+    """Write the layout as a line, which `parse_layout` reads."""
     return str(layout)
 
 

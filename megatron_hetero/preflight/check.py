@@ -40,8 +40,7 @@ def check_plan_on_cluster(
 
 
 def check_fit(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
-    """Check that the plan can be started on this cluster at all; other checks make sense only
-    then."""
+    """Check that the plan can be started on this cluster; other checks make sense only then."""
     return (
         *plan_checks.plan_is_for_the_cluster(plan, cluster),
         *plan_checks.flags_are_in_order(plan),

@@ -19,8 +19,10 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def launches_are_serialised(job: Job) -> Iterator[Finding]:
-    """Check CUDA_DEVICE_MAX_CONNECTIONS: with tensor parallelism before Blackwell `validate_args`
-    wants 1."""
+    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 where `validate_args` wants it.
+
+    It does for tensor parallelism on GPUs before Blackwell.
+    """
     if job.plan.layout.tensor_parallel_widths[-1] == 1:
         return
     for node, value in job.variable(CONNECTIONS).items():
@@ -37,8 +39,7 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
 
 
 def the_runtime_follows_every_flag(job: Job) -> Iterator[Finding]:
-    """Find flags that `runtime.job.checks.support` refuses before the start
-    (docs/megatron-flags.md)."""
+    """Find flags that the runtime refuses before the start (docs/megatron-flags.md)."""
     for option in refused_options(job.plan):
         yield Finding(
             "flag-refused",

@@ -100,8 +100,7 @@ def grouped_gemm_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
-    """Find flags whose effect depends on the local GPU 0, so that unlike nodes get unlike
-    arguments.
+    """Find flags whose effect depends on the local GPU 0: unlike nodes get unlike arguments.
 
     Megatron's `validate_args` reads the architecture of that GPU.
     """

@@ -75,8 +75,7 @@ class Job:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """Return the nodes in use by node rank; islands of one machine count as nodes of their
-        own."""
+        """Return the nodes in use, islands of one machine apart, by node rank."""
         used = [self.cluster.node_of(device) for device in self.plan.type_by_device]
         return tuple({node.name: node for node in used}.values())
 

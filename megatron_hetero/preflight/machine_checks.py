@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from megatron_hetero.cluster.driver_names import names_match
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.flags.environment import visible_devices_variable
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.preflight.finding import Finding
@@ -31,8 +31,7 @@ _VERSIONS: tuple[tuple[str, str, Callable[[MachineFacts], str | None]], ...] = (
 
 
 def versions_are_alike(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find unlike versions of NCCL and other libraries, which fail or hang (NVIDIA/nccl#354,
-    #889)."""
+    """Find unlike versions of libraries; NCCL fails or hangs then (NVIDIA/nccl#354, #889)."""
     for id_, name, of in _VERSIONS:
         ranks: dict[str, list[int]] = {}
         for fact in facts:
@@ -97,10 +96,7 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find processes that have another card of their machine than the plan gives them.
-
-    Plans number cards by the PCI bus; CUDA's own order puts the fastest card first.
-    """
+    """Find processes with another card than the plan's; CUDA orders by speed, not by the bus."""
     places = {
         fact.rank: device_place(rank_table(job.plan)[fact.rank].device or "") for fact in facts
     }
@@ -261,10 +257,7 @@ def _place(job: Job, fact: MachineFacts) -> str:
 
 
 def _is_built(fact: MachineFacts) -> bool:
-    """Tell if torch has code for a GPU.
-
-    A cubin runs on its own major version from its minor version up; PTX runs on everything newer.
-    """
+    """Tell if torch has a cubin of the GPU's major version, no newer minor, or older PTX."""
     major, minor = map(int, (fact.gpu_capability or "0.0").split("."))
     for name in fact.gpu_architectures:
         kind, _, digits = name.partition("_")

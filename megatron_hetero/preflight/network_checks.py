@@ -71,8 +71,7 @@ def bridged_cards(job: Job, host: Host) -> Iterator[tuple[str, str]]:
 
 
 def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
-    """Find unlike nodes that may choose unlike algorithms, and hang (NVIDIA/nccl#1136, #1110,
-    #794)."""
+    """Find unlike nodes whose algorithms may differ, and hang (NVIDIA/nccl#1136, #1110, #794)."""
     if len(job.plan.hosts) == 1 and len(job.gpu_types) == 1:
         return
     for name in _COLLECTIVES:

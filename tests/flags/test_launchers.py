@@ -41,7 +41,7 @@ LAUNCHERS = {
 
 
 def mixed_plan() -> Plan:
-    """The plan of the other tests on an A100 node and an RTX 4090 node, one GPU of which idles."""
+    """Return the other tests' plan on an A100 node and an RTX 4090 node with one idle GPU."""
     a, b = PLAN.hosts
     hosts = (replace(a, gpu_type="A100-80GB"), replace(b, gpu_type="RTX-4090"))
     return replace(PLAN, hosts=hosts)
@@ -62,6 +62,17 @@ def test_golden(launcher: str) -> None:
     made = {file.name: file.text for file in files(launcher)}
     folder = GOLDEN / launcher
     assert made == {path.name: path.read_text() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_of_the_environment_is_written(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys reach a job by its own environment or by references to secrets, never in a file."""
+    before = files(launcher)
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MASTER_ADDR", "USER"):
+        monkeypatch.setenv(name, "s3cr3t")
+    assert files(launcher) == before
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -27,9 +27,9 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Proof:
-    """How far a case was from one process: before the checkpoint, if it has one, and after it.
+    """Distance of a case from one process: before the checkpoint, if it has one, and after it.
 
-    `is_against_floor`: a bound was not kept, and the measured floor of rounding decided.
+    `is_against_floor`: a bound was exceeded, and the measured floor of rounding decided.
     """
 
     case: Case

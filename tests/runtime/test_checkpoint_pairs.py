@@ -144,7 +144,7 @@ def _there_and_back(pair: Pair, folder: Path) -> None:
 
 
 def _of_the_model(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the random states, which are a plan's."""
+    """Return the entries without the random states, which are a plan's."""
     return {key: value for key, value in tensors.items() if not key.startswith(PREFIX)}
 
 

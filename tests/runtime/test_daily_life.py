@@ -1,4 +1,4 @@
-"""What users see of a run: one log for the whole job, validation, the same start, torchrun."""
+"""A run as users see it: one log for the whole job, validation, the same start, torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Megatron ends a run before its last step: at an interval, after a time, on a signal."""
+"""Ends of a run before its last step: at an interval, after a time, on a signal."""
 
 from __future__ import annotations
 

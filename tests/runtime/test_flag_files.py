@@ -24,7 +24,7 @@ def equal(ours: Log, one: Log, num_steps: int) -> None:
 
 
 def progress(folder: Path) -> list[list[str]]:
-    """What is said of steps, without times; a thread of its own deletes checkpoints."""
+    """Return the lines about steps, without times; a thread of its own deletes checkpoints."""
     lines = (folder / "progress.txt").read_text().splitlines()
     fields = ([f for f in line.split("\t")[3:] if "throughput" not in f] for line in lines)
     return sorted(fields)

@@ -61,8 +61,8 @@ def test_a_spiky_loss_is_found_as_in_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_profiler_traces_lie_beside_the_folder_of_tensorboard(tmp_path: Path) -> None:
-    """Of every rank that is asked, in the folder that the job names; and what a CPU changes of the
-    user's flags is said."""
+    """Every rank that is asked writes a trace, in the folder that the job names; and the log has
+    the user's flags that a CPU changes."""
     flags = [
         "--profile", "--use-pytorch-profiler", "--profile-step-start=1", "--profile-step-end=2",
         "--profile-ranks", "0", "3", f"--tensorboard-dir={tmp_path / 'logs' / 'board'}",

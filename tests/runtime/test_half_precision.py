@@ -67,7 +67,7 @@ def test_planted_errors_are_larger_than_rounding(fault: str, tmp_path: Path) -> 
 
 
 def test_steps_are_skipped_and_scales_resumed_as_by_one_process(tmp_path: Path) -> None:
-    """From a scale that overflows, through a checkpoint, on to another plan."""
+    """The scale overflows at first; the run goes through a checkpoint, on to another plan."""
     scale = "--initial-loss-scale=1024"
     first = _scaled(plan(LAYOUT), scale)
     second = _scaled(plan("tp1:2,tp2:2 @6"), scale)
@@ -121,7 +121,8 @@ def test_an_overflow_on_one_rank_makes_all_skip(flags: tuple[str, ...], tmp_path
 
 
 class _Overflow(Recorder):
-    """On the rank where it `is_planted`, one gradient of one step is infinite before the sync."""
+    """Fault on the rank where it `is_planted`: one gradient of one step is infinite before the
+    sync."""
 
     def __init__(self, is_planted: bool, at_step: int) -> None:
         super().__init__()

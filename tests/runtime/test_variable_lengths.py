@@ -49,7 +49,7 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
 
 
 def train(job: Any, recorder: Recorder) -> None:
-    """What a pre-training script does; Megatron has no flag for this, a script sets it."""
+    """Train as a pre-training script does; Megatron has no flag for this, a script sets it."""
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (

@@ -55,7 +55,7 @@ def load_cluster(path: Path | str) -> Cluster:
 
 
 def cluster_json_schema() -> dict[str, Any]:
-    """JSON Schema of cluster.yaml, for editors."""
+    """Return the JSON Schema of cluster.yaml, for editors."""
     schema = ClusterSection.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cluster"} | {
         key: value for key, value in schema.items() if key != "title"
@@ -63,7 +63,7 @@ def cluster_json_schema() -> dict[str, Any]:
 
 
 def cluster_hash(cluster: Cluster) -> str:
-    """sha256 of what the cluster is, however its file is written.
+    """Hash (sha256) the content of a cluster, however its file is written.
 
     The order of keys, of nodes and of names in a limit does not count, nor does a unit ("25 Gb/s"
     is "3.125 GB/s"), nor whether a number came from the catalogue or from the file.
@@ -99,7 +99,8 @@ def cluster_hash(cluster: Cluster) -> str:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Those that say something: a file without prices keeps the hash that it has always had."""
+    """Keep the values that say something: a file without prices keeps the hash that it has always
+    had."""
     return {name: value for name, value in values.items() if value not in (None, {})}
 
 
@@ -177,7 +178,7 @@ def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) 
 def _islands(
     file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
 ) -> tuple[list[Island], dict[NodePair, Link]]:
-    """The islands of all machines, and the links between those of one machine."""
+    """Build the islands of all machines, and the links between those of one machine."""
     islands: list[Island] = []
     links: dict[NodePair, Link] = {}
     for i, section in enumerate(file.nodes):
@@ -209,7 +210,7 @@ def _node(island: Island, gpu_prices: Mapping[str, float | None]) -> Node:
 def _prices_per_gb(
     file: ClusterSection, entries: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], float]:
-    """Both orders of the sites between which traffic costs."""
+    """Return the prices of traffic by both orders of the sites between which it costs."""
     prices = {}
     for sites, index in entries.items():
         price = file.links.between_sites[index].price_per_gb

@@ -113,14 +113,14 @@ def check_inside_links(
 
 
 def _uses_in_nodes(file: ClusterSection) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """GPU types that machines name, each with its place in the file."""
+    """Yield the GPU types that machines name, each with its place in the file."""
     for i, node in enumerate(file.nodes):
         for j, cards in enumerate(node.cards):
             yield cards.type, ("nodes", i, "gpus", j, "type") if node.gpus else ("nodes", i, "gpu")
 
 
 def _defined_gpu_type(name: str, section: GpuSection, references: References) -> GpuType:
-    """A new type, or a type of the catalogue with the numbers that the file corrects."""
+    """Build a new type, or a type of the catalogue with the numbers that the file corrects."""
     try:
         known = gpu_type(name)
     except ClusterError:

@@ -42,7 +42,7 @@ class Island:
 
     @property
     def site(self) -> str:
-        """Where the machine is."""
+        """Return the site of the machine."""
         return self.section.site
 
 
@@ -61,11 +61,14 @@ def islands_of(
     links: LinksSection,
     references: References,
 ) -> tuple[list[Island], dict[NodePair, Link]]:
-    """The islands of one machine, and the links between them, both orders.
+    """Divide one machine into its islands; return them and the links between them, both orders.
 
     Args:
         place: the machine's number in the file.
+        section: the machine's entry.
         gpu_types: every GPU type of the file, by the name that the file gives it.
+        links: the file's classes of links.
+        references: the file, for messages.
     Raises:
         ClusterError: two cards have no link, or a pair names a card that is not there.
     """
@@ -128,7 +131,8 @@ def _check_one_library(place: int, cards: Sequence[_IslandCard], references: Ref
 
 
 def _classes(cards: Sequence[_IslandCard], between: _CardLinks) -> list[list[int]]:
-    """Indices of cards that are alike, each class ascending, classes by their first card."""
+    """Group the indices of cards that are alike, each class ascending, classes by their first
+    card."""
     classes: list[list[int]] = []
     for index in range(len(cards)):
         own = next((c for c in classes if _are_alike(c[0], index, cards, between)), None)
@@ -148,14 +152,14 @@ def _are_alike(one: int, other: int, cards: Sequence[_IslandCard], between: _Car
 
 
 def _labels(cards: Sequence[_IslandCard], classes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """A name for each island: its GPU type, numbered where several islands have it."""
+    """Yield a name for each island: its GPU type, numbered where several islands have it."""
     names = [cards[indices[0]].gpu.name for indices in classes]
     for i, name in enumerate(names):
         yield name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}"
 
 
 class _CardLinks:
-    """The link between any two cards of a machine: the closest word that the file has for it."""
+    """The link between any two cards of a machine: the closest entry that the file has for it."""
 
     def __init__(
         self,
@@ -177,7 +181,7 @@ class _CardLinks:
         self._pairs = dict(self._given_pairs())
 
     def find(self, one: int, other: int) -> Link:
-        """The link of two cards, by their places on the bus.
+        """Return the link of two cards, by their places on the bus.
 
         Raises:
             ClusterError: the file has none.
@@ -188,7 +192,7 @@ class _CardLinks:
         return self._found[key]
 
     def inside(self, indices: Sequence[int]) -> Link | None:
-        """The link of cards that are alike; of one alone, what the file says of its like."""
+        """Return the link of cards that are alike; of one alone, what the file says of its type."""
         if len(indices) > 1:
             return self.find(*indices[:2])
         card = self._cards[indices[0]]

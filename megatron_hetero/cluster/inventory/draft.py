@@ -18,16 +18,16 @@ PATH_GUESSES: Mapping[str, tuple[str, str]] = {
     "NODE": ("12 GB/s", "12 us"),
     "SYS": ("8 GB/s", "15 us"),
 }
-"""What a kind of path of `nvidia-smi topo -m` usually carries between two GPUs; a place to start,
+"""Usual bandwidth and latency of a kind of path of `nvidia-smi topo -m`; a place to start,
 marked as a guess in the file."""
 _SHEET_PART = 2 / 3
-"""Of the rate of NVLink or Infinity Fabric that the sheet prints, what is usually seen."""
+"""Usual part of the data sheet's rate of NVLink or Infinity Fabric that transfers reach."""
 
 
 @dataclass(frozen=True)
 class TypeDraft:
-    """What a file says of a GPU that the catalogue lacks; None where nobody knows yet, which is
-    written with a question mark and does not load."""
+    """Entry of a GPU that the catalogue lacks; None where nobody knows yet, which is written with a
+    question mark and does not load."""
 
     memory: str | None = None
     memory_bandwidth: str | None = None
@@ -37,7 +37,7 @@ class TypeDraft:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a file with it loads."""
+        """Return whether a file with it loads."""
         return None not in (self.memory, self.memory_bandwidth, self.bf16)
 
 
@@ -54,7 +54,7 @@ class CardsDraft:
     link: tuple[str, str] | None = None
     link_is_measured: bool = False
     described: TypeDraft | None = None
-    """What the file must say of the GPU, because the catalogue lacks it."""
+    """Entry of the GPU in the file, needed because the catalogue lacks it."""
     reserve: str | None = None
     """Memory that a screen takes of each."""
 
@@ -84,17 +84,17 @@ class NodeDraft:
 
     @property
     def count(self) -> int:
-        """All its GPUs."""
+        """Count all its GPUs."""
         return sum(cards.count for cards in self.cards)
 
     @property
     def has_one_kind(self) -> bool:
-        """Whether `gpu` and `count` say all of its cards."""
+        """Return whether `gpu` and `count` describe all of its cards."""
         return len(self.cards) == 1 and self.cards[0].reserve is None
 
 
 def node_of_cards(name: str, cards: Sequence[CardsDraft], site: str = "main") -> NodeDraft:
-    """A machine of which only its cards are known: between unlike ones a guess."""
+    """Describe a machine from its cards alone: between unlike ones a guess."""
     link = PATH_GUESSES["PHB"] if len(cards) > 1 else None
     return NodeDraft(name, tuple(cards), site, link=link)
 
@@ -119,8 +119,8 @@ class Inventory:
 
 
 def link_guess(gpu: str) -> tuple[str, str]:
-    """Bandwidth and latency that two GPUs of a machine may see, from how they are joined as the
-    sheet has it; for GPUs that the catalogue lacks, those of PCIe."""
+    """Guess the bandwidth and latency between two GPUs of a machine, from their link in the data
+    sheet; for GPUs that the catalogue lacks, those of PCIe."""
     try:
         link = sheet_link(gpu)
     except ClusterError:
@@ -133,8 +133,8 @@ def link_guess(gpu: str) -> tuple[str, str]:
 def gpu_of_list(
     name: str, means: Mapping[str, str], memory_bytes: int | None = None
 ) -> tuple[str, TypeDraft | None]:
-    """The catalogue's GPU behind the name that a scheduler gives it ("a100",
-    "NVIDIA-A100-SXM4-80GB"), or a name of its own and what the file must say of it.
+    """Find the catalogue's GPU behind the name that a scheduler gives it ("a100",
+    "NVIDIA-A100-SXM4-80GB"), or make up a name and the entry that the file needs for it.
 
     Args:
         means: what the user says that names mean.
@@ -170,7 +170,7 @@ def gpu_of_list(
 
 
 def made_up_name(name: str) -> str:
-    """A GPU's name as a key of `gpu_types`: letters, digits, "-" and "."."""
+    """Turn a GPU's name into a key of `gpu_types`: letters, digits, "-" and "."."""
     words = name.replace("NVIDIA", "").replace("GeForce", "").replace("-", " ").split()
     kept = ("".join(c for c in w if c.isascii() and (c.isalnum() or c == ".")) for w in words)
     return "-".join(word for word in kept if word)[:64] or "GPU"

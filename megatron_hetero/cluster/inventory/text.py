@@ -23,7 +23,13 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9.-]*", re.ASCII)
 def cluster_yaml(
     nodes: Sequence[NodeDraft], heading: str, network: NetworkDraft | None = None
 ) -> str:
-    """The text of a cluster file; values that nobody has measured or given are marked so."""
+    """Write the text of a cluster file; values that nobody has measured or given are marked so.
+
+    Args:
+        nodes: the machines, in the order of the file.
+        heading: the comment in its first line.
+        network: links that somebody gave; None has guesses for all.
+    """
     classes = _classes(nodes)
     node_lines = (line for node in nodes for line in _node_lines(node, classes))
     lines = [f"# {heading}", "version: 1", "", "nodes:", *node_lines]
@@ -42,7 +48,7 @@ def cluster_yaml(
 
 
 def _classes(nodes: Sequence[NodeDraft]) -> dict[str, CardsDraft]:
-    """By GPU type, the cards whose link stands for all machines of them: the first."""
+    """Choose by GPU type the cards whose link stands for all machines of them: the first."""
     classes: dict[str, CardsDraft] = {}
     for node in nodes:
         if node.has_one_kind and node.cards[0].link is not None and node.count > 1:
@@ -141,7 +147,7 @@ def _link_lines(
 
 
 def _text(name: str) -> str:
-    """A name as YAML reads it back: in quotes where it could be a number or a word of YAML's."""
+    """Quote a name where YAML would read it as a number or a word of its own."""
     is_plain = _PLAIN.fullmatch(name) and name.lower() not in ("null", "true", "false")
     return name if is_plain else json.dumps(name)
 

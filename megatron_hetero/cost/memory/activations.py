@@ -24,6 +24,11 @@ def layer_activation_bytes(
     With 16-bit elements, dropout, no recomputation, no flash attention and a 4h MLP this is
     s b h (10 + 24/t + 5 a s / (h t)), or s b h (34 + 5 a s / h) / t with sequence parallelism, and
     the statistics of two norms.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused.
+        recompute: Megatron's granularity: none, selective or full.
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
@@ -133,7 +138,11 @@ def _norm_statistics(model: ModelSpec) -> int:
 
 def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
     """Count the bytes that the embedding keeps: token and position numbers, the marks of tokens
-    whose rows another member holds, and a mask byte after its dropout."""
+    whose rows another member holds, and a mask byte after its dropout.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+    """
     tokens = share.num_tokens(model, training)
     numbers = 2 if model.position_embedding == "learned_absolute" else 1
     kept = tokens * (8 * numbers + (1 if share.width > 1 else 0))
@@ -150,6 +159,10 @@ def head_activation_bytes(
 
     The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
     already (`megatron.core.tensor_parallel.cross_entropy`).
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary.
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
@@ -163,6 +176,10 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
     unfused attention keeps a byte for each pair of tokens.
 
     With context parallelism it is an input of what is recomputed, and nothing else.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused, which needs no mask.
     """
     if flash or (share.context_parallel > 1 and training.recompute == "none"):
         return 0
@@ -174,7 +191,12 @@ def own_mask_bytes(
 ) -> int:
     """Count the bytes of the mask that each layer makes on a stage to which no batch comes, and
     keeps unless it is recomputed (with context parallelism all layers do, see
-    `_gathered_bytes`)."""
+    `_gathered_bytes`).
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused, which needs no mask.
+    """
     if flash or share.context_parallel > 1 or training.recompute != "none":
         return 0
     return model.seq_length**2

@@ -201,7 +201,13 @@ def with_some_layers_recomputed(
     kept: StageMemory, recomputed: StageMemory, num_recomputed: int
 ) -> StageMemory:
     """Return the memory of a stage that recomputes `num_recomputed` of its layers
-    (`recompute_method=block`), from one that recomputes none and one that recomputes all."""
+    (`recompute_method=block`), from one that recomputes none and one that recomputes all.
+
+    Args:
+        kept: the memory without recompute.
+        recomputed: the memory where all layers are recomputed.
+        num_recomputed: layers of the stage that are recomputed.
+    """
     part = "activations"
     saved = kept.per_layer[part] - recomputed.per_layer[part]
     base = {**recomputed.base, part: recomputed.base[part] - num_recomputed * saved}
@@ -217,7 +223,13 @@ def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
 
 def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
     """Sum the bytes of weights, gradients and states that the optimizer step of one device works
-    on."""
+    on.
+
+    Args:
+        memory: of the device.
+        num_layers: of its stage.
+        holders: devices that share the distributed optimizer's states.
+    """
     parts = memory.parts_bytes(num_layers)
     return parts["optimizer"] + (parts["weights"] + parts["gradients"]) / holders.layers
 

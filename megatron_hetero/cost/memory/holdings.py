@@ -27,9 +27,9 @@ Tensor = tuple[str, int, str]
 """(part of the model, layer, "weights" or "optimizer")."""
 Interval = tuple[float, float]
 Kept = dict[Tensor, tuple[Interval, ...]]
-"""What a device keeps of each tensor: intervals that do not overlap, rising."""
+"""Parts of each tensor that a device keeps: intervals that do not overlap, rising."""
 Holdings = dict[str, Kept]
-"""Device name -> what it keeps."""
+"""Device name -> the parts that it keeps."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,11 @@ def held_bytes(sizes: StateSizes, kept: Kept) -> float:
 
 
 def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
-    """Yield the parts of an interval that lie outside the intervals `own`, which rise."""
+    """Yield the parts of an interval that lie outside the intervals `own`, which rise.
+
+    >>> list(without((0.0, 1.0), [(0.25, 0.5)]))
+    [(0.0, 0.25), (0.5, 1.0)]
+    """
     start, stop = interval
     for a, b in own:
         if a > start:

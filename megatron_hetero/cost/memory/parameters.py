@@ -68,7 +68,13 @@ def word_params(model: ModelSpec, width: int, vocab_rows: int) -> int:
 
 def head_params(model: ModelSpec, width: int, vocab_rows: int, holds_embedding: bool) -> int:
     """Count the parameters of the final norm and the output weight; a tied weight on the
-    embedding's own stage costs nothing."""
+    embedding's own stage costs nothing.
+
+    Args:
+        width: of the tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary.
+        holds_embedding: the stage holds the word embedding too.
+    """
     norm = model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
     if model.tied_embeddings and holds_embedding:
         return norm

@@ -48,7 +48,7 @@ class HolderFlow:
     adding_s_per_byte: float
     ports: Ints
     places: Ints
-    ways: Ints
+    directions: Ints
 
     def of(self, first_ports: Ints, num_bytes: float, bucket_bytes: float) -> Flow:
         """Return the flow of one buffer.
@@ -58,7 +58,7 @@ class HolderFlow:
             bucket_bytes: those of a bucket that ranks exchange at a time.
         """
         paths = self.paths.copy()
-        paths[self.ports] = first_ports[self.places] + self.ways
+        paths[self.ports] = first_ports[self.places] + self.directions
         latency_s = self.latency_s + self.adding_s_per_byte * bucket_bytes
         return Flow(paths, self.s_per_byte * num_bytes, latency_s)
 
@@ -170,7 +170,7 @@ class HolderFlows:
         parts: Floats,
         paths_s: Floats,
         places: Ints | Sequence[int],
-        ways: Ints,
+        directions: Ints,
         ports_s: Floats,
         latency_s: float,
         added_s: float = 0.0,
@@ -190,7 +190,7 @@ class HolderFlows:
             added_s,
             len(paths) + np.arange(len(places)),
             np.asarray(places, np.int64),
-            ways,
+            directions,
         )
 
     @cached_property

@@ -30,7 +30,7 @@ class LineTable:
 
     def __init__(self, cluster: Cluster) -> None:
         self.numbers: dict[str, int] = {}
-        """By name."""
+        """Number of each line by its name."""
         self._bytes_per_s: list[float] = []
         sites = {site: i for i, site in enumerate(dict.fromkeys(n.site for n in cluster.nodes))}
         shared = {
@@ -51,7 +51,7 @@ class LineTable:
         machines = {name: i for i, name in enumerate(cluster.machines)}
         self._machine = np.array([machines[node.machine] for node in cluster.nodes])
         self._between = np.full((len(machines), len(machines)), _NONE)
-        """Line between two machines of which one has islands, or inside such a one."""
+        """Line between two machines, one of them with islands, or inside such a machine."""
         if any(node.is_island for node in cluster.nodes):
             self._number_machines(cluster)
         self.bytes_per_s = np.array(self._bytes_per_s)

@@ -23,13 +23,27 @@ def adding_s(num_bytes: float, num_received: int, link: Link) -> float:
 
     A round of a ring adds one piece, 3 accesses a byte: (n - 1) / n of the buffer in (n - 1)
     rounds.  An owner adds (n - 1) at once: n + 1 accesses, for an n-th of the buffer.
+
+    Args:
+        num_bytes: of one piece.
+        num_received: pieces added at once.
+        link: its `reduce_bytes_per_s` is the rate of memory traffic.
     """
     return (num_received + 2) * num_bytes / link.reduce_bytes_per_s
 
 
 def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
     """Return the seconds for which bytes occupy a path whose receiver hears from `num_senders` at
-    once."""
+    once.
+
+    Args:
+        num_bytes: sent over the path.
+        num_senders: that the receiver hears from at once, this one included.
+
+    >>> from megatron_hetero.cluster.node_links import Incast
+    >>> transfer_s(1e9, Link(1e9, 0.0, incast=Incast(num_senders=1, slowdown=1.0)), 3)
+    3.0
+    """
     seconds = num_bytes / link.bytes_per_s
     if link.incast is None:
         return seconds
@@ -52,7 +66,12 @@ class FanIn:
 
     def num_senders(self, here: str, there: str, link: Link) -> int:
         """Count the senders to a receiver on node `there` at the time of a sender on node `here`,
-        itself included."""
+        itself included.
+
+        Args:
+            here, there: names of the sender's and the receiver's node.
+            link: between them; without `incast` one sender counts.
+        """
         if link.incast is None:
             return 1
         if here == there:

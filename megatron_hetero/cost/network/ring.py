@@ -41,6 +41,10 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
     It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
     the tensor-parallel groups work side by side: inside a node on links of their own, between nodes
     on one NIC.
+
+    Args:
+        model: decides the parts that unlike shares hold.
+        stages: tensor-parallel groups that hold the buffer, in any order.
     """
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)
@@ -54,7 +58,7 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         if key not in prices:
             link = cluster.link(here, there)
             part = share * max(sent, received) if here.node == there.node else share
-            # Each rank adds its own part, on a shared card too.
+            # Each rank adds its own part, also behind a shared NIC.
             added_s = adding_s(share * received, 1, link)
             prices[key] = transfer_s(part, link), added_s, link.latency_s
         hops.append(RingHop(sender, receiver, *prices[key]))

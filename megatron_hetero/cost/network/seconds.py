@@ -40,20 +40,41 @@ class BoundaryTime:
 
 def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     """Time a ring all-reduce: 2 (n - 1) rounds of 1/n of the buffer over the slowest link of the
-    ring."""
+    ring.
+
+    Args:
+        num_bytes: of the whole buffer.
+        num_ranks: in the ring.
+        link: the slowest of the ring.
+
+    >>> ring_all_reduce_s(4e9, 4, Link(bytes_per_s=1e9, latency_s=0.0))  # 6 rounds of 1 s
+    6.0
+    """
     gather_s = ring_all_gather_s(num_bytes, num_ranks, link)
     return ring_reduce_scatter_s(num_bytes, num_ranks, link) + gather_s
 
 
 def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Time a ring reduce-scatter: the rounds of an all-gather, in each of which every rank adds
-    what it has received."""
+    """Time a ring reduce-scatter: the rounds of an all-gather, and in each round every rank adds
+    what it has received.
+
+    Args:
+        num_bytes: of the whole buffer.
+        num_ranks: in the ring.
+        link: the slowest of the ring.
+    """
     added_bytes = (num_ranks - 1) / num_ranks * num_bytes
     return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
 
 
 def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """Time a ring all-gather: (n - 1) rounds of 1/n of the whole buffer."""
+    """Time a ring all-gather: (n - 1) rounds of 1/n of the whole buffer.
+
+    Args:
+        num_bytes: of the whole buffer.
+        num_ranks: in the ring.
+        link: the slowest of the ring.
+    """
     if num_ranks == 1:
         return 0.0
     rounds = num_ranks - 1
@@ -77,6 +98,9 @@ def boundary_time(
     (`Link.jitter_s`): a pipeline waits for the late ones, and its launch counts have to hide them.
 
     Args:
+        senders, receivers: GPUs of the two stages, in rank order.
+        num_bytes: of the whole activation.
+        sequence_parallel: `--sequence-parallel`, under which nothing is gathered.
         context_parallel: TP groups of the senders and of the receivers, among which they divide
             the sequence as `plan.sharding.stage_ranges` says.
     """
@@ -226,6 +250,13 @@ def tensor_parallel_times(
     parallelism each becomes a reduce-scatter and an all-gather of the same volume, and backward
     gathers the inputs of both column-parallel products again (Korthikanti et al. 2022).
     The cross entropy all-reduces three fp32 values of each token.
+
+    Args:
+        num_bytes: of the activation of one micro-batch.
+        width: of the tensor-parallel group.
+        link: the slowest inside the group; None of a group of one.
+        sequence_parallel: `--sequence-parallel`.
+        num_tokens: of a micro-batch, for the cross entropy.
     """
     if width == 1 or link is None:
         return TensorParallelTimes(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -251,6 +282,9 @@ def context_parallel_times(
     (`runtime.parallel.context_attention`) they are kept, and backward only reduces their gradients.
 
     Args:
+        num_ranks: context-parallel ranks of the stage.
+        link: the slowest between them; None of one rank.
+        is_ring: blocks go round in a ring; else they are gathered.
         num_bytes: keys and values of a layer for the whole sequence, as one rank of the TP group
             has them.
     """

@@ -31,7 +31,7 @@ MAX_BUCKET_ELEMENTS = 64 << 20
 """256 MiB of fp32: what a bucket that has to be packed takes beside the gradients themselves."""
 
 EMBEDDING = -1
-"""In the place of a layer: what comes before the first one."""
+"""Number of the embedding where layers are numbered: it comes before the first one."""
 
 StageId = tuple[int, int]
 """(replica, stage)."""
@@ -42,7 +42,7 @@ class StageBucket:
     """Parameters (of the whole model, not sharded) with the same holders.
 
     `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
-    what follows them.  `num_rank_sets`: so many buckets of ranks it stands for; a rank of a narrow
+    what follows them.  `num_rank_sets`: the buckets of ranks that it stands for; a rank of a narrow
     stage is in several of them.  `is_whole`: every rank of its holders holds all of it.
     """
 
@@ -72,6 +72,8 @@ def stage_buckets(
     """Build all buckets that need an exchange, in the order in which every stage starts its own.
 
     Args:
+        placement: the stages that hold the parameters.
+        vocab_rows: rows of the padded vocabulary.
         max_elements: of one bucket on one rank, unless a single slice is larger.
         whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
             others, which take as long but for latency.

@@ -49,11 +49,11 @@ class GroupTime:
 
     group: SyncGroup
     waiting: tuple[StageId, ...]
-    """Of its holders one of each kind: those of a kind come to it together (`witness_of`)."""
+    """One holder of each kind: those of a kind come to the exchange together (`witness_of`)."""
     bucket_share: float
-    """Of its parameters, in each bucket but the last."""
+    """Part of its parameters in each bucket but the last."""
     buffers: Mapping[StageId, int]
-    """Those that a bucket takes of a rank of each that is waiting; empty where it needs none."""
+    """Buffers of a rank that a bucket takes, by waiting stage; empty where it needs none."""
     gradients: Flow
     weights: Flow | None
 
@@ -176,7 +176,7 @@ class GradientExchangePrices:
         overlaps = any(layer_s)
 
         def ready_s(places: Sequence[int], layer: int) -> float:
-            """When all holders have the gradients down to `layer`."""
+            """Return when all holders have the gradients down to `layer`."""
             if not overlaps:
                 return max([ends[p].end_s for p in places])
             return max([ends[p].end_s - layer_s[p] * (layer - firsts[p]) for p in places])

@@ -84,7 +84,12 @@ def witness_of(placement: Placement) -> list[int]:
 
 def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> dict[StageId, int]:
     """Count the buffers of a rank of each holder that a divided bucket of stages takes: a rank of a
-    narrow stage is in several buckets of ranks for each."""
+    narrow stage is in several buckets of ranks for each.
+
+    Args:
+        holders: of the bucket.
+        sets: rank sets into which it is divided (`cost.sync.buckets.num_rank_sets`).
+    """
     found = {}
     for r, s in holders:
         narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)

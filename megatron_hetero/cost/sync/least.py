@@ -36,16 +36,22 @@ def least_sync(
     Each layer's gradients leave the stage on one path: to a group of its node over links of its
     GPUs, or to another node.  Layers with unlike holders may leave on unlike paths at a time, so
     all paths together carry them.
+
+    Args:
+        node: the stage's.
+        width: its GPUs.
+        num_replicas: of the placement, at least.
+        gradient_bytes: of one element on its way.
     """
     if num_replicas < 2:
         return NO_SYNC
-    ways = 0.0
+    leaving_bytes_per_s = 0.0
     if node.num_gpus > width:
-        ways += width * node.link.bytes_per_s
+        leaving_bytes_per_s += width * node.link.bytes_per_s
     fastest = cluster.link_summary.fastest_bytes_per_s
     if fastest:
-        ways += min((len(cluster.nodes) - 1) * fastest, node.uplink_bytes_per_s)
-    per_byte_s = 1 / ways if ways else 0.0
+        leaving_bytes_per_s += min((len(cluster.nodes) - 1) * fastest, node.uplink_bytes_per_s)
+    per_byte_s = 1 / leaving_bytes_per_s if leaving_bytes_per_s else 0.0
     per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
     words = model.vocab_size * model.hidden_size
     ends_s = words * per_param_s

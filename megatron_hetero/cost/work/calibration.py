@@ -1,5 +1,4 @@
-"""Fractions of the peaks that GPUs reach: constants fitted to published tables of operators and
-layers.
+"""Fractions of the peaks that GPUs reach, fitted to published tables of operators and layers.
 
 `calibration.json` is made by `tools/make_calibration.py`, and `tools/cost_holdout.py` says how well
 it predicts GPUs and widths that it was not fitted to.  A type that was measured has constants of

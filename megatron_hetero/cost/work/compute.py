@@ -122,7 +122,12 @@ def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
 def layer_times(
     workload: Workload, gpu: GpuType, width: int, calibration: Calibration | None = None
 ) -> PassTimes:
-    """Time one decoder layer at tensor-parallel width `width`, recomputation included."""
+    """Time one decoder layer at tensor-parallel width `width`, recomputation included.
+
+    Args:
+        width: of the tensor-parallel group, which divides the model evenly.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
     member = (gpu, even_share(workload.model, width))
     return group_layer_times(workload, (member,), calibration)
 
@@ -135,7 +140,11 @@ def group_layer_times(
     """Time one decoder layer on a group whose members may differ in GPU and share.
 
     The group meets after attention and after the MLP, so each part takes as long as on its slowest
-    member.  `calibration`: None is the shipped one.
+    member.
+
+    Args:
+        members: type and share of each GPU of the group.
+        calibration: constants of GPUs; None is the shipped ones.
     """
     parts = [
         [_part_times(workload, gpu, share, work, calibration) for gpu, share in members]
@@ -213,7 +222,12 @@ def embedding_times(
 ) -> PassTimes:
     """Time the embedding: a gather forward, a scatter into a dense gradient backward.
 
-    `vocab_rows`: rows of the padded vocabulary (all of them, not one shard's).
+    `vocab_rows` counts the rows of the padded vocabulary, all of them, not one shard's.
+
+    Args:
+        width: of the tensor-parallel group.
+        calibration: constants of GPUs; None is the shipped ones.
+        context_parallel: groups that divide each sequence.
     """
     model, training = workload.model, workload.training
     element = training.element_bytes
@@ -232,7 +246,14 @@ def head_times(
     calibration: Calibration | None = None,
     context_parallel: int = 1,
 ) -> PassTimes:
-    """Time the final norm, the output layer and the vocabulary-parallel cross entropy."""
+    """Time the final norm, the output layer and the vocabulary-parallel cross entropy.
+
+    Args:
+        width: of the tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary, not of one shard.
+        calibration: constants of GPUs; None is the shipped ones.
+        context_parallel: groups that divide each sequence.
+    """
     model, training = workload.model, workload.training
     element = training.element_bytes
     tokens = training.micro_batch_size * model.seq_length // context_parallel

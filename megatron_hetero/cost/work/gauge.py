@@ -54,6 +54,13 @@ def gauged_times(
 
     Recomputation is priced as the forward computing that it is.  Communication is in what was
     measured; between unlike widths it is the model's, because computing says nothing of links.
+
+    Args:
+        profile: the measured points.
+        gpu_name: type of the GPU.
+        share: the GPU's part of its tensor-parallel group.
+        piece: embedding, decoder layer or head.
+        model: the analytic model of that type.
     """
     near = profile.nearest(workload, gpu_name, share.width, piece)
     if near is None:

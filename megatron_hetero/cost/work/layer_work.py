@@ -31,8 +31,12 @@ WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], Work]
 def attention_work(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> Work:
-    """Count the work of norm, projections and core attention; `flash`: fused, the scores stay on
-    chip."""
+    """Count the work of norm, projections and core attention.
+
+    Args:
+        share: the GPU's part of its tensor-parallel group.
+        flash: attention is fused, the scores stay on chip.
+    """
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
@@ -55,7 +59,12 @@ def attention_work(
 
 def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> Work:
     """Count the work of norm, the two products and the activation between them; of experts where
-    the model has them."""
+    the model has them.
+
+    Args:
+        share: the GPU's part of its tensor-parallel group.
+        flash: of no meaning here; both parts of a layer have one signature.
+    """
     tokens = share.num_tokens(model, training)
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)

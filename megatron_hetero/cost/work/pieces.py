@@ -42,7 +42,12 @@ class PieceTimes:
 
     def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
         """Sum the times of `num_layers` layers and of the ends of the model that the stage
-        holds."""
+        holds.
+
+        Args:
+            num_layers: of the stage.
+            first, last: whether the stage holds the embedding, the head.
+        """
         times = self.layer.times(num_layers)
         times = times + self.embedding if first else times
         return times + self.head if last else times

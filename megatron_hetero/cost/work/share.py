@@ -40,7 +40,7 @@ class TensorShare:
         return tokens // (self.width if training.sequence_parallel else 1)
 
     def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
-        """Return the padded vocabulary of which an even share would be this member's rows."""
+        """Return the padded vocabulary whose even share would be this member's rows."""
         if self.shares is None:
             return vocab_rows
         edges = vocabulary_edges(
@@ -59,6 +59,10 @@ def member_shares(
     """Return the shares of all members, in rank order: of each context-parallel rank's group in
     turn.
 
+    Args:
+        width: of the tensor-parallel group.
+        shares: of each member; None is equal ones.
+        context_parallel: groups that divide each sequence.
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """

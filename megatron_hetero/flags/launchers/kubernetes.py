@@ -15,7 +15,7 @@ from megatron_hetero.flags.launchers.node_script import NAME, PLAN_NAME, node_sc
 from megatron_hetero.plan.file import plan_to_data
 
 _MOST_BYTES = 1 << 20
-"""Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/)."""
+"""Limit of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/)."""
 
 _HEAD = """\
 # kubectl apply -f jobset.yaml        needs JobSet, and the operator of the GPUs' maker

@@ -25,8 +25,8 @@ FOLLOWED: tuple[Support, ...] = (
         "--moe-router-load-balancing-type --moe-router-num-groups --moe-router-pre-softmax "
         "--moe-router-score-function --moe-router-topk-scaling-factor --mscale --mscale-all-dim "
         "--no-weight-decay-cond-type --no-yarn-correction-range-round-to-int "
-        "--null-tokenizer-eod-id --qk-l2-norm --rotary-scaling-factor --spec --yarn-beta-fast "
-        "--yarn-beta-slow --yarn-correction-range-round-to-int "
+        "--null-tokenizer-eod-id --null-tokenizer-pad-id --qk-l2-norm --rotary-scaling-factor "
+        "--spec --yarn-beta-fast --yarn-beta-slow --yarn-correction-range-round-to-int "
         "--yarn-original-max-position-embeddings",
         "shown to act as in one process (tests/runtime/flag_effects.py)",
     ),
@@ -80,7 +80,7 @@ FOLLOWED: tuple[Support, ...] = (
     Support(
         "passed on",
         "--attention-backend --attention-softmax-in-fp32 --cp-comm-type "
-        "--cross-entropy-fusion-impl --cross-entropy-loss-fusion "
+        "--cross-entropy-fusion-impl "
         "--apply-query-key-layer-scaling --deterministic-mode --disable-jit-fuser "
         "--enable-experimental --mlp-chunks-for-training "
         "--no-bias-dropout-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion "
@@ -104,11 +104,17 @@ FOLLOWED: tuple[Support, ...] = (
     ),
     Support(
         "passed on",
+        "--cross-entropy-loss-fusion",
+        "it rounds the gradient of the logits to bf16: nothing in bf16, a rounding in fp32",
+        neutral="kernels",
+    ),
+    Support(
+        "passed on",
         "--allow-ambiguous-pad-tokens "
         "--dataloader-defer-npy-index-mmap --dataloader-fast-cache-load --enable-msc "
         "--merge-file --mid-level-dataset-surplus --no-mmap-bin-files "
         "--no-tokenizer-sentencepiece-ignore-extra-whitespaces "
-        "--no-use-tokenizer-model-from-checkpoint-args --null-tokenizer-pad-id "
+        "--no-use-tokenizer-model-from-checkpoint-args "
         "--num-dataset-builder-threads --object-storage-cache-path "
         "--tiktoken-num-special-tokens --tiktoken-pattern "
         "--tokenizer-hf-no-include-special-tokens --tokenizer-hf-no-use-fast "

@@ -1,5 +1,4 @@
-"""Treatment of each Megatron flag on an asymmetric plan, as data (`flags.support.lookup` reads
-it)."""
+"""Treatment of each Megatron flag on an asymmetric plan, as data for `flags.support.lookup`."""
 
 from __future__ import annotations
 
@@ -101,7 +100,7 @@ SUPPORT: tuple[Support, ...] = (
         "passed on",
         "--log-straggler --straggler-* --disable-straggler-on-startup",
         "Megatron's detector with each rank's own part of the work; its sensors need a GPU, on "
-        "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on all interfaces",
+        "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on loopback",
         neutral="log",
     ),
     Support(

@@ -26,8 +26,7 @@ class Treated:
 
 @cache
 def treatments_of(flag: Flag) -> tuple[Entry, ...]:
-    """Return the entries that decide about a flag: those of single values, then the one of all
-    others.
+    """Return the entries that decide about a flag: those of some values, then the general one.
 
     Raises:
         LookupError: no entry names the flag, and its status in `flags.support.table` implies none.

@@ -30,8 +30,7 @@ MEANING: dict[Treatment, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Treatment of some flags: `names` are flags and patterns (`*`), `note` is the class or
-    reason."""
+    """Treatment of some flags and patterns (`names`, with `*`); `note` is the class or reason."""
 
     treatment: Treatment
     names: str
@@ -172,7 +171,7 @@ TABLE: tuple[Entry, ...] = (
         "kept",
         "--recompute-granularity --recompute-method --recompute-activations --recompute-modules "
         "--checkpoint-activations --sequence-parallel --calculate-per-token-loss "
-        "--cross-entropy-loss-fusion --disable-jit-fuser --enable-experimental "
+        "--disable-jit-fuser --enable-experimental "
         "--no-bias-dropout-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion "
         "--no-masked-softmax-fusion --no-persist-layer-norm --no-rope-fusion "
         "--no-clone-scatter-output-in-embedding --no-gradient-accumulation-fusion",
@@ -197,6 +196,11 @@ TABLE: tuple[Entry, ...] = (
         "--bf16 --fp16 --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 "
         "--fp16-lm-cross-entropy --disable-bf16-reduced-precision-matmul",
         "precision",
+    ),
+    Entry(
+        "kept in half precision",
+        "--cross-entropy-loss-fusion",
+        "it rounds the gradient of the logits to bf16, in fp32 too",
     ),
     Entry(
         "kept by the plan",

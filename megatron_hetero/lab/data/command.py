@@ -53,8 +53,7 @@ class DataRequest:
 
 @dataclass
 class Written:
-    """Counts of a finished data set; `faults` describe the first few documents that were left
-    out."""
+    """Counts of a finished data set; `faults` describe the first documents left out."""
 
     num_documents: int = 0
     num_tokens: int = 0
@@ -126,8 +125,7 @@ def _add(
 def _tokenized(
     request: DataRequest, encode: Encode, say: Say
 ) -> Iterator[tuple[TextDocument, list[int]]]:
-    """Yield every document with its tokens, in the order of the files, for any number of
-    workers."""
+    """Yield every document with its tokens, in file order, for any number of workers."""
     batches = batched(_all_documents(request, say), _BATCH)
     work = partial(_encoded, encode)
     if request.workers == 1:

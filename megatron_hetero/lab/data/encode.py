@@ -24,7 +24,7 @@ def tokenizer_of(megatron_args: Sequence[str]) -> tuple[Encode, int]:
 
     Returns:
         A function from a text to its tokens, which end with the end of the document; and the size
-            of the vocabulary.
+        of the vocabulary.
     Raises:
         UsageError: `--tokenizer-type` is missing, or Megatron refuses it.
         EnvironmentMismatchError: the tokenizer's package is not installed.

@@ -34,7 +34,7 @@ from megatron_hetero.preflight.machine_checks import check_machines
 from megatron_hetero.runtime import backend
 
 _MEET_S = 120.0
-"""How long the ranks may take to start."""
+"""Limit for the start of all ranks."""
 _GRACE_S = 10.0
 
 
@@ -90,8 +90,7 @@ def examine_machines(
 
 
 def _environment(plan: Plan, facts: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
-    """Return the environment variables of the processes of each node (torchrun gives all the
-    same)."""
+    """Return the environment of each node's processes (torchrun gives all the same)."""
     places = rank_table(plan)
     devices = {fact.rank: places[fact.rank].device for fact in facts}
     return {

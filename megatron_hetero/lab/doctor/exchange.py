@@ -94,8 +94,7 @@ def _check_all_gather(
 def _exchange_boundary(
     test: GroupTest, group: Any, num_elements: int, device: torch.device, limit_s: float
 ) -> list[str]:
-    """Exchange all messages of a boundary at once, in both directions, as the pipeline sends
-    them."""
+    """Exchange all messages of a boundary at once, both ways, as the pipeline does."""
     rank = dist.get_rank()
     others = [r for r in test.ranks if (r in test.senders) != (rank in test.senders)]
     sent = pattern(rank, num_elements, device, torch.float32)

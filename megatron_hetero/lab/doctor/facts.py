@@ -88,8 +88,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _has_apex() -> bool:
-    """Tell if NVIDIA's Apex is installed with its compiled parts (another project has its name
-    too)."""
+    """Tell if NVIDIA's Apex, not another project of that name, is there with its kernels."""
     return all(
         importlib.util.find_spec(name) is not None
         for name in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")

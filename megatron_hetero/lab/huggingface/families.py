@@ -120,7 +120,7 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe.", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp.", ("gate_proj", "up_proj", "down_proj")),
 }
-"""Where experts are, and the names of an expert's gate, up and down projections."""
+"""Place of the experts, and the names of an expert's gate, up and down projections."""
 
 
 def _experts(config: Mapping[str, Any], ours: str, theirs: str) -> Iterator[MappedParameter]:

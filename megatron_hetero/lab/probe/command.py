@@ -48,7 +48,7 @@ _NOT_FOR_A_PROBE = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ProbeRequest:
     """Pieces to measure, and the file of the results.
 
     Plans look the times up under the name `gpu`. `num_busy` GPUs compute at the same time, as in
@@ -65,8 +65,7 @@ class Request:
     num_busy: int = 1
 
     def num_ranks(self, width: int) -> int:
-        """Return the number of processes for one width: as many whole groups as `num_busy` holds,
-        or one."""
+        """Return the processes for one width: whole groups within `num_busy`, at least one."""
         return width * max(1, self.num_busy // width)
 
 
@@ -78,7 +77,7 @@ class MeasuredWidth:
     result: dict[str, Any] | None
 
 
-def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
+def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
     """Measure every width that the file lacks, and add it there.
 
     Raises:
@@ -112,7 +111,7 @@ def num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _check_gpus(request: Request) -> None:
+def _check_gpus(request: ProbeRequest) -> None:
     count = num_gpus()
     if not count:
         return
@@ -127,7 +126,7 @@ def _check_gpus(request: Request) -> None:
         )
 
 
-def _existing(request: Request) -> dict[str, Any]:
+def _existing(request: ProbeRequest) -> dict[str, Any]:
     """Read the output file, or start a new one."""
     provenance = {
         "tool": f"megatron-hetero {__version__}",
@@ -152,7 +151,7 @@ def _existing(request: Request) -> dict[str, Any]:
     return data
 
 
-def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
+def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
     """Return the fields of a point that identify what was measured."""
     model, training = request.workload.model, request.workload.training
     experts = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
@@ -178,12 +177,12 @@ def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
     }
 
 
-def _has(data: dict[str, Any], request: Request, width: int, size: int) -> bool:
+def _has(data: dict[str, Any], request: ProbeRequest, width: int, size: int) -> bool:
     known = [{k: v for k, v in p.items() if not k.endswith("_s")} for p in data["points"]]
     return all(_key(request, width, size, piece) in known for piece in PIECES)
 
 
-def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, Any]) -> None:
+def _add(data: dict[str, Any], request: ProbeRequest, width: int, result: dict[str, Any]) -> None:
     new = []
     for piece in result["pieces"]:
         key = _key(request, width, piece["micro_batch_size"], piece["piece"])
@@ -198,9 +197,8 @@ def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, A
     data["provenance"][f"{request.gpu}: measured"] = today
 
 
-def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
-    """Return the user's flags for a job of few layers on random data, at one tensor-parallel
-    width."""
+def megatron_flags(request: ProbeRequest, width: int) -> tuple[str, ...]:
+    """Return the user's flags for a job of few layers and random data, at one width."""
     model, training = request.workload.model, request.workload.training
     options = last_of_each(flag_table().split(request.workload.megatron_args))
     kept = [o for o in options if not set(o.flag.names) & set(_NOT_FOR_A_PROBE)]
@@ -227,7 +225,7 @@ def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
     return (*(token for option in kept for token in option.tokens), *own)
 
 
-def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any]:
+def _launch(request: ProbeRequest, width: int, sizes: Sequence[int]) -> dict[str, Any]:
     model = request.workload.model
     num_ranks = request.num_ranks(width)
     spec = {

@@ -52,8 +52,7 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A micro-batch size that this GPU's memory cannot hold, even with few layers and no
-    optimizer."""
+    """A micro-batch size beyond this GPU's memory, even with few layers and no optimizer."""
 
     micro_batch_size: int
 
@@ -145,8 +144,7 @@ def _measure(wrapped: Any, size: int, seconds: float) -> list[PieceTime]:
 
 
 def _pass(wrapped: Any, gpt: Any, batch: dict[str, Any]) -> list[float]:
-    """Measure one pass: seconds of embedding, layers and head forward, then of the reverse
-    backward."""
+    """Measure one pass: seconds of embedding, layers, head forward, and back."""
     clock = _Stopwatch()
     with _marked(gpt, clock):
         clock.mark()

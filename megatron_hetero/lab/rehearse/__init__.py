@@ -4,6 +4,7 @@ Room: `links` (messages and collectives, held to the links of the cluster).
 command      options in, data out, behind the command line
 run          the processes, started, and their records, gathered
 rank         one process of Megatron's own training, stretched and held to the links
+pace         steps, their time scale, and the steps that count
 clock        computations that take as long as on the GPU that they stand for
 small        a small model: layers with equal holders become one layer
 exchange     the exchange of gradients and new weights

@@ -38,14 +38,15 @@ class Clock:
     allowance_s: float = 0.0
     step_begin_s: float = 0.0
     until_s: float = 0.0
-    """What was computed or waited for last ended then."""
+    """Time at which the last computation or wait ended."""
     spans: list[Span] = field(default_factory=list)
     host_s: list[float] = field(default_factory=list)
     """Real seconds of every computation."""
     largest_lag_s: float = 0.0
     lost_s: float = 0.0
-    """By how much this machine fell behind, in a pass, between passes or with a message, wherever
-    that was more than `allowance_s`; and for how long a link was taken out of turn for it."""
+    """Seconds by which this machine fell behind, in a pass, between passes or with a message,
+    where that was more than `allowance_s`; and seconds for which a link was therefore taken out
+    of turn."""
 
     def begin_step(self, at_s: float) -> None:
         """Start a step; all ranks pass the same `at_s`."""
@@ -55,8 +56,7 @@ class Clock:
         self.lost_s = 0.0
 
     def time(self) -> float:
-        """Return the rank's time: that of its last event, unless the host has fallen too far
-        behind."""
+        """Return the time of the rank's last event, later if the host lags too far."""
         self.until_s = self.at(self.until_s)
         return self.until_s
 

@@ -25,8 +25,10 @@ from megatron_hetero.schedule.exchange.gradients import LastBackward
 
 
 class Pass(NamedTuple):
-    """A computation under way: it begins at `begin_s` of this machine and takes `seconds` of the
-    cluster."""
+    """A computation under way.
+
+    It begins at `begin_s` of this machine's time and takes `seconds` of the cluster's.
+    """
 
     kind: str
     chunk: int
@@ -80,8 +82,7 @@ class GradientHooks:
     # Our runtime.
 
     def _measuring(self, pieces: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the measure of slices: each counts with its real size, so that buckets are the real
-        ones."""
+        """Wrap the measure of slices to count real sizes, so that buckets are the real ones."""
 
         def held(*args: Any) -> Iterator[Any]:
             for piece in pieces(*args):
@@ -141,8 +142,7 @@ class GradientHooks:
     # Stock Megatron.
 
     def _gradient_bytes(self, ranks: tuple[int, ...], num_elements: int) -> float:
-        """Return the real bytes of an all-reduce outside buckets: norms in a TP group, or tied
-        embeddings."""
+        """Return the real bytes of an all-reduce outside buckets: a norm or tied embeddings."""
         is_inside = set(ranks) <= self._tensor_ranks
         name = "decoder.final_layernorm.weight" if is_inside else "embedding.word_embeddings.weight"
         return num_elements * self._small.gradient_bytes(name)

@@ -22,8 +22,7 @@ class StockPasses:
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def forward(self, model: Any) -> tuple[int, int]:
-        """Count a forward pass; return its (micro-batch, chunk). First passes come in chunk
-        order."""
+        """Count a forward pass; return (micro-batch, chunk). First ones come in chunk order."""
         chunk = self._chunk_of_model.setdefault(id(model), len(self._chunk_of_model))
         return self._count("forward", chunk), chunk
 

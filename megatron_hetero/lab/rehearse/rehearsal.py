@@ -45,7 +45,7 @@ class Rehearsal:
     stages: tuple[tuple[StageTimeline, ...], ...]
     messages: tuple[MessageSpan, ...]
     lines: tuple[LineLoad, ...]
-    """Of the median step."""
+    """Loads of the median step."""
     step_times_s: tuple[float, ...]
     time_scale: float
     largest_lag_s: float
@@ -72,7 +72,7 @@ def gather(
     stock: bool,
     between_nodes: Set[str],
 ) -> Rehearsal:
-    """Combine the records of the ranks, [rank][step] as `RehearsedRank.records`.
+    """Combine the records of the ranks, [rank][step] as `StepPace.records`.
 
     Args:
         plan: the rehearsed plan.
@@ -150,8 +150,7 @@ def _line_loads(
 
 
 def rehearsal_to_data(rehearsal: Rehearsal, plan: Plan) -> dict[str, Any]:
-    """Return `predicted_step_time_s, rehearsed_step_time_s, error`, the same for each stage, and
-    more.
+    """Return `predicted_step_time_s, rehearsed_step_time_s, error`, also of stages, and more.
 
     The time of a stage is the end of its last backward pass.
     """

@@ -19,15 +19,15 @@ from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, U
 from megatron_hetero.lab.rehearse.clock import now
 from megatron_hetero.lab.rehearse.links.board import Board
 from megatron_hetero.lab.rehearse.links.network import Network, SlowLink
-from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
-from megatron_hetero.lab.rehearse.rank import (
+from megatron_hetero.lab.rehearse.pace import (
     MOST_TRIES,
     WARMUP_STEPS,
     RankTimes,
     RehearsalDone,
-    RehearsedRank,
     read_records,
 )
+from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
+from megatron_hetero.lab.rehearse.rank import RehearsedRank
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.lab.rehearse.small import SmallModel, small_model
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
@@ -64,8 +64,7 @@ class RehearsalOptions:
 
 
 def most_ranks() -> int:
-    """Return the number of ranks that this machine can rehearse, by its free memory and its
-    cores."""
+    """Return the most ranks that this machine can rehearse, by free memory and cores."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
     return max(1, min(available // RANK_BYTES, cores * RANKS_PER_CORE))
@@ -177,8 +176,7 @@ class _RehearsalJob:
         return self._folder / "ranks" / f"record-{rank}.json"
 
     def text_job(self) -> LocalJob:
-        """Return the job that writes the data set, in its own process (torch's threads forbid a
-        fork)."""
+        """Return the job of the data set; a process of its own, as torch's threads forbid forks."""
         shrunk = self.small.shrunk
         num_samples = 2 * (self._num_steps + 1) * shrunk.global_batch_size
         num_tokens = num_samples * (shrunk.model.seq_length + 1)
@@ -216,13 +214,12 @@ class _RehearsalJob:
             watched.install()
             with suppress(RehearsalDone):
                 entry.main(argv, watched)
-            watched.save(self.record(rank))
+            watched.pace.save(self.record(rank))
 
         return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")
 
     def _overlap_arguments(self) -> tuple[str, ...]:
-        """Return flags with which stock Megatron divides its buffer where the real one would be
-        divided."""
+        """Return flags that divide stock Megatron's buffer as the real one would be."""
         workload = self._plan.workload
         if workload is None or not workload.training.overlap_grad_reduce:
             return ()

@@ -24,7 +24,7 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 
 _SMALL_ELEMENT_BYTES = 4
 _PIECES_OF_BUCKET = 4
-"""So many layers of the small model at least fill a bucket, where one real layer does not."""
+"""Least layers of the small model that fill a bucket, where one real layer does not."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class SmallModel:
     _positions_bytes: float
 
     def gradient_bytes(self, name: str) -> float:
-        """Return the real bytes of gradient for each element of parameter `name` of the small
-        model."""
+        """Return the real bytes of gradient for each element of the small parameter `name`."""
         is_vector = name.endswith(".bias") or "norm" in name
         if name.startswith("decoder.layers."):
             (each,) = [
@@ -68,8 +67,7 @@ class SmallModel:
         return round(num_elements * self.gradient_bytes(name) / self._gradient_bytes)
 
     def elements_of(self, num_params: int) -> int:
-        """Return the number of elements, in the small model's matrices, that stand for
-        `num_params`."""
+        """Return the elements of the small model's matrices that stand for `num_params`."""
         mean_run = sum(self.layer_runs) / len(self.layer_runs)
         stands_for = self._mean_matrix_bytes * mean_run / self._gradient_bytes
         return max(1, round(num_params / stands_for))

@@ -9,8 +9,8 @@ from megatron_hetero.model.spec import Precision
 LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
 OPTIMIZERS = tuple(LEARNING_RATE)
 HALF_PRECISION_EPSILON = 1e-2
-"""Of Adam: above the rounding of half precision.  Below it an update is the sign of a gradient that
-may be nothing but rounding."""
+"""Epsilon of Adam, above the rounding of half precision. Below it an update is the sign of a
+gradient that may be nothing but rounding."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Options:
 
     `optimizers` train one after the other; `fault` names an error of `faults` that is planted in
     the plan's runs. `plan_flags` are Megatron flags of the plan's runs only. `precision` is that of
-    all runs but those of `fp32_optimizers`.
+    all runs but those of `fp32_optimizers`. `reuses` takes what one process has trained in the same
+    folder, for the same job, as it is.
     """
 
     steps: int = 5
@@ -27,6 +28,7 @@ class Options:
     floor: bool = False
     fault: str | None = None
     plan_flags: tuple[str, ...] = ()
+    reuses: bool = False
     precision: Precision = "fp32"
     fp32_optimizers: tuple[str, ...] = ()
 

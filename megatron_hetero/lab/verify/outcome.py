@@ -43,9 +43,9 @@ class Comparison:
     losses: tuple[tuple[float, float], ...]
     floor: Distances | None
     traffic: tuple[RankTraffic, ...] = ()
-    """Of the plan's ranks."""
+    """Traffic of the plan's ranks."""
     boundaries: tuple[Mapping[int, BoundaryTraffic], ...] = ()
-    """[rank] -> what it sent, by boundary."""
+    """[rank] -> its traffic by boundary."""
     routing: Routing | None = None
 
     @property

@@ -180,8 +180,7 @@ def _compare_in_half_precision(
 
 
 def _routing(ranks: Sequence[RankRecord], single: RankRecord, precision: str) -> Routing | None:
-    """Compare the plan's own choice of experts; it may differ by as much as rounding moves
-    scores."""
+    """Compare the plan's choice of experts, which may differ as rounding moves scores."""
     if single.flips is None:
         return None
     flips = sum((r.flips for r in ranks if r.flips is not None), Flips())

@@ -1,4 +1,4 @@
-"""Which branch of an `if` a script takes, where its text alone says so.
+"""Branches of an `if` that a script takes, where its text alone decides it.
 
 Conditions have three values: true, false, and None where only a running shell could know.
 """
@@ -66,7 +66,7 @@ class ShellBody:
         self.runs = None if self.is_condition else negated(self.is_taken)
 
     def add_test(self, operator: str, value: bool | None) -> None:
-        """One more command of the condition, and what stands before it."""
+        """Add one more command of the condition, joined by the operator before it."""
         if operator == "&&":
             self.condition = both(self.condition, value)
         elif operator == "||":
@@ -76,7 +76,7 @@ class ShellBody:
 
 
 def tested(words: Sequence[Operand]) -> bool | None:
-    """The value of a command that stands as a condition: `[[ ... ]]`, `[ ... ]`, `test`, `true`."""
+    """Evaluate a command that stands as a condition: `[[ ... ]]`, `[ ... ]`, `test`, `true`."""
     if not words:
         return None
     name, rest = words[0].text, list(words[1:])
@@ -113,17 +113,17 @@ def _expression(words: Sequence[Operand]) -> bool | None:
 
 
 def negated(value: bool | None) -> bool | None:
-    """Not `value`."""
+    """Return not `value`."""
     return None if value is None else not value
 
 
 def both(one: bool | None, other: bool | None) -> bool | None:
-    """`one` and `other`."""
+    """Return `one` and `other`."""
     if one is False or other is False:
         return False
     return None if one is None or other is None else True
 
 
 def either(one: bool | None, other: bool | None) -> bool | None:
-    """`one` or `other`."""
+    """Return `one` or `other`."""
     return negated(both(negated(one), negated(other)))

@@ -1,8 +1,7 @@
 """Bash text to simple commands made of words, the words still unexpanded.
 
 Only the syntax of the shell: quotes, escapes, comments, continued lines, arrays, redirections and
-here-documents (both dropped), and `$` forms, of which those that have to be run are kept as unknown
-pieces.
+here-documents (both dropped), and `$` forms; those that have to be run are kept as unknown pieces.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ _BRACED = re.compile(
 )
 _ARRAY_START = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _BLANKS = " \t\r"
+MAX_NESTING = 32
+"""Expansions inside one another."""
 
 
 def commands(path: Path, text: str) -> Iterator[Command]:
-    """The simple commands of a script, in the order of the text.
+    """Yield the simple commands of a script, in the order of the text.
 
     Raises:
         ModelError: a quote or bracket stays open.
@@ -36,11 +37,12 @@ def commands(path: Path, text: str) -> Iterator[Command]:
 
 
 class _Lexer:
-    def __init__(self, path: Path, text: str, line: int = 1) -> None:
+    def __init__(self, path: Path, text: str, line: int = 1, depth: int = 0) -> None:
         self._path = path
         self._text = text
         self._position = 0
         self._line = line
+        self._depth = depth
         self._here_documents: list[str] = []
 
     def commands(self) -> Iterator[Command]:
@@ -101,7 +103,7 @@ class _Lexer:
         return character
 
     def _is_file_number(self, word: ShellWord) -> bool:
-        """The 2 of `2>&1`."""
+        """Return whether a word is the 2 of `2>&1`."""
         following = self._text[self._position : self._position + 1]
         return (word.keyword or "").isdecimal() and following in ("<", ">")
 
@@ -134,7 +136,7 @@ class _Lexer:
         self._here_documents = []
 
     def _word(self) -> ShellWord:
-        """One word, from its first character on."""
+        """Read one word, from its first character on."""
         line = self._line
         pieces: list[WordPart] = []
         splits = quoted = False
@@ -181,7 +183,7 @@ class _Lexer:
         raise self._error(line, "the bracket of this array is not closed; add )")
 
     def _quoted(self) -> list[WordPart]:
-        """Pieces of a quoted string."""
+        """Read the pieces of a quoted string."""
         line, quote = self._line, self._next()
         pieces: list[WordPart] = [WordPart("text", "")]
         while self._position < len(self._text):
@@ -203,7 +205,18 @@ class _Lexer:
         raise self._error(line, f"the quote {quote} is not closed")
 
     def _expansion(self) -> WordPart:
-        """What a `$` or a backquote begins."""
+        """Read an expansion that a `$` or a backquote begins."""
+        if self._depth == MAX_NESTING:
+            raise self._error(
+                self._line, f"expansions stand inside one another more than {MAX_NESTING} deep"
+            )
+        self._depth += 1
+        try:
+            return self._expanded()
+        finally:
+            self._depth -= 1
+
+    def _expanded(self) -> WordPart:
         start = self._position
         if self._next() == "`":
             end = self._text.find("`", self._position)
@@ -228,7 +241,7 @@ class _Lexer:
         return WordPart("unknown", self._text[start : self._position])
 
     def _braced(self, start: int) -> WordPart:
-        """`${...}`, at its opening brace."""
+        """Read `${...}`, at its opening brace."""
         line = self._line
         depth = 0
         while self._position < len(self._text):
@@ -245,7 +258,8 @@ class _Lexer:
         default = None
         if match["default"] is not None:
             # The default is read as if in double quotes, where it usually stands.
-            default = tuple(_Lexer(self._path, f'"{match["default"]}"', line)._word().pieces)
+            quoted = _Lexer(self._path, f'"{match["default"]}"', line, self._depth)
+            default = tuple(quoted._word().pieces)
         kind: Literal["variable", "array"] = (
             "array" if match["array"] or match["name"] in "@*" else "variable"
         )

@@ -33,7 +33,7 @@ class ShellWord:
 
     @property
     def keyword(self) -> str | None:
-        """The text of a word that is nothing but unquoted text."""
+        """Return the text of a word that is nothing but unquoted text."""
         plain = len(self.pieces) == 1 and self.pieces[0].kind == "text" and not self.quoted
         return self.pieces[0].text if plain and self.elements is None else None
 
@@ -48,5 +48,5 @@ class Command:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether it follows `&&` or `||`."""
+        """Return whether it follows `&&` or `||`."""
         return self.operator in ("&&", "||")

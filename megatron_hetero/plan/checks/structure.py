@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.model.spec import MAX_LAYERS
 from megatron_hetero.plan.checks.violation import (
     Violation,
     layer_range,
@@ -13,7 +14,6 @@ from megatron_hetero.plan.checks.violation import (
 )
 from megatron_hetero.plan.layout import (
     MAX_CONTEXT_PARALLEL,
-    MAX_LAYERS,
     MAX_MICRO_BATCH_SIZE,
     MAX_MICRO_BATCHES,
     MAX_SHARE,
@@ -118,7 +118,7 @@ def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
 
 
 def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
-    """Against the model when there is one, else against the deepest replica."""
+    """Find replicas that lack layers of the model or, without a model, of the deepest replica."""
     num_held = [r.shape.num_layers for r in plan.replicas]
     if plan.workload is not None:
         num_layers, owner = plan.workload.model.num_layers, "the model"

@@ -1,4 +1,4 @@
-"""Shard tables: where each device's piece of a tensor begins and ends, and who shares which slice.
+"""Shard tables: the edges of each device's piece of a tensor, and the holders of each slice.
 
 A tensor divides in units (query groups, MLP columns, experts, vocabulary rows).  The *edges* of a
 group of `width` devices are `width + 1` rising positions from 0 to `num_units`; device i holds
@@ -31,6 +31,10 @@ def shard_edges(num_units: int, width: int, shares: Sequence[int] | None = None)
     Without shares the parts are equal.  With shares they are proportional, rounded by the method of
     largest remainders (ties go to the lower rank), and no part is empty.
 
+    Args:
+        num_units: of the tensor.
+        width: devices of the group.
+        shares: relative sizes, one for each device; None is equal parts.
     Returns:
         `width + 1` strictly rising edges, the first 0, the last `num_units`.
     Raises:
@@ -71,6 +75,11 @@ def vocabulary_edges(
     """Cut the padded vocabulary: in blocks of `--make-vocab-size-divisible-by` rows, for the
     kernels' sake, where there is a block for each device and nothing left over; else row by row.
 
+    Args:
+        num_rows: rows of the padded vocabulary.
+        divisor: `--make-vocab-size-divisible-by`.
+        width: devices of the group.
+        shares: relative sizes, one for each device; None is equal parts.
     Raises:
         PlanFormatError: as `shard_edges`.
 
@@ -82,7 +91,8 @@ def vocabulary_edges(
 
 
 def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:
-    """Units of each device, proportional to `shares`, at least one each (num_units >= devices)."""
+    """Divide units among devices in proportion to `shares`, at least one each (num_units >=
+    devices)."""
     total = sum(shares)
     parts = [num_units * share // total for share in shares]
     remainders = [num_units * share % total for share in shares]
@@ -97,7 +107,7 @@ def _largest_remainders(num_units: int, shares: Sequence[int]) -> list[int]:
 
 
 def common_cuts(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The union of several groups' edges of one tensor, rising.
+    """Return the union of several groups' edges of one tensor, rising.
 
     Raises:
         ValueError: no table, or tables of tensors of different length.
@@ -111,7 +121,8 @@ def common_cuts(tables: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def slices(tables: Sequence[Sequence[int]]) -> tuple[Slice, ...]:
-    """The pieces that no group cuts further, in order, with the holder of each in every group.
+    """Return the pieces that no group cuts further, in order, with the holder of each in every
+    group.
 
     They tile `[0, num_units)`; pieces with equal `holders` may share one collective.
 

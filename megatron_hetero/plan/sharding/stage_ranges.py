@@ -1,4 +1,4 @@
-"""Which part of an activation each rank of a stage stands for, and what two stages exchange.
+"""The part of an activation that each rank of a stage stands for, and the exchange of two stages.
 
 An activation `[s, b, h]` is taken flat.  With context parallelism over c ranks Megatron cuts the
 sequence into 2c chunks and gives rank r the chunks r and 2c - 1 - r, so that all have equal work
@@ -23,7 +23,7 @@ class StageRanks:
 
     @property
     def width(self) -> int:
-        """Ranks of a tensor-parallel group."""
+        """Return the number of ranks of a tensor-parallel group."""
         return len(self.ranks) // self.context
 
 
@@ -41,21 +41,24 @@ class Piece:
 
     @property
     def own(self) -> slice:
-        """The piece in what this rank stands for."""
+        """Return the piece's place in what this rank stands for."""
         return slice(self.offset, self.offset + self.stop - self.start)
 
 
 def flat_range(num_elements: int, width: int, index: int) -> tuple[int, int]:
-    """The range that rank `index` of `width` tensor-parallel ranks stands for.
+    """Return the range that rank `index` of `width` tensor-parallel ranks stands for.
 
     Ranges are equal (the last one may be short), so that they can be gathered by one collective.
+
+    >>> flat_range(10, 4, 3)
+    (9, 10)
     """
     size = -(-num_elements // width)
     return min(index * size, num_elements), min((index + 1) * size, num_elements)
 
 
 def ranges_of(num_elements: int, stage: StageRanks, index: int) -> tuple[tuple[int, int], ...]:
-    """The ranges of the whole activation that rank `index` stands for, in its own order.
+    """Return the ranges of the whole activation that rank `index` stands for, in its own order.
 
     Args:
         num_elements: of the whole activation; its sequence divides by twice the context
@@ -79,7 +82,14 @@ def ranges_of(num_elements: int, stage: StageRanks, index: int) -> tuple[tuple[i
 def pieces(
     num_elements: int, stage: StageRanks, index: int, peers: StageRanks
 ) -> tuple[Piece, ...]:
-    """What a rank exchanges with each rank of the neighbouring stage, by position."""
+    """Return the pieces that a rank exchanges with each rank of the neighbouring stage, by
+    position.
+
+    Args:
+        num_elements: of the whole activation, taken flat.
+        stage, index: the rank's stage, and its place in it.
+        peers: the neighbouring stage.
+    """
     theirs = [ranges_of(num_elements, peers, i) for i in range(len(peers.ranks))]
     found = []
     offset = 0

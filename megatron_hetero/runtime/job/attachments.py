@@ -44,9 +44,9 @@ from megatron_hetero.runtime.state import random_states
 class RankContext:
     """One rank of a job whose processes have met and whose groups exist.
 
-    `args` are Megatron's, `model` its configuration of the model with the lists of hooks.
-    `optimizer_weights`: [rank] -> its relative part of the optimizer's state; None where it is not
-    divided.  `watch` is made by the attachment of the schedule and read by those of the log.
+    `args` are Megatron's, `model` is its configuration of the model with the lists of hooks.
+    `optimizer_weights` is [rank] -> its relative part of the optimizer's state; None if the state
+    is not divided. The attachment of the schedule makes `watch`, those of the log read it.
     """
 
     plan: Plan
@@ -68,7 +68,7 @@ class RankContext:
 
 @dataclass(frozen=True)
 class Attachment:
-    """One thing attached, and the reason for its place in the order."""
+    """One addition to Megatron, and the reason for its place in the order."""
 
     attach: Callable[[RankContext], None]
     place: str

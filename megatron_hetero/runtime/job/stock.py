@@ -1,4 +1,4 @@
-"""A job that is all stock Megatron's, and what every kind of job does alike."""
+"""A job that stock Megatron runs alone, and the steps that all kinds of jobs share."""
 
 from __future__ import annotations
 
@@ -43,17 +43,28 @@ class StockJob:
         timeline: Path | None = None,
         faults: FaultOptions = NO_FAULTS,
     ) -> None:
-        """`plan`: which stock Megatron runs, if there is one; it is only watched."""
+        """Prepare a job of stock Megatron.
+
+        Args:
+            megatron: Megatron's flags.
+            world: the place of this process in the job.
+            init: "megatron" or "layout-independent" initial weights.
+            plan: the plan that stock Megatron runs, if there is one; it is only observed.
+            timeline: file for the timeline of real steps.
+            faults: how checkpoints are kept and faults are told.
+        """
         self._faults = faults
         self._megatron, self._world, self._init = tuple(megatron), world, init
         self._plan, self._timeline = plan, timeline
         self._args: Any = None
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
-        """See `TrainingJob`."""
-        from megatron_hetero.runtime.megatron import compile_helpers
+        """Parse the flags as in `TrainingJob`, after the checks of packages."""
+        from megatron_hetero.runtime.megatron import compile_helpers, guards, straggler_port
 
+        guards.check_symbols(is_stock=True)
         compile_helpers.apply()
+        straggler_port.apply()
         for warning in needs_of(self._megatron, given):
             if self._world.rank == 0:
                 print(f"> megatron-hetero: warning: {warning}", flush=True)
@@ -65,7 +76,7 @@ class StockJob:
         return self._args
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
-        """See `TrainingJob`."""
+        """Build the model's configuration as in `TrainingJob`."""
         from megatron_hetero.runtime.model.hooks import initial_weights_hook, stock_agreement_hook
 
         model = with_layer_spec(gpt_config_from_args(args, **given))
@@ -79,7 +90,7 @@ class StockJob:
         return model
 
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
-        """See `TrainingJob`."""
+        """Train as in `TrainingJob`, with the launcher's store."""
         from megatron_hetero.runtime.faults import marks
         from megatron_hetero.runtime.megatron import training_log
         from megatron_hetero.runtime.state.safety import guard_checkpoints
@@ -132,7 +143,7 @@ def ended(saver: Saver, pretrain: Step, *given: Any, **named: Any) -> Any:
 
 
 def needs_of(megatron: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """`check_needs` for a script's call of Megatron's parser with the arguments `given`."""
+    """Call `check_needs` for a script's call of Megatron's parser with the arguments `given`."""
     table = flag_table()
     defaults = given.get("args_defaults") or {}
     return check_needs(
@@ -143,10 +154,11 @@ def needs_of(megatron: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ..
 
 
 def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
-    """What Megatron's parser makes of `sys.argv`.
+    """Parse `sys.argv` with Megatron's parser.
 
     Raises:
-        UsageError: what Megatron says against the flags, or the line that refuses them in silence.
+        UsageError: Megatron refuses the flags; the message is its own, or the line of code that
+            refuses without one.
     """
     try:
         return parse_and_validate_args(**given)
@@ -156,7 +168,7 @@ def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
 
 
 def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> None:
-    """What a plan in stock Megatron's hands is asked for: stage ratios and a timeline."""
+    """Attach the observers that a plan in stock Megatron asks for: stage ratios and a timeline."""
     from megatron_hetero.runtime.megatron import training_log
     from megatron_hetero.runtime.observe.stage_ratio import (
         StageRatio,
@@ -180,7 +192,7 @@ def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> Non
 
 
 def with_layer_spec(model: Any) -> Any:
-    """Our layer spec, unless `--spec` named one."""
+    """Set our layer spec, unless `--spec` named one."""
     from megatron_hetero.runtime.model import gpt
 
     if model.transformer_layer_spec is None:
@@ -189,12 +201,12 @@ def with_layer_spec(model: Any) -> Any:
 
 
 def check_checkpoint(args: Any) -> None:
-    """With `--exit-on-missing-checkpoint` there has to be one.
+    """Check that a checkpoint exists if `--exit-on-missing-checkpoint` is given.
 
-    Megatron ends the process with status 0 then, which a launcher takes for a finished job.
+    Megatron would end the process with status 0, which a launcher takes for a finished job.
 
     Raises:
-        CheckpointError: names the folder.
+        CheckpointError: there is none; the message names the folder.
     """
     from megatron.training.checkpointing import checkpoint_exists
 

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.training.checkpointing",
     name="_build_sharded_state_dict_metadata",
     reason="checkpoints of asymmetric plans need one key for each layer",
-    known={"c58be23980f3420a": "0.19.2"},
+    known={"c58be23980f3420a": TESTED},
 )
 
 ONE_KEY_PER_LAYER = "non_homogeneous_layers"
 
 
 def apply(**entries: Any) -> None:
-    """From here on checkpoints that are written have these `entries` in their metadata too."""
+    """Add `entries`, and one key for each layer, to the metadata of later checkpoints."""
 
     def metadata(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return {**REPLACEMENT.original()(*args, **kwargs), ONE_KEY_PER_LAYER: True, **entries}

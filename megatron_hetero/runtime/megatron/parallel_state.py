@@ -1,8 +1,8 @@
-"""Fills the globals of `megatron.core.parallel_state` with this rank's groups.
+"""Values of this rank's groups for the globals of `megatron.core.parallel_state`.
 
 `pretrain` takes our groups as an argument, yet Megatron still asks the globals in places that have
 no argument: the optimizer is built without a collection, the vocabulary-parallel cross entropy and
-the layer offsets ask for ranks, the logs ask for sizes.  Public setters are used where there are
+the layer offsets ask for ranks, the logs ask for sizes. Public setters are used where there are
 any; nothing of Megatron's is replaced.
 """
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.errors import MegatronVersionError
+from megatron_hetero.runtime.megatron.guarded import INSTALL
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
@@ -52,7 +53,7 @@ def fill(groups: RankGroups) -> None:
     """Make every question that Megatron asks `parallel_state` answer for this rank's place.
 
     Raises:
-        MegatronVersionError: a global that this version of the package knows is not there.
+        MegatronVersionError: Megatron lacks a global that this package sets.
     """
     rank = dist.get_rank()
     values = (
@@ -74,7 +75,7 @@ def fill(groups: RankGroups) -> None:
             if not hasattr(mpu, name):
                 raise MegatronVersionError(
                     f"megatron.core.parallel_state has no {name}; this package was written for "
-                    'megatron-core 0.19. Install "megatron-core>=0.19.2,<0.20".'
+                    f"megatron-core 0.19. Install a tested release: {INSTALL}."
                 )
             setattr(mpu, name, value)
     mpu.set_tensor_model_parallel_world_size(groups.tensor.size())

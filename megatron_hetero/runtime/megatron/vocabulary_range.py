@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.core.tensor_parallel.utils",
     name="VocabUtility.vocab_range_from_per_partition_vocab_size",
     reason="vocabulary rows divide by the shares of the plan",
-    known={"4886aabbdb5005ac": "0.19.2"},
+    known={"4886aabbdb5005ac": TESTED},
 )
 
 
 def apply(rows: Sequence[int]) -> None:
-    """From now on rank i of the own tensor-parallel group holds `rows[i] .. rows[i + 1] - 1`."""
+    """Assign rows `rows[i] .. rows[i + 1] - 1` to rank i of the own tensor-parallel group."""
 
     def vocab_range(per_partition_vocab_size: int, rank: int, world_size: int) -> tuple[int, int]:
         if world_size != len(rows) - 1:

@@ -27,7 +27,7 @@ _Pass = tuple[str, int, int]
 
 
 class ExecutedStep:
-    """What is under way in one step: tensors between their passes, and what was reported."""
+    """State of one step: tensors between their passes, and the reports of the loss."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ExecutedStep:
         self.num_tokens = torch.zeros([], dtype=torch.int, device="cuda")
 
     def run(self, forward: Forward) -> None:
-        """Do all that the programme has up to the exchange of gradients."""
+        """Run all instructions of the programme, up to the exchange of gradients."""
         for boundary in self._boundaries.values():
             boundary.begin()
         stage = self._stage
@@ -83,7 +83,7 @@ class ExecutedStep:
     def _post(self, number: int) -> None:
         """Post for the next message over a boundary.
 
-        Where lengths vary, an activation tells its own; its gradient has the same.
+        With unlike lengths an activation announces its shape; its gradient has the same one.
         """
         if not self._has_own_lengths:
             self._boundaries[number].post_receive(self._shape)
@@ -95,7 +95,7 @@ class ExecutedStep:
         self._boundaries[number].post_receive(shape)
 
     def do(self, operation: Operation, forward: Forward) -> None:
-        """Carry out one operation of the programme."""
+        """Execute one operation of the programme."""
         k, chunk = operation.micro_batch, operation.chunk
         match operation.kind:
             case "forward":

@@ -1,10 +1,10 @@
 """Execution of a stage's programme by Megatron's own forward and backward steps.
 
-The programme says what is due when (`schedule.programme`); what a forward or a backward is stays
-Megatron's (`forward_step`, `backward_step` of `megatron.core.pipeline_parallel.schedules`), and so
-does everything around them that its schedules do: the report of losses, the count of tokens,
-`no_sync` until the last gradient of a model chunk, `finalize_model_grads_func`, timers, and
-validation, where only the forwards of the programme are run.
+The programme says which operation is due when (`schedule.programme`). The forward and backward
+steps stay Megatron's (`forward_step`, `backward_step` of
+`megatron.core.pipeline_parallel.schedules`), and so does everything that its schedules do around
+them: the report of losses, the count of tokens, `no_sync` until the last gradient of a model chunk,
+`finalize_model_grads_func`, timers, and validation, which runs only the forwards of the programme.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Executor:
         adjust_tensor_shapes_fn: Callable[..., Any] | None = None,
         force_all_reduce: bool = False,
     ) -> list[Any]:
-        """One step, with the arguments of Megatron's forward-backward functions.
+        """Run one step, with the arguments of Megatron's forward-backward functions.
 
-        `model` is a list of model chunks, or the only one.  One of them at most reads data.
+        `model` is a list of model chunks, or the only one. At most one of them reads data.
 
         Returns:
-            What the loss function reported for each micro-batch, on the stage that has the loss.
+            The loss function's report for each micro-batch, on the stage that has the loss.
         """
         if adjust_tensor_shapes_fn is not None:
             raise ValueError("adjust_tensor_shapes_fn is for models with several streams")

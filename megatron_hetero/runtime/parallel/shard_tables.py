@@ -1,4 +1,4 @@
-"""All ranks' shard tables on every rank."""
+"""Shard tables of all ranks, on every rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_hetero.runtime.parallel.texts import gather_texts
 
 
 def all_shards(shards: Mapping[str, ParameterShard]) -> list[dict[str, ParameterShard]]:
-    """[rank] -> its shards by name.  Collective; they travel as JSON in byte tensors."""
+    """Gather every rank's shards by name, [rank]. Collective; sent as JSON in byte tensors."""
     text = json.dumps([asdict(s) for s in shards.values()])
     return [
         {entry["name"]: ParameterShard.from_json(entry) for entry in json.loads(found)}

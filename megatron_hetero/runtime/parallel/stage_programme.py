@@ -35,7 +35,13 @@ class StageProgramme:
         stage: int,
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
     ) -> None:
-        """`watched(kind)` goes around every operation (see `runtime.observe.stage_ratio`)."""
+        """Derive the instructions of validation, and the receives to post, from a schedule.
+
+        Args:
+            schedule: the schedule of the replica.
+            stage: index of the stage in it.
+            watched: `watched(kind)` is entered around every operation.
+        """
         self.watched = watched or (lambda _kind: contextlib.nullcontext())
         self.schedule = schedule
         self.stage = stage
@@ -52,11 +58,11 @@ class StageProgramme:
         self._posts = posts, posts_within(self._validation, windows, schedule, stage)
 
     def instructions(self, forward_only: bool) -> tuple[Instruction, ...]:
-        """What a step of training, or of validation, consists of."""
+        """Return the instructions of a step of training, or of validation."""
         return self._validation if forward_only else self._training
 
     def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
-        """[instruction] -> boundaries for which a receive is posted before it."""
+        """Return, for each instruction, the boundaries for which a receive is posted before it."""
         return self._posts[forward_only]
 
     def phases(self, forward_only: bool) -> tuple[tuple[Phase, ...], ...]:
@@ -64,7 +70,7 @@ class StageProgramme:
         return self._phases[forward_only]
 
     def receives(self, forward_only: bool) -> dict[int, Iterator[Operation]]:
-        """By boundary what is received over it in a step, in order."""
+        """Return, by boundary, the operations that receive over it in a step, in order."""
         found: dict[int, list[Operation]] = {}
         for instruction in self.instructions(forward_only):
             for operation in instruction:
@@ -73,10 +79,11 @@ class StageProgramme:
         return {boundary: iter(operations) for boundary, operations in found.items()}
 
     def message(self, operation: Operation) -> Message:
+        """Return the message that an operation sends or receives."""
         return self.schedule.message(self.stage, operation)
 
     def last_gradients(self) -> set[Operation]:
-        """For each chunk the operation with which its gradients are complete."""
+        """Return, for each chunk, the operation that completes its gradients."""
         last = {
             operation.chunk: operation
             for instruction in self._training

@@ -30,7 +30,7 @@ from megatron_hetero.schedule.stock import is_stock
 
 @dataclass(frozen=True)
 class ScheduledPlan:
-    """A plan with one kind of schedule, and its replicas on the clock.
+    """A plan with one kind of schedule, and the simulated times of its replicas.
 
     `pipeline_times_s` and `peaks` (micro-batches or passes under way, [stage]) are [replica].
     `held` says why the kind cannot be had, and then there is nothing else.
@@ -44,7 +44,7 @@ class ScheduledPlan:
 
     @property
     def has_launch_counts(self) -> bool:
-        """Whether it is 1F1B with launch counts other than its own."""
+        """Return whether it is 1F1B with launch counts other than its own."""
         return (
             self.name == "1f1b"
             and self.plan is not None
@@ -55,14 +55,14 @@ class ScheduledPlan:
 
     @property
     def slowest_s(self) -> float:
-        """Of the slowest replica, which the step waits for."""
+        """Return the seconds of the slowest replica, which the step waits for."""
         return max(self.pipeline_times_s)
 
 
 def candidates(
     plan: Plan, cluster: Cluster, profile: Profile | None = None, num_chunks: int = 2
 ) -> tuple[ScheduledPlan, ...]:
-    """1F1B with the plan's launch counts, and every other kind of schedule made for the plan.
+    """Make 1F1B with the plan's launch counts, and every other kind of schedule for the plan.
 
     Args:
         plan: valid on `cluster`, with a workload and devices; orders and chunks are left aside.
@@ -79,7 +79,7 @@ def candidates(
 
 
 def _without_orders(plan: Plan) -> Plan:
-    """The plan in one piece a stage, with 1F1B."""
+    """Return the plan in one piece a stage, with 1F1B."""
     replicas = []
     for replica in plan.replicas:
         first, stages = 0, []
@@ -91,7 +91,7 @@ def _without_orders(plan: Plan) -> Plan:
 
 
 class _Maker:
-    """Makes schedules for the replicas of one plan."""
+    """Maker of schedules for the replicas of one plan."""
 
     def __init__(self, plan: Plan, cluster: Cluster, profile: Profile | None) -> None:
         if plan.workload is None:
@@ -104,7 +104,7 @@ class _Maker:
         self._made: dict[Hashable, Listed] = {}
 
     def candidate(self, name: ScheduleName, plan: Plan) -> ScheduledPlan:
-        """The plan with orders of one kind on all replicas of several stages."""
+        """Make the plan with orders of one kind on all replicas of several stages."""
         if name == "zero-bubble" and self.whole_only:
             return ScheduledPlan(name, None, held=self.whole_only)
         times_s, peaks = [], []
@@ -127,7 +127,8 @@ class _Maker:
         return ScheduledPlan(name, made, tuple(times_s), tuple(peaks))
 
     def interleaved(self, num_chunks: int) -> ScheduledPlan:
-        """Every stage of a longer pipeline in as many chunks, along the stages in turn."""
+        """Make the plan with every stage of a longer pipeline in as many chunks, along the stages
+        in turn."""
         replicas = []
         for r, replica in enumerate(self.plan.replicas):
             if len(replica.stages) > 1:
@@ -142,9 +143,14 @@ class _Maker:
     def _with_replica(
         self, plan: Plan, name: ScheduleName, r: int, pipeline: TimedPipeline
     ) -> tuple[Plan, Listed]:
-        """The plan with a schedule on one replica, made anew with lower limits for stages whose
-        messages leave less room than the limits take for granted.
+        """Schedule one replica of the plan, again with lower limits for stages whose messages leave
+        less room than the limits take for granted.
 
+        Args:
+            plan: the plan so far.
+            name: kind of schedule.
+            r: the replica.
+            pipeline: its times and hops.
         Raises:
             CheckFailedError: there is none within the memory, or at all.
         """
@@ -169,7 +175,7 @@ class _Maker:
     def _schedule_once(
         self, name: ScheduleName, r: int, pipeline: TimedPipeline, limits: Sequence[int]
     ) -> Listed:
-        """Replicas that are alike share one schedule."""
+        """Make the schedule that replicas that are alike share."""
         key = name, pipeline, self.placement.replicas[r].num_in_flight, tuple(limits)
         if key not in self._made:
             self._made[key] = self._schedule(name, r, pipeline, limits)
@@ -213,8 +219,9 @@ class _Maker:
         )
 
     def _full_stages(self, made: Plan, r: int) -> dict[int, int]:
-        """Stages whose memory is too small for what they would keep, messages included, and how
-        many micro-batches that is.  Where the plan itself does not fit, as many as it keeps may."""
+        """Find the stages whose memory is too small for what they would keep, messages included,
+        with the number of their micro-batches.  Where the plan itself does not fit, as many as it
+        keeps may."""
         own = self.placement.replicas[r]
         placed = placement_of(made, self.costs.cluster).replicas[r]
         kept = {s: launched_forwards(made, r, s) for s in range(len(placed.stages))}
@@ -225,7 +232,7 @@ class _Maker:
         }
 
     def _limits(self, placed: PlacedReplica) -> list[int]:
-        """Micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
+        """Count the micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
         return [
             max(own, self._limit(placed, index)) for index, own in enumerate(placed.num_in_flight)
         ]
@@ -247,7 +254,8 @@ class _Maker:
 
 
 def _in_turn(replica: Replica, num_chunks: int) -> Replica:
-    """Each stage's layers in `num_chunks` chunks of like size, dealt out along the stages."""
+    """Divide each stage's layers into `num_chunks` chunks of like size, dealt out along the
+    stages."""
     sizes = [list(_parts(stage.shape.num_layers, num_chunks)) for stage in replica.stages]
     ranges: list[list[LayerRange]] = [[] for _ in replica.stages]
     first = 0
@@ -268,6 +276,6 @@ def _in_turn(replica: Replica, num_chunks: int) -> Replica:
 
 
 def _parts(total: int, count: int) -> Iterator[int]:
-    """`total` in `count` parts, the larger ones first."""
+    """Divide `total` into `count` parts, the larger ones first."""
     for i in range(count):
         yield total // count + (i < total % count)

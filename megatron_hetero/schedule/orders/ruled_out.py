@@ -9,8 +9,8 @@ _GROWING = "--step-batch-size-schedule"
 
 
 def why_not_split(workload: Workload) -> str:
-    """Why the job cannot run backward passes in two parts (`runtime.job.support`); empty where it
-    can, or where it brings no flags that say."""
+    """Explain why the job cannot run backward passes in two parts (`runtime.job.support`); empty
+    where it can, or where it brings no flags that say."""
     given = {argument.flag: argument for argument in _flags(workload)}
     layers = given.get("--transformer-impl")
     if given and not (layers and [word.text for word in layers.values] == ["local"]):
@@ -27,7 +27,7 @@ def why_not_split(workload: Workload) -> str:
 
 
 def why_no_orders(workload: Workload) -> str:
-    """Why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
+    """Explain why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
     if any(argument.flag == _GROWING for argument in _flags(workload)):
         return f"{_GROWING}: orders are for one number of micro-batches"
     return ""

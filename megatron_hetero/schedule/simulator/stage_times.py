@@ -21,7 +21,7 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 @dataclass(frozen=True)
 class StageStepTimes:
-    """What the GPUs of one stage take: each chunk's passes, and the optimizer once a step.
+    """Times of the GPUs of one stage: each chunk's passes, and the optimizer once a step.
 
     `last_backward` is that of a first stage.
     """
@@ -34,8 +34,11 @@ class StageStepTimes:
 def plan_times(
     plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> tuple[tuple[StageStepTimes, ...], ...]:
-    """Seconds of every stage, [replica][stage], from the cost model and the profile.
+    """Time every stage, [replica][stage], by the cost model and the profile.
 
+    Args:
+        plan: validated, with a workload and devices of `cluster`.
+        profile: measured times; None has the analytic model for all.
     Raises:
         UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
     """
@@ -62,7 +65,7 @@ def plan_times(
 def replica_chunk_times(
     plan: Plan, r: int, cost: ReplicaCost, workload: Workload
 ) -> tuple[tuple[ChunkTimes, ...], ...]:
-    """[stage][chunk] of one replica."""
+    """Time the chunks of one replica, [stage][chunk]."""
     stages = plan.replicas[r].stages
     return tuple(
         stage_chunk_times(stage, priced.times, workload, is_last=s + 1 == len(stages))
@@ -77,10 +80,13 @@ def last_backward_of(
     stage: Stage,
     times: Sequence[ChunkTimes],
 ) -> LastBackward:
-    """How the last backward passes of a first stage go through its layers.
+    """Time the last backward passes of a first stage, layer by layer.
 
     Args:
-        stage: the plan's, of which `times` are the chunks'.
+        costs: the price list, sharded as the placement.
+        replica: the placed replica.
+        rows: rows of the padded vocabulary.
+        stage: the plan's; `times` are those of its chunks.
     """
     placed = replica.stages[0]
     own = costs.variant(

@@ -1,4 +1,4 @@
-"""One optimizer step of a plan on its cluster, simulated: when every GPU and link does what.
+"""One optimizer step of a plan on its cluster, simulated: the timeline of every GPU and link.
 
 The programmes are those that the runtime executes, on the paths of the cluster, which replicas
 share.  Computations last as the cost model says (tensor-parallel communication included), messages
@@ -64,22 +64,22 @@ class StepSimulation:
 
     @cached_property
     def timelines(self) -> tuple[StageTimeline, ...]:
-        """All stages of all replicas in reading order."""
+        """Return all stages of all replicas in reading order."""
         return tuple(stage for replica in self.stages for stage in replica)
 
     @property
     def pipelines_s(self) -> float:
-        """Until the last backward pass of the last replica ends."""
+        """Return the seconds until the last backward pass of the last replica ends."""
         return max(stage.compute_end_s for stage in self.timelines)
 
     @property
     def gradient_sync_s(self) -> float:
-        """From then until the last gradient is reduced."""
+        """Return the seconds from then until the last gradient is reduced."""
         return max(0.0, self._last_end_s("gradient_sync") - self.pipelines_s)
 
     @property
     def weight_sync_s(self) -> float:
-        """Seconds that the exchange of new weights takes after the last update."""
+        """Return the seconds that the exchange of new weights takes after the last update."""
         return max(0.0, self._last_end_s("weight_sync") - self._last_end_s("step"))
 
     def _last_end_s(self, kind: OperationKind) -> float:
@@ -88,14 +88,14 @@ class StepSimulation:
 
     @property
     def bubble(self) -> float:
-        """Share of all GPUs' time in which they do not compute, 0..1."""
+        """Return the share of all GPUs' time in which they do not compute, 0..1."""
         num_devices = sum(len(stage.devices) for stage in self.timelines)
         busy_s = sum(len(stage.devices) * stage.busy_s for stage in self.timelines)
         return 1 - busy_s / (self.step_time_s * num_devices)
 
     @property
     def peak_memory_bytes(self) -> dict[str, int]:
-        """By device."""
+        """Return the peak of memory by device."""
         return {
             name: peak
             for stage in self.timelines
@@ -104,7 +104,7 @@ class StepSimulation:
 
     @property
     def device_busy_s(self) -> dict[str, float]:
-        """Seconds of computing, by device."""
+        """Return the seconds of computing by device."""
         return {name: s.busy_s for s in self.timelines for name in s.devices}
 
 
@@ -119,6 +119,8 @@ def simulate_plan(
     """Simulate one step of a validated plan.
 
     Args:
+        plan: with devices of `cluster`.
+        profile: measured times; None has the analytic model for all.
         workload: what is trained; by default the plan's own.
         is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
             it can, as `flags` emits it.
@@ -200,7 +202,7 @@ def simulate_plan(
 
 
 def _sends(plan: Plan, is_stock: bool) -> SendMode:
-    """Stock Megatron waits for its sends; interleaved it overlaps some."""
+    """Return how stages send: stock Megatron waits for its sends; interleaved it overlaps some."""
     if not is_stock:
         return "buffered"
     is_interleaved = any(s.chunks for replica in plan.replicas for s in replica.stages)

@@ -127,7 +127,7 @@ def test_planning_imports_no_torch_for_it() -> None:
 
 
 def test_a_job_trains_on_it(tmp_path: Path) -> None:
-    """From text to training, with the flags that the verb prints."""
+    """A job reads the data with the flags that the verb prints."""
     request = DataRequest((Path(__file__),), tmp_path / "a", None, cut="line")
     write_data(request)
     flags = ["--data-path", str(request.data_path), "--split=1,0,0", "--vocab-size=257"]

@@ -44,7 +44,7 @@ _MOST_ERROR = {"emulated": 0.08, "real": 0.15}
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where plans run: on emulated or on real machines."""
+    """Place where plans run: on emulated or on real machines."""
 
     kind: str
     cluster: Cluster

@@ -35,7 +35,8 @@ def test_the_log_has_the_routing_losses_of_the_job(tmp_path: Path) -> None:
 
 
 def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:
-    """Of the first step, as printed (seven digits), by rank that prints."""
+    """Return the routing losses of the first step, as printed (seven digits), by rank that
+    prints."""
     found = []
     for log in sorted(folder.glob("rank-*.log")):
         lines = re.findall(r"iteration +1/.*", log.read_text())

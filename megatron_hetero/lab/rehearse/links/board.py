@@ -26,9 +26,9 @@ FIELDS = ("latest_s", "num_come", "asked_s", "arrival_s")
 it is done on the described links."""
 LOOK_AGAIN_S = 1e-3
 TAKEN_KEPT = 64
-"""How many messages on a path may be taken out of turn before a gap is forgotten."""
+"""Most messages on a path that may be taken out of turn before a gap is forgotten."""
 MOST_DUE = 256
-"""How many messages may be due on a path before the first of them takes it."""
+"""Most messages that may be due on a path before the first of them takes it."""
 
 
 class Board:
@@ -103,8 +103,8 @@ class Board:
         """Register something that will take these paths, and is ready from `from_s` on.
 
         Returns:
-            Seconds by which the order of the ranks' times is violated: a path may be taken already
-                by something that was ready later, because this machine was late.
+            Seconds by which messages delay each other out of turn: where a path is already taken by
+            one that was ready later, because this machine was late.
         """
         overtaken_s = 0.0
         for path, seconds in _seconds(hops).items():
@@ -126,8 +126,7 @@ class Board:
         return not (is_before & (names != 0)).any()
 
     def take(self, key: Key, hops: Hops, from_s: float) -> float:
-        """Take the paths of every hop for its seconds, each in the first gap that all its paths
-        share.
+        """Take the paths of every hop for its seconds, each in the first common gap.
 
         This holds a link to its bandwidth, whoever sends. Announced messages take their paths in
         the order of the ranks' own times; a message that comes after its turn, because this machine

@@ -50,7 +50,7 @@ class LinkHolder:
     def send(
         self, operation: Any, num_bytes: float, deliver: Callable[[list[Any]], list[Any]]
     ) -> SendWork:
-        """Hand a message over when the links have delivered it.
+        """Send a message: hand it over when the links have delivered it.
 
         Args:
             operation: a `torch.distributed.P2POp` of `isend`.
@@ -99,8 +99,9 @@ class LinkHolder:
         async_op: bool,
         kind: str = "",
     ) -> Any:
-        """Run a collective, and end it when `ring` would; without a ring, when all ranks have
-        arrived.
+        """Run a collective, and end it when `ring` would.
+
+        Without a ring it ends when all ranks have arrived.
 
         Args:
             group: its process group.
@@ -121,8 +122,7 @@ class LinkHolder:
         return work
 
     def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
-        """Wait for all ranks of a collective; return the time at which the described links complete
-        it.
+        """Wait for all ranks of a collective; return when the links complete it.
 
         The real collective may end earlier on some ranks, as a broadcast does on its root.
         """
@@ -164,8 +164,7 @@ class LinkHolder:
         self.clock.reach(at_s)
 
     def waited(self, due_s: float, asked_s: float) -> None:
-        """Move the clock on: the rank asked for a message at `asked_s`, and it was due at
-        `due_s`."""
+        """Move the clock on: a message, due at `due_s`, was asked for at `asked_s`."""
         self.clock.reach(self.clock.at(max(due_s, asked_s)))
 
     def number(self, key: Key) -> Key:
@@ -175,8 +174,10 @@ class LinkHolder:
 
 
 def ranks_of(group: Any) -> list[int]:
+    """Return the global ranks of a process group; None is the world."""
     return dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
 
 
 def name_of(group: Any) -> str:
+    """Return the name of a process group, equal on all its ranks; None is the world."""
     return str((group if group is not None else dist.group.WORLD).group_name)

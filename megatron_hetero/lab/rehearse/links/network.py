@@ -18,8 +18,10 @@ from megatron_hetero.errors import UsageError
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A fault: messages between nodes `a` and `b` (inside `a`, if they are equal) take `factor`
-    times as long as described, in both directions."""
+    """A fault: messages between nodes `a` and `b` are `factor` times slower, both ways.
+
+    Equal nodes mean the links inside one node.
+    """
 
     a: str
     b: str
@@ -141,8 +143,7 @@ class Network:
         return sorted(ranks, key=lambda rank: (first[self._devices[rank].node], rank))
 
     def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
-        """Build a reduce-scatter and an all-gather, each with (n - 1) / n of a buffer over every
-        hop."""
+        """Build a reduce-scatter and an all-gather, each (n - 1) / n of a buffer a hop."""
         size = len(ranks)
         return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2)
 
@@ -152,8 +153,7 @@ class Network:
         return self.ring(ranks, (size - 1) / size * num_bytes, 1)
 
     def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
-        """Build an exchange in which every rank sends to every other one, directly, the part that
-        it owns."""
+        """Build direct messages from every rank to every other one, of the part it owns."""
         hops = [
             (self.hop(sender, owner), num_bytes)
             for sender in ranks

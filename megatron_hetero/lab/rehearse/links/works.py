@@ -23,12 +23,10 @@ class Waiting(Protocol):
     clock: Clock
 
     def waited(self, due_s: float, asked_s: float) -> None:
-        """Move the clock on: the rank asked for something at `asked_s`, and it was due at
-        `due_s`."""
+        """Move the clock on: something, due at `due_s`, was asked for at `asked_s`."""
 
     def done_s(self, key: Key, ring: Ring | None, kind: str) -> float:
-        """Wait for all ranks of a collective; return the time at which the described links complete
-        it."""
+        """Wait for all ranks of a collective; return when the links complete it."""
 
 
 class SendWork:
@@ -121,8 +119,7 @@ class CollectiveWork(threading.Thread):
 
 
 class Courier(threading.Thread):
-    """A thread that acts at given times: it takes paths, and hands messages to the real
-    transport."""
+    """A thread that acts at given times: it takes paths and delivers messages."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -49,8 +49,7 @@ class _Moments:
         self._second: numpy.ndarray | float = 0.0
 
     def update(self, gradient: numpy.ndarray, norm: str) -> numpy.ndarray:
-        """Update the moments; return the direction of the step, without learning rate and weight
-        decay."""
+        """Update the moments; return the step without learning rate and weight decay."""
         s = self._settings
         clipped = gradient.astype(numpy.float64)
         if s.max_norm > 0:
@@ -73,7 +72,9 @@ def explained_difference(
     norms: Mapping[int, str],
     settings: AdamSettings,
 ) -> dict[int, numpy.ndarray]:
-    """Compute, by step, the expected distance of a rank's weights of a tensor from the one
+    """Compute, by step, the distance of a rank's weights that Adam explains.
+
+    It is the difference between the weights that Adam makes of the rank's gradients and of the one
     process's.
 
     Args:

@@ -25,7 +25,8 @@ ADAM_UPDATE_TOLERANCE = 1e-3
 """Adam divides by the root of the second moment, which is rounding noise where a gradient is all
 but zero; the update of a whole tensor is the number that means something."""
 ADAM_ARITHMETIC_TOLERANCE = 5e-6
-"""Of the update, where what Adam makes of unlike gradients is taken off first (`verify.adam`)."""
+"""Part of the update, after the part that Adam makes of unlike gradients is removed
+(`distance.adam`)."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,16 @@ class Distances:
     same_samples: bool
     same_norm_bits: bool
     same_random_states: bool
-    """Whether the ranks of each tensor-parallel group ended with one random state: what they hold
-    copies of they have to drop alike."""
+    """True if the ranks of each tensor-parallel group ended with one random state: they have to
+    drop their copies alike."""
     same_loss_scales: bool
-    """Whether all ranks scaled every loss, and skipped every step, as the one process (fp16)."""
+    """True if all ranks scaled every loss, and skipped every step, as the one process did
+    (fp16)."""
     left_out: tuple[str, ...]
-    """Tensors of which the key biases were left out: their true gradient is zero (`key_bias_rows`),
-    what is computed is noise, and Adam makes a full step of it."""
+    """Tensors without their key biases: the true gradient of these is zero (`key_bias_rows`),
+    the computed one is noise, and Adam makes a full step of it."""
     unequal_start: str | None = None
-    """The first tensor that a rank was built with other initial weights of (`verify.start`)."""
+    """First tensor that a rank was built with other initial weights of (`distance.start`)."""
 
     def within(self, bounds: Tolerances) -> bool:
         return (
@@ -167,10 +169,10 @@ def compare(
 def half_precision_tolerances(
     reference: RankRecord, single: RankRecord, model: ModelSpec, optimizer: str
 ) -> Tolerances:
-    """Return the bounds of a plan in bf16 or fp16, from the one process in it and in fp32
-    (`single`).
+    """Return the bounds of a plan in half precision, from one process in it and in fp32.
 
-    Tensors are held to the same factor by `compare` with `single` for its floor.
+    The latter is `single`. Tensors are held to the same factor by `compare` with `single` for its
+    floor.
     """
     loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
     return replace(
@@ -197,8 +199,7 @@ def _worst(
     steps: Sequence[int],
     noise: Mapping[tuple[str, str], float],
 ) -> tuple[Worst, Worst, Worst, Worst]:
-    """Find the worst of losses, gradients, norms and weights; tensors within their `noise` are
-    equal."""
+    """Find the worst losses, gradients, norms and weights; tensors within `noise` are equal."""
     reference = measure.reference
     loss = norm = Worst(0.0)
     tensors = {"gradient": Worst(0.0), "weight": Worst(0.0)}

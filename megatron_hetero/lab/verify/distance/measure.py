@@ -25,14 +25,14 @@ class Measure:
     optimizer: str
     reference: RankRecord
     adam: AdamSettings | None = None
-    """With them, what Adam makes of unlike gradients is taken off (`verify.adam`)."""
+    """Settings with which the part that Adam makes of unlike gradients is removed
+    (`distance.adam`)."""
     starts_apart: bool = False
-    """What is measured is a floor: weights that were moved at its start are taken off as well."""
+    """True for a floor: weights that were moved at its start are subtracted as well."""
     _kept: dict[tuple[int, str], dict[int, numpy.ndarray]] = field(default_factory=dict)
 
     def tensors(self, record: RankRecord, step: int) -> Iterator[tuple[str, str, float, float]]:
-        """Yield (kind, name, absolute distance, scale of the reference) for all tensors of a
-        step."""
+        """Yield (kind, name, absolute distance, scale of the reference) of a step's tensors."""
         for name, shard in record.shards.items():
             explained = self._explained(record, name, shard).get(step)
             keys = key_bias_rows(name, self.model)
@@ -83,11 +83,10 @@ class Measure:
         return self._kept[key]
 
     def noise(self, floor: RankRecord) -> dict[tuple[str, str], float]:
-        """Return, by (kind, name), the distance that is rounding, whatever the size of the tensor
-        itself.
+        """Return, by (kind, name), the distance that is rounding.
 
-        A gradient that is the small rest of a large sum (of a norm of queries or keys, say) has the
-        rounding of the sum.
+        It may be large beside the tensor: a gradient that is the small rest of a large sum (of a
+        norm of queries or keys, say) has the rounding of the sum.
         """
         worst: dict[tuple[str, str], float] = {}
         for step in floor.steps:

@@ -11,8 +11,7 @@ from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
 
 
 def sync_to_data(ranks: Sequence[RankTraffic]) -> dict[str, float] | None:
-    """Return the bytes of the gradient sync beside the least possible; None under stock
-    Megatron."""
+    """Return the gradient sync's bytes beside the least; None under stock Megatron."""
     if not ranks:
         return None
     payload = sum(rank.payload_bytes for rank in ranks)

@@ -103,8 +103,7 @@ def count_masked_tokens() -> None:
 
 
 def start_apart() -> None:
-    """Draw the last rank's initial weights from another seed, and skip the step that makes them
-    equal."""
+    """Draw the last rank's weights from another seed, and never make them equal."""
     from megatron_hetero.runtime.gradients.sync import GradientSync
     from megatron_hetero.runtime.model import hooks
 

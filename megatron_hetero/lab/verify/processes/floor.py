@@ -26,8 +26,7 @@ class FloorRecorder(Recorder):
         self._count = sum(r.num_micro_batches for r in shrunk.plan.replicas)
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Schedule the move of the weights before the first forward pass: they are loaded after
-        this hook."""
+        """Move the weights before the first forward pass; they are loaded after this hook."""
         (chunk,) = model
 
         def before_the_first(*_: Any) -> None:

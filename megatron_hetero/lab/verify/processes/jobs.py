@@ -21,6 +21,12 @@ from megatron_hetero.lab.verify.options import (
 from megatron_hetero.lab.verify.options import Options as Options
 from megatron_hetero.lab.verify.processes import one_process
 from megatron_hetero.lab.verify.processes.floor import FloorRecorder
+from megatron_hetero.lab.verify.processes.optimizer_flags import (
+    ADAM,
+    ONLY_WITH_ADAM,
+    OTHER_RATES,
+    RATES,
+)
 from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.processes.routing import Replay, Routers, replay_of_rank
 from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags, without_flags
@@ -35,33 +41,11 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from megatron_hetero.schedule.stock import is_stock
 
-_OTHER_RATES = ("--min-lr", "--decoupled-lr", "--decoupled-min-lr", "--lr-warmup-init")
-_RATES = (
-    *_OTHER_RATES,
-    "--lr-warmup-iters",
-    "--lr-warmup-fraction",
-    "--lr-decay-iters",
-    "--lr-wsd-decay-iters",
-    "--lr-decay-style",
-)
-"""Of a job that learns; the seed checkpoint is of weights that have not moved."""
-ONLY_WITH_ADAM = (
-    "--use-distributed-optimizer",
-    "--overlap-param-gather",
-    "--overlap-param-gather-with-optimizer-step",
-    "--num-distributed-optimizer-instances",
-)
-"""Flags of a plan that stock Megatron runs, whose distributed optimizer knows no SGD."""
-
-
-_ADAM = {
-    "--adam-beta1": "beta1",
-    "--adam-beta2": "beta2",
-    "--adam-eps": "epsilon",
-    "--clip-grad": "max_norm",
-}
+_SAVED = "latest_checkpointed_iteration.txt"
+"""The file that Megatron writes last of a checkpoint."""
 
 
 class VerifyJobs:
@@ -112,7 +96,7 @@ class VerifyJobs:
         model = self._model_arguments("fp32" if in_fp32 else asked)
         if rates and optimizer not in rates:
             # The job's other rates are of its own optimizer.
-            model = without_flags(model, _OTHER_RATES)
+            model = without_flags(model, OTHER_RATES)
         return (
             *model,
             *epsilon,
@@ -129,13 +113,13 @@ class VerifyJobs:
     def adam_settings(self) -> AdamSettings:
         """Return the settings of Adam in runs in fp32."""
         options = last_of_each(flag_table().split(self._flags.both))
-        given = {option.name: float(option.values[0]) for option in options if option.name in _ADAM}
-        return AdamSettings(**{_ADAM[name]: value for name, value in given.items()})
+        given = {option.name: float(option.values[0]) for option in options if option.name in ADAM}
+        return AdamSettings(**{ADAM[name]: value for name, value in given.items()})
 
     def seed_job(self) -> LocalJob:
         """Return the job in which stock Megatron makes the initial weights of every run."""
         argv = (
-            *without_flags(self._model_arguments(self.options.precision), _RATES),
+            *without_flags(self._model_arguments(self.options.precision), RATES),
             *self._one_process,
             "--train-iters=1",
             "--lr=0",
@@ -149,6 +133,8 @@ class VerifyJobs:
         shares = any(s.shares for r in self.shrunk.plan.layout.replicas for s in r.stages)
 
         def seed(rank: int) -> None:
+            if self.options.reuses and (self._seed / _SAVED).exists():
+                return
             write_text_dataset(self._text, self._num_tokens)
             save_without_a_server()
             if shares:
@@ -166,8 +152,7 @@ class VerifyJobs:
         )
 
     def replays_routing(self, optimizer: str) -> bool:
-        """Tell if the plan follows the one process's choice of experts; that process then runs
-        first."""
+        """Tell if the plan follows the one process's experts; that process then runs first."""
         is_half = self.options.precision_of(optimizer) != "fp32"
         return is_half and self.shrunk.model.num_experts > 0
 
@@ -180,8 +165,7 @@ class VerifyJobs:
         return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
-        """Return the job of the one process in fp32, without the steps that half precision has
-        skipped."""
+        """Return the one process's job in fp32, without steps that half precision skipped."""
         flags: tuple[str, ...] = ()
         if skipped:
             flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
@@ -212,6 +196,8 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            if self.options.reuses and (folder / f"record-{rank}.json").exists():
+                return
             recorder = make()
             one_process.train(argv, entry.World.from_environment().store(), recorder)
             recorder.save(folder / f"record-{rank}")
@@ -226,8 +212,7 @@ class VerifyJobs:
     def interrupted_jobs(
         self, optimizer: str, resumed: Shrunk, after: int
     ) -> tuple[LocalJob, LocalJob]:
-        """Return the job of the plan up to a checkpoint, and that of `resumed` from there to the
-        end.
+        """Return the plan's job up to a checkpoint, and `resumed`'s from there to the end.
 
         Args:
             optimizer: "sgd" or "adam".
@@ -263,6 +248,7 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            always_send_parts()
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()

@@ -36,12 +36,11 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True)
 class RankRecord:
-    """A record, read back: arrays by `kind/step/name` (kinds: gradient, weight), and shards by
-    name.
+    """A record, read back: shards by name, and arrays by `kind/step/name`.
 
-    Steps are Megatron's iterations, from 1 or, in a resumed run, from the next one on; weights of
-    the step before the first are the initial ones. `losses` has entries on last stages only;
-    `samples` are the dataset indices that this rank read, in order.
+    Kinds are gradient and weight. Steps are Megatron's iterations, from 1 or, in a resumed run,
+    from the next one on; weights of the step before the first are the initial ones. `losses` has
+    entries on last stages only; `samples` are the dataset indices that this rank read, in order.
     """
 
     arrays: dict[str, numpy.ndarray]
@@ -50,18 +49,18 @@ class RankRecord:
     norms: dict[int, str]
     samples: list[int]
     traffic: RankTraffic | None = None
-    """What its gradient sync handed to the transport; None under stock Megatron."""
+    """Bytes that its gradient sync handed to the transport; None under stock Megatron."""
     random_state: str = ""
     """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
     boundaries: dict[int, BoundaryTraffic] = field(default_factory=dict)
-    """What it sent to other stages, by boundary; nothing under stock Megatron."""
+    """Traffic to other stages, by boundary; empty under stock Megatron."""
     loss_scales: dict[int, float] = field(default_factory=dict)
-    """What each step's loss was multiplied with (fp16); gradients are recorded without it."""
+    """Factor of each step's loss (fp16); gradients are recorded without it."""
 
     drawn: dict[str, numpy.ndarray] = field(default_factory=dict)
     """The weights that the model was built with, by name, before a checkpoint took their place."""
     flips: Flips | None = None
-    """Where its routers would have chosen other experts than those that were replayed."""
+    """Tokens for which its routers would have chosen other experts than the replayed ones."""
 
     @property
     def steps(self) -> tuple[int, ...]:

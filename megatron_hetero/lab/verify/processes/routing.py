@@ -59,8 +59,7 @@ class Replay:
     part: int = 0
 
     def number(self, call: int) -> int:
-        """Return the one process's number, counted from the first step, of this rank's micro-batch
-        `call`."""
+        """Return the one process's number, over all steps, of this rank's micro-batch `call`."""
         step, place = divmod(call, len(self.numbers))
         return step * self.per_step + self.numbers[place]
 

@@ -30,8 +30,7 @@ def gather_gradients(model: Sequence[Any]) -> None:
 
 
 def gather_weights(model: Sequence[Any]) -> None:
-    """Finish the gathers of new weights that are under way; call it between an update and a forward
-    pass."""
+    """Finish gathers of new weights; call it between an update and a forward pass."""
     for chunk in model:
         if _is_divided(chunk) and chunk.ddp_config.overlap_param_gather:
             chunk.start_param_sync(force_sync=True)

@@ -21,7 +21,7 @@ from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 
 ADDED = "--eod-mask-loss"
-"""What every verification adds: micro-batches then count unlike numbers of tokens."""
+"""Flag that every verification adds: micro-batches then count unlike numbers of tokens."""
 
 _TEXT = "text as bytes"
 _OFF = "off"
@@ -88,16 +88,19 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         if option.name == "--lr":
             rates[workload.training.optimizer] = float(option.values[0])
     by_plan = [o for o in treated.of("kept by the plan") if not _is_decided(o)]
-    half = [o for o in treated.of("kept in half precision") if o.name not in _PRECISIONS]
+    in_half = treated.of("kept in half precision")
+    precisions = [o for o in in_half if o.name in _PRECISIONS]
+    half = [o for o in in_half if o.name not in _PRECISIONS]
+    if workload.training.precision == "fp32":
+        lines += [f"{option} -> {_OFF}, in fp32" for option in half]
+        half = []
     return JobFlags(
         both=_without_recompute(shrunk.plan, both),
         half=_tokens(half),
         plan=_tokens(by_plan),
         precision=workload.training.precision,
         learning_rates=rates,
-        kept=tuple(
-            str(o) for o in (*treated.of("kept"), *by_plan, *treated.of("kept in half precision"))
-        ),
+        kept=tuple(map(str, (*treated.of("kept"), *by_plan, *precisions, *half))),
         shrunk=tuple(lines),
         no_effect=no_effect,
         left_out=tuple(
@@ -161,8 +164,7 @@ class _Values:
         return option.tokens
 
     def instead_of(self, option: Option) -> tuple[tuple[str, ...], str | None]:
-        """Return (arguments, text to show); the text is None where the sizes of the model show
-        it."""
+        """Return (arguments, text to show); None where the model's sizes show it."""
         name = option.flag.names[0]
         if name in _DATA_FLAGS:
             return (), _TEXT
@@ -225,7 +227,7 @@ class _Values:
 
 
 _PRECISIONS = ("--bf16", "--fp16")
-"""Which of them the runs get is `Options.precision`."""
+"""Flags of half precision; `Options.precision` decides which of them the runs get."""
 _DATA_FLAGS = ("--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type")
 _RANDOM_FLAGS = (
     "--moe-input-jitter-eps",

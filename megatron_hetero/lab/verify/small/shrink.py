@@ -148,8 +148,7 @@ _SHOWN = (
 
 
 def micro_batch_size(plan: Plan, workload: Workload) -> int:
-    """Return the sequences in a micro-batch of the one process: the plan's, if all replicas share
-    it.
+    """Return the one process's sequences in a micro-batch: those of all replicas, if equal.
 
     Where losses are masked, the mean over micro-batches of another size is another objective.
     Replicas of unlike sizes have losses per token, whose sum no division changes.
@@ -174,8 +173,7 @@ def _recompute(training: TrainingSpec) -> list[str]:
 
 
 def _experts(model: ModelSpec, columns: int) -> list[str]:
-    """Return the flags of up to eight experts, with a loss that balances them, which plans keep
-    too."""
+    """Return the flags of up to eight experts, with a loss that balances them."""
     if not model.num_experts:
         return []
     num_experts = min(model.num_experts, _MAX_EXPERTS)

@@ -24,8 +24,7 @@ def paragraphs() -> Iterator[bytes]:
 
 
 def write_text_dataset(prefix: Path, num_tokens: int) -> int:
-    """Write `prefix.bin` and `prefix.idx` with at least `num_tokens` tokens, if the source has
-    them.
+    """Write `prefix.bin` and `prefix.idx` with at least `num_tokens` tokens, if there are.
 
     Returns:
         The number of tokens written.

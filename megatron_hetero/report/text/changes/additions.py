@@ -1,4 +1,4 @@
-"""What to add to a cluster first, as a table for a terminal."""
+"""Machines to add to a cluster first, as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_hetero.units import format_duration
 
 
 def what_if_lines(found: Sequence[WhatIf], step_time_s: float) -> Iterator[RenderableType]:
-    """The additions, the best first."""
+    """Show the additions, the best first."""
     yield Text.assemble(
         ("What to add first", "bold"), f"  the step takes {format_duration(step_time_s)} now"
     )

@@ -1,4 +1,4 @@
-"""The differences of two plans as a table for a terminal: the step time first, like rows in one."""
+"""The differences of two plans as a table for a terminal: the step time first, like rows folded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TENSOR_RANK = re.compile(r", tensor rank \d+$")
 
 
 def difference_table(differences: Sequence[Difference]) -> Table:
-    """One row for each difference: where, what, before, after."""
+    """Build a table with one row for each difference: where, what, before, after."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("where", "what"):
         # Places and names of flags are kept whole, and the values wrap, unless space is too short.
@@ -40,7 +40,8 @@ def difference_table(differences: Sequence[Difference]) -> Table:
 
 
 def folded(differences: Iterable[Difference]) -> list[Difference]:
-    """Rows that say the same of several places, as one row; the order is that of the first."""
+    """Join rows that say the same of several places into one row; the order is that of the
+    first."""
     alike: dict[tuple[str, str | None, str | None], list[str]] = {}
     for d in differences:
         # GPUs that move together are one row, whatever their places in the group.

@@ -1,11 +1,11 @@
-"""What a new plan would gain, now that a training job has shown how fast its GPUs are.
+"""The gain of a new plan, now that a training job has shown how fast its GPUs are.
 
 Each type's forward and backward passes are stretched by what those of its stages really took
 beside their prediction (the median over them).  The planner is called with passes so stretched, and
-both plans are simulated with them.  What that assumes of the new plan: a type's passes take so many
-times as long whatever the layers and GPUs of a stage, fixed costs of kernels and the group's own
-communication included.  Optimizer and messages keep their predicted times.  A single GPU that lags
-behind its type is not planned around; it is named by the job's log.
+both plans are simulated with them.  The assumption about the new plan: a type's passes take that
+many times as long whatever the layers and GPUs of a stage, fixed costs of kernels and the group's
+own communication included.  Optimizer and messages keep their predicted times.  A single GPU that
+lags behind its type is not planned around; the job's log names it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Replan:
 
     @property
     def gain(self) -> float:
-        """Part of the step that a new plan saves; 0 where the old one is as good."""
+        """Return the part of the step that a new plan saves; 0 where the old one is as good."""
         return max(0.0, 1 - self.new_s / self.kept_s)
 
 
@@ -61,7 +61,8 @@ def replan(content: Content, profile: Profile | None) -> Replan:
 
 
 def pass_ratios(content: Content, measured: Sequence[Lane]) -> dict[str, Stretch]:
-    """GPU type -> measured over predicted seconds of its stages' passes, the median over them."""
+    """Divide measured by predicted seconds of the passes of each GPU type's stages, the median over
+    them."""
     predicted = {(lane.replica, lane.stage): lane for lane in content.timelines[0].lanes}
     found: dict[str, list[Stretch]] = {}
     for lane in measured:
@@ -77,7 +78,8 @@ def pass_ratios(content: Content, measured: Sequence[Lane]) -> dict[str, Stretch
 
 
 def _passes_s(lane: Lane) -> tuple[float, float]:
-    """Seconds of all its forward passes, and of its backward passes with all their parts."""
+    """Sum the seconds of all its forward passes, and of its backward passes with all their
+    parts."""
     forward_s, backward_s = (
         sum(o.end_s - o.start_s for o in lane.operations if o.kind in kinds)
         for kinds in (("forward",), BACKWARDS)
@@ -86,7 +88,7 @@ def _passes_s(lane: Lane) -> tuple[float, float]:
 
 
 def replan_lines(found: Replan) -> Iterator[str]:
-    """For people."""
+    """Write the gain for people."""
     ratios = ", ".join(
         f"{name} {ratio.forward:.2f} / {ratio.backward:.2f}" for name, ratio in found.ratios.items()
     )
@@ -104,7 +106,7 @@ def replan_lines(found: Replan) -> Iterator[str]:
 
 
 def replan_to_data(found: Replan) -> dict[str, Any]:
-    """For programs."""
+    """Convert the gain to data for programs."""
     return {
         "gpu_type_ratios": {name: ratio._asdict() for name, ratio in found.ratios.items()},
         "kept_step_time_s": found.kept_s,

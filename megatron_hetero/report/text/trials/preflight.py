@@ -1,4 +1,4 @@
-"""What `doctor` found, as text for a terminal."""
+"""Findings of `doctor`, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES = {"error": "bold red", "warning": "yellow"}
 
 
 def preflight_report(findings: Sequence[Finding], looked_at: str) -> RenderableType:
-    """Each finding as a small block, and the verdict in the last line.
+    """Show each finding as a small block, and the verdict in the last line.
 
     `looked_at`: what the preflight saw, in words ("8 GPUs on 2 nodes, not the machines").
     """

@@ -1,4 +1,4 @@
-"""What a rehearsal showed, as text for a terminal.
+"""The result of a rehearsal, as text for a terminal.
 
 The data is that of `lab.rehearse.rehearsal_to_data`, which `--json` prints too.
 """
@@ -24,11 +24,12 @@ SHOWN = (
     "in processes that really ran it, and rings in the order of ranks and hosts\nnot shown: how "
     "long passes take, and how fast the lines are that the cluster file describes (probe measures)"
 )
-"""What a rehearsal is evidence of, and what it takes from the prediction."""
+"""Facts that a rehearsal proves, and those that it takes from the prediction."""
 
 
 def rehearsal_report(data: Mapping[str, Any]) -> RenderableType:
-    """Predicted beside rehearsed, for the step and each stage; the verdict in the last line."""
+    """Show predicted beside rehearsed times, for the step and each stage; the verdict in the last
+    line."""
     return Group(
         facts(*_facts(data)),
         Text(),
@@ -80,7 +81,7 @@ def _stages(data: Mapping[str, Any]) -> Table:
 
 
 def _lines(data: Mapping[str, Any]) -> Table:
-    """How long a step takes the busiest paths and lines between nodes."""
+    """Show the seconds for which a step takes the busiest paths and lines between nodes."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("busiest between nodes", min_width=12)
     for heading in ("predicted", "rehearsed", "error"):

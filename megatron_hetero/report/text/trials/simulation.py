@@ -25,7 +25,7 @@ MAX_LINKS = 12
 def simulation_report(
     simulation: StepSimulation, utilization: Utilization | None = None
 ) -> RenderableType:
-    """Step, stages, links."""
+    """Show step, stages and links."""
     return Group(
         facts(*_step(simulation, utilization)),
         Text(),
@@ -35,7 +35,8 @@ def simulation_report(
 
 
 def simulation_to_data(simulation: StepSimulation) -> dict[str, Any]:
-    """`step_time_s, bubble, devices, stages, links, messages`; times in seconds from the begin."""
+    """Convert to `step_time_s, bubble, devices, stages, links, messages`; times in seconds from the
+    begin."""
     return {
         "step_time_s": simulation.step_time_s,
         "pipelines_s": simulation.pipelines_s,
@@ -75,7 +76,7 @@ def simulation_to_data(simulation: StepSimulation) -> dict[str, Any]:
 
 
 def stage_to_data(stage: StageTimeline) -> dict[str, Any]:
-    """One stage's line of the timeline."""
+    """Convert one stage's line of the timeline."""
     return {
         "replica": stage.replica,
         "stage": stage.stage,

@@ -1,4 +1,4 @@
-"""What `verify` found, as text for a terminal: losses side by side, distances and their bounds.
+"""The result of `verify`, as text for a terminal: losses side by side, distances and their bounds.
 
 The data is that of `megatron_hetero.lab.verify.outcome.outcome_to_data`, which `--json` prints too.
 """
@@ -23,13 +23,13 @@ QUANTITIES = {
     "gradient_norm": "gradient norm",
     "weights": "weights",
 }
-"""Key of the data -> what is printed."""
+"""Key of the data -> its name in print."""
 
 OPTIMIZERS = {"adam": "Adam", "sgd": "SGD"}
 
 
 def verification_report(data: Mapping[str, Any]) -> RenderableType:
-    """Everything that was compared, and the verdict in the last line."""
+    """Show everything that was compared, and the verdict in the last line."""
     num_devices = parse_layout(data["layout"]).num_devices
     heading = facts(
         ("verify", f"{num_devices} processes on this plan beside one process of stock Megatron"),
@@ -42,7 +42,7 @@ def verification_report(data: Mapping[str, Any]) -> RenderableType:
 
 
 def _flag_facts(flags: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What became of the job's flags."""
+    """Show the job's flags as the check took them: kept, added, without effect, left out."""
     if flags["kept"]:
         yield "kept", ", ".join(flags["kept"])
     if flags["added"]:

@@ -1,7 +1,7 @@
-"""Which card of its machine a process has: the place on the PCI bus, by which plans number cards.
+"""Identity of a process's card: its place on the PCI bus, by which plans number cards.
 
-CUDA itself puts the fastest card first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set, and leaves
-the order of the others open, so that a number alone may mean another card than the plan's.
+CUDA itself puts the fastest card first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set, and leaves the
+order of the others open, so that a number alone may mean another card than the plan's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ _CARDS = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_bus_ids() -> tuple[str, ...]:
-    """Bus ids of the cards that this process sees, by their numbers in torch; empty where this
-    torch does not say them."""
+    """Return the bus ids of the cards that this process sees, by their numbers in torch.
+
+    The result is empty if this torch does not know them.
+    """
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     if not all(hasattr(properties, "pci_bus_id") for properties in found):
         return ()
@@ -25,18 +27,18 @@ def visible_bus_ids() -> tuple[str, ...]:
 
 
 def machine_bus_ids() -> tuple[str, ...]:
-    """Bus ids of all cards of the machine, ascending; empty where the driver does not list them."""
+    """Return the bus ids of all cards of the machine, ascending; empty if the driver lists none."""
     if not _CARDS.is_dir():
         return ()
     return tuple(sorted(normal_bus_id(path.name) for path in _CARDS.iterdir()))
 
 
 def normal_bus_id(text: str) -> str:
-    """A bus id with a domain of eight digits, as `nvidia-smi` prints it, in lower case."""
+    """Normalize a bus id: a domain of eight digits, as `nvidia-smi` prints it, in lower case."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain:0>8}:{rest}"
 
 
 def order_is_of_the_bus() -> bool:
-    """Whether CUDA was told to number the cards by the bus; HIP always does."""
+    """Tell if CUDA numbers the cards by the bus; HIP always does."""
     return bool(torch.version.hip) or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"

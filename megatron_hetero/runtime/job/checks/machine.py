@@ -1,4 +1,4 @@
-"""Is this process where the plan wants it, with the model that the plan was made for?"""
+"""Checks that a process is where the plan puts it, with the model that the plan was made for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import NODE_VARIABLE, visible_devices_variable
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
@@ -29,7 +29,7 @@ def check_binding(plan: Plan, rank: int, position: Position) -> None:
     Without CUDA the run is a rehearsal of the plan on one machine, and there is nothing to compare.
 
     Raises:
-        EnvironmentMismatchError: names the rank, what the plan wants there and what is there.
+        EnvironmentMismatchError: the message names the rank, the expected place and the actual one.
     """
     if position.device is None or not backend.cuda_is_usable():
         return
@@ -67,7 +67,7 @@ def _check_gpu(host: Host, wanted: str, rank: int, found: str) -> None:
 
 
 def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
-    """Of two cards of one type their names say nothing: the bus tells them apart."""
+    """Check the bus place of a card; the names of two cards of one type cannot tell them apart."""
     seen = bus.visible_bus_ids()
     here = [bus_id for _, bus_id in sorted(zip(host.gpu_indices, seen, strict=False))]
     in_order = here == sorted(here)
@@ -104,7 +104,7 @@ def gpu_name(args: Any) -> str:
 
 
 def local_addresses() -> set[str]:
-    """Addresses of this machine's own name."""
+    """Return the addresses of this machine's own name."""
     try:
         return {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
     except socket.gaierror:
@@ -112,7 +112,7 @@ def local_addresses() -> set[str]:
 
 
 def binding_lines(plan: Plan) -> Iterator[str]:
-    """Which rank is which place of the plan, for the log."""
+    """Yield, for the log, the place of every rank in the plan."""
     yield f"> megatron-hetero: {format_layout(plan.layout)}"
     for rank, place in enumerate(rank_table(plan)):
         device = f" on {place.device}" if place.device is not None else ""
@@ -139,7 +139,7 @@ def check_same_model(plan: Plan, workload: Workload) -> None:
     """Refuse flags that describe another model or batch than the one the plan was made for.
 
     Raises:
-        UsageError: names every size that differs, with both values.
+        UsageError: the message names every size that differs, with both values.
     """
     if plan.workload is None:
         return

@@ -1,6 +1,6 @@
-"""What flags need beside Megatron, asked before Megatron parses them.
+"""Packages and partners that flags need beside Megatron, checked before Megatron parses them.
 
-Megatron itself goes on without a word (no TensorBoard logs), leaves with status 0 (the resumption
+Megatron itself continues without a word (no TensorBoard logs), exits with status 0 (the resumption
 of NVIDIA's own cluster), or ends in a traceback while it parses (tokenizers, W&B).
 """
 
@@ -24,22 +24,22 @@ PACKAGE_OF_TOKENIZER: Mapping[str, str] = {
     "Llama2Tokenizer": "sentencepiece",
     "TikTokenizer": "tiktoken",
 }
-"""What `megatron.core.tokenizers.text.libraries` imports."""
+"""Packages that `megatron.core.tokenizers.text.libraries` imports."""
 
 
 def check_needs(
     given: Sequence[Option], *, cuda: bool, default_tokenizer: str | None = None
 ) -> tuple[str, ...]:
-    """Refuse flags whose package or whose partner is not there.
+    """Refuse flags whose package or partner is missing.
 
     Args:
         given: Megatron's options of the job.
-        cuda: whether the job runs on GPUs.
-        default_tokenizer: what the pre-training script takes without `--tokenizer-type`.
+        cuda: the job runs on GPUs.
+        default_tokenizer: the pre-training script's tokenizer without `--tokenizer-type`.
     Returns:
         Warnings.
     Raises:
-        EnvironmentMismatchError: a package is missing; says which.
+        EnvironmentMismatchError: a package is missing; the message names it.
         UsageError: a flag without which another cannot work is missing.
     """
     options = {option.flag.names[0]: option for option in last_of_each(given)}

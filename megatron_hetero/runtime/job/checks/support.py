@@ -1,4 +1,4 @@
-"""What the runtime cannot do yet, refused by the name of the flag before any process group exists.
+"""Refusals of unsupported features, by the name of the flag, before any process group exists.
 
 Only asymmetric plans are held to this list: a plan that stock Megatron can express runs on stock
 Megatron, with all of its features.
@@ -15,8 +15,8 @@ from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.batches import global_batch_size
+from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
-    NOT_IN_THIS_ENTRY,
     NOT_WITH_CONTEXT_PARALLEL,
     NOT_WITH_SPLIT_PASSES,
     REFUSED,
@@ -29,7 +29,7 @@ def check_plan(plan: Plan) -> None:
     """Refuse parts of a valid plan, `with_micro_batch_sizes`, that this version cannot run.
 
     Raises:
-        UnsupportedError: names every such part and the stage it is on.
+        UnsupportedError: the message names every such part and its stage.
     """
     found = []
     batch = global_batch_size(plan)
@@ -55,7 +55,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
     """Refuse Megatron flags that an asymmetric plan cannot honour yet.
 
     Raises:
-        UnsupportedError: names every such flag and what to do instead.
+        UnsupportedError: the message names every such flag, with advice.
     """
     if args.full_validation and rank_table(plan)[0].tensor_rank != 0:
         raise UnsupportedError(
@@ -81,7 +81,7 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     """Refuse flags that context-parallel stages cannot honour yet.
 
     Raises:
-        UnsupportedError: names every such flag and what to do instead.
+        UnsupportedError: the message names every such flag, with advice.
     """
     if plan.layout.has_context_parallel:
         heading = "These flags do not go with the context parallelism (cp) of a plan:"
@@ -92,7 +92,7 @@ def check_orders(plan: Plan, args: Any) -> None:
     """Refuse flags that orders with split backward passes (I and W) cannot honour yet.
 
     Raises:
-        UnsupportedError: names every such flag and what to do instead.
+        UnsupportedError: the message names every such flag, with advice.
     """
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
@@ -100,12 +100,12 @@ def check_orders(plan: Plan, args: Any) -> None:
 
 
 def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
-    """Refuse flags that no value makes good, as given on the command line.
+    """Refuse flags on the command line that are unsupported with every value.
 
     Returns:
         A warning for each flag that changes nothing.
     Raises:
-        UnsupportedError: names the flags to leave out.
+        UnsupportedError: the message names the flags to leave out.
     """
     refused = refused_by_presence(options)
     if refused:
@@ -120,10 +120,10 @@ def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
 
 
 def check_stock(args: Any) -> None:
-    """Refuse what this entry follows on plans of its own alone.
+    """Refuse flags that this entry follows only on asymmetric plans.
 
     Raises:
-        UnsupportedError: names the flag and what to do instead.
+        UnsupportedError: the message names the flag, with advice.
     """
     rule: Rule = (
         "--context-parallel-size",
@@ -137,7 +137,7 @@ def check_entry(args: Any) -> None:
     """Refuse Megatron flags that this entry does not follow under any plan.
 
     Raises:
-        UnsupportedError: names every such flag and what to do instead.
+        UnsupportedError: the message names every such flag, with advice.
     """
     _refuse(
         NOT_IN_THIS_ENTRY,

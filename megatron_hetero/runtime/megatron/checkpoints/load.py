@@ -16,7 +16,8 @@ REPLACEMENT = Replacement(
     module="megatron.training.training",
     name="load_checkpoint",
     reason="a damaged checkpoint must be refused, and the one before it found",
-    known={"4f03d48a79382b8c": "0.19.2", "06adc6c285a834dc": "main at d98e8a64dd"},
+    known={"4f03d48a79382b8c": "0.19.0 to 0.19.2"},
+    is_stock=True,
 )
 
 

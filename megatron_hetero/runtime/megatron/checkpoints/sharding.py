@@ -16,7 +16,8 @@ REPLACEMENT = Replacement(
     module="megatron.core.dist_checkpointing.validation",
     name="_validate_sharding_for_key",
     reason="pieces of unlike stages and shares lie in no grid",
-    known={"177de43d1590fc7f": "0.19.2"},
+    known={"177de43d1590fc7f": "0.19.0 to 0.19.2"},
+    is_stock=True,
 )
 
 Pieces = Sequence[tuple[int, Any]]

@@ -1,4 +1,4 @@
-"""What ranks share: messages, and paths that carry one at a time."""
+"""Shared memory of ranks: messages, and paths that carry one at a time."""
 
 from __future__ import annotations
 

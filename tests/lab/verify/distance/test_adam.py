@@ -1,4 +1,4 @@
-"""What Adam makes of unlike gradients: exact on a run that torch's own Adam makes."""
+"""Part of a distance that Adam makes of unlike gradients: exact on a run of torch's own Adam."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(made: list[torch.Tensor], max_norm: float, decay: float, rate: float) ->
 
 @pytest.mark.parametrize("max_norm", [1.0, 1e-3])
 def test_rounding_of_gradients_explains_the_difference(max_norm: float) -> None:
-    """By itself the difference is near a thousandth of the update, the old bound."""
+    """The difference itself is near a thousandth of the update, the old bound."""
     settings = AdamSettings(0.9, 0.95, 1e-8, max_norm)
     generator = torch.Generator().manual_seed(1)
     noise = [torch.randn(SIZE, generator=generator) * 1e-7 for _ in range(STEPS)]

@@ -1,4 +1,4 @@
-"""What `verify` measures: exact answers on records of one tensor."""
+"""Distances that `verify` measures: exact answers on records of one tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ UNIT = 2.0**-24
 
 
 def record(weights: list[float]) -> RankRecord:
-    """A run of one tensor of 48 ones: its weight after each step, of which one differs."""
+    """Record a run of one tensor of 48 ones: its weight after each step, with one element that
+    differs."""
     start = numpy.ones(48, "float32")
     arrays = {f"weight/0/{NAME}": start}
     for step, weight in enumerate(weights, 1):
@@ -47,7 +48,7 @@ def distance(differences: list[float], optimizer: str = "adam") -> Distances:
 
 
 def test_a_unit_in_the_last_place_a_step_is_rounding() -> None:
-    """Beside an update as small as this it would be over the bound."""
+    """Such a unit would exceed the bound beside an update as small as this one."""
     assert UNIT / (UPDATE * math.sqrt(48)) > 0.8e-3
     assert distance([UNIT, 2 * UNIT, 3 * UNIT]).weights.value == 0
 

@@ -1,4 +1,4 @@
-"""Whether ranks are built with the weights that one process draws: to the bit."""
+"""Initial weights of ranks, compared to the bit with those that one process draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHOLE = numpy.arange(8, dtype="float32").reshape(2, 4)
 
 
 def holder(start: int, stop: int, change: float = 0.0) -> RankRecord:
-    """A rank with some columns of the tensor, of which the last element may be another."""
+    """Return a rank with some columns of the tensor, whose last element may differ."""
     shard = ParameterShard(NAME, (2, 4), 1, ((start, stop),), True, False)
     own = WHOLE[:, start:stop].copy()
     own[-1, -1] += numpy.float32(change)

@@ -1,4 +1,4 @@
-"""What `verify` says of bytes: sums over ranks of a stage, beside one copy of every tensor."""
+"""Bytes in the result of `verify`: sums over ranks of a stage, beside one copy of every tensor."""
 
 from __future__ import annotations
 

@@ -50,6 +50,12 @@ FAST = (
 """So few that every comparison has found something; all with both optimizers are slow."""
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process trains once for all errors, which are planted in the plan's runs."""
+    return tmp_path_factory.mktemp("shared")
+
+
 def test_every_fault_is_tried() -> None:
     assert set(BROKEN) == set(FAULTS)
     fast = set().union(*(BROKEN[fault] for fault, _ in FAST))
@@ -64,14 +70,20 @@ def test_every_fault_is_tried() -> None:
         for o in OPTIMIZERS
     ],
 )
-def test_a_planted_error_is_caught(fault: str, optimizer: str, tmp_path: Path) -> None:
+def test_a_planted_error_is_caught(
+    fault: str, optimizer: str, shared: Path, tmp_path: Path
+) -> None:
     options = Options(
-        steps=2, optimizers=(optimizer,), fault=fault, plan_flags=FLAGS.get(fault, ())
+        steps=2,
+        optimizers=(optimizer,),
+        fault=fault,
+        plan_flags=FLAGS.get(fault, ()),
+        reuses=True,
     )
-    job = workload(per_token_loss=True)
+    job, folder = workload(per_token_loss=True), shared
     if "--clip-grad=0.1" in options.plan_flags:
-        job = replace(job, megatron_args=("--clip-grad", "0.1"))
-    outcome = verify(plan(LAYOUT), job, options, tmp_path)
+        job, folder = replace(job, megatron_args=("--clip-grad", "0.1")), tmp_path
+    outcome = verify(plan(LAYOUT), job, options, folder)
     distances, bounds = (
         outcome.comparisons[optimizer].distances,
         outcome.comparisons[optimizer].bounds,

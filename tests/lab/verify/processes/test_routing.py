@@ -59,7 +59,8 @@ def test_a_recomputed_micro_batch_is_the_one_it_was() -> None:
 
 @pytest.mark.slow
 def test_experts_in_half_precision_follow_the_one_process(tmp_path: Path) -> None:
-    """Without the replay some token of these goes to another expert, and nothing is equal."""
+    """Some token of these would go to another expert without the replay, and nothing would be
+    equal."""
     asked = plan("tp2:3,tp1:1 @4 | tp1:4 @2")
     job = workload(**MIXTRAL_LIKE)
     options = Options(steps=3, optimizers=("adam",), precision="bf16")

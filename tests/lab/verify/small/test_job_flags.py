@@ -96,6 +96,15 @@ def test_precision_goes_by_the_run() -> None:
     assert "--bf16" in found.kept
 
 
+def test_what_rounds_as_half_precision_does_is_off_in_fp32() -> None:
+    """The fused loss rounds its gradient to bf16, which no bound of fp32 allows for."""
+    given = "--cross-entropy-loss-fusion"
+    half, full = flags("--bf16", given, precision="bf16"), flags(given, precision="fp32")
+    assert (half.half, half.shrunk) == ((given,), ())
+    assert given in half.kept
+    assert (full.half, full.kept, full.shrunk) == ((), (), (f"{given} -> off, in fp32",))
+
+
 def test_a_stock_plan_that_recomputes_takes_the_place_of_the_job() -> None:
     made = plan(STOCK)
     full = tuple(

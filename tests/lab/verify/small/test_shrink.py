@@ -86,7 +86,7 @@ def test_a_stage_recomputes_no_more_layers_than_it_keeps() -> None:
     [("tp1:2 @2x2", 2), ("tp1:2 @2x4 | tp1:2 @1x4", 4), ("tp1:2 @2x2 | tp1:2 @1", 1)],
 )
 def test_the_one_process_has_the_plans_micro_batches(layout: str, size: int) -> None:
-    """Of another size, masked losses would be another objective."""
+    """Masked losses would be another objective under another size."""
     shrunk = shrink(plan(layout), workload(per_token_loss=True))
     assert f"--micro-batch-size={size}" in shrunk.model_args
     assert any("micro_batch_size" in change for change in shrunk.changes) == (size != 1)

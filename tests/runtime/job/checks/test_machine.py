@@ -34,8 +34,11 @@ class Machine:
         monkeypatch.setattr(bus, "machine_bus_ids", lambda: BUS_IDS)
 
     def start(self, used: tuple[int, ...], order: str | None) -> list[tuple[int, int | None]]:
-        """For each process of the machine, the place on the bus that the plan wants and the one
-        that it gets; None where it is refused."""
+        """Return, for each process of the machine, the bus place that the plan wants and the one it
+        gets.
+
+        The second is None for a process that is refused.
+        """
         cards = range(4) if order == "PCI_BUS_ID" else FASTEST_FIRST
         visible = [tuple(cards)[i] for i in used]
         if order is None:
