@@ -11,11 +11,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 _WHY = "a checkpoint's metadata must not run code"
 _NAME = "_get_filesystem_reader"
-_KNOWN = {"c2eec82e40c68661": "0.19.0 to 0.19.2"}
+_KNOWN = {"c2eec82e40c68661": TESTED}
 _MODULES = "megatron.core.dist_checkpointing"
 STRATEGY = Replacement(f"{_MODULES}.strategies.torch", _NAME, _WHY, _KNOWN, is_stock=True)
 SERIALIZATION = Replacement(f"{_MODULES}.serialization", _NAME, _WHY, _KNOWN, is_stock=True)
