@@ -11,21 +11,20 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
-_KNOWN = {"c2eec82e40c68661": "0.19.2"}
 _WHY = "a checkpoint's metadata must not run code"
 _NAME = "_get_filesystem_reader"
+_KNOWN = {"c2eec82e40c68661": TESTED}
 _MODULES = "megatron.core.dist_checkpointing"
-REPLACEMENTS = (
-    Replacement(f"{_MODULES}.strategies.torch", _NAME, _WHY, _KNOWN),
-    Replacement(f"{_MODULES}.serialization", _NAME, _WHY, _KNOWN),
-)
+STRATEGY = Replacement(f"{_MODULES}.strategies.torch", _NAME, _WHY, _KNOWN, is_stock=True)
+SERIALIZATION = Replacement(f"{_MODULES}.serialization", _NAME, _WHY, _KNOWN, is_stock=True)
 
 
 def apply(read: Callable[[Path], Any]) -> None:
     """`read(path)` reads the metadata of every checkpoint in a file system from now on."""
-    for replacement in REPLACEMENTS:
+    for replacement in (STRATEGY, SERIALIZATION):
         replacement.apply(_checked(replacement.original(), read))
 
 
