@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure(layout: str, arguments: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """[KiB] -> seconds of each turn: the runtime's way, through leaders, in parts."""
+    """Measure [KiB] -> seconds of each turn: the runtime's way, through leaders, in parts."""
     plan = plan_from_layout(parse_layout(layout))
     places = rank_table(plan)
     with (
@@ -122,7 +122,7 @@ def send_straight(groups: RankGroups, num_elements: int, led_below: int) -> Acti
 
 
 def timed(action: Action) -> float:
-    """Seconds until the last rank is done."""
+    """Return the seconds until the last rank is done."""
     dist.barrier()
     start = time.perf_counter()
     action()

@@ -33,7 +33,7 @@ from typing import Any
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work.profile import load_profile
-from megatron_hetero.lab.probe.command import Request, probe
+from megatron_hetero.lab.probe.command import ProbeRequest, probe
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
@@ -145,7 +145,7 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each plan: layout, predicted and measured step time, error, CPU seconds."""
     workload = load_workload(None, MODEL)
     profile_path = folder / "profile.json"
-    request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
+    request = ProbeRequest(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
     one, two = probe(request, lambda words: print(words, file=sys.stderr))
     assert one.result is not None and two.result is not None
     rates = {rate["what"]: rate["value"] for rate in one.result["rates"]}

@@ -30,7 +30,11 @@ from megatron_hetero.cost.sync.communicators import by_rank, gradient_holders, j
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.communicators import last_stage_ranks, model_communicators, stage_ranks
+from megatron_hetero.plan.communication.communicators import (
+    last_stage_ranks,
+    model_communicators,
+    stage_ranks,
+)
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 
@@ -94,7 +98,7 @@ def _job(number: int) -> tuple[Plan, Workload]:
 
 
 def _sets_now(plan: Plan, workload: Workload) -> list[tuple[int, ...]]:
-    """All groups in the order in which every rank asks torch for them."""
+    """Return all groups in the order in which every rank asks torch for them."""
     alone = [(rank,) for rank in range(plan.layout.num_devices)]
     return [
         *alone,
@@ -113,7 +117,7 @@ def _sets_before(plan: Plan, workload: Workload) -> list[tuple[int, ...]]:
 
 
 def _make(sets: Sequence[tuple[int, ...]], size: int, rank: int) -> tuple[float, float]:
-    """Seconds and MiB of one rank's making of groups, with nobody at the other end."""
+    """Measure seconds and MiB of one rank's making of groups, with nobody at the other end."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
@@ -127,7 +131,7 @@ def _make(sets: Sequence[tuple[int, ...]], size: int, rank: int) -> tuple[float,
 def _in_process(
     function: Callable[..., tuple[float, float]], *given: object
 ) -> tuple[float, float]:
-    """What `function` finds in a process of its own."""
+    """Return what `function` finds in a process of its own."""
     ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(
         target=lambda: theirs.send(function(*given))
@@ -139,7 +143,8 @@ def _in_process(
 
 
 def _meet(communicators: Sequence[tuple[int, ...]], size: int) -> tuple[float, float]:
-    """Seconds until all have met, and MiB by which the store's process has grown."""
+    """Measure the seconds until all have met, and the MiB by which the store's process has
+    grown."""
     held = _resident_mib()
     server = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("fork")
@@ -167,7 +172,7 @@ def _meet(communicators: Sequence[tuple[int, ...]], size: int) -> tuple[float, f
 def _clients(
     communicators: Sequence[tuple[int, ...]], ranks: range, port: int, ready: object, go: object
 ) -> None:
-    """The ranks of one process, a thread with a connection for each."""
+    """Run the ranks of one process, a thread with a connection for each."""
     stores = {
         rank: dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         for rank in ranks

@@ -111,7 +111,7 @@ def _score_run(run: Run, path: Path) -> Iterator[Score]:
 
 
 def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, str, float, float]]:
-    """(term, where, predicted, measured)."""
+    """Yield (term, where, predicted, measured)."""
     measured = run.measured
     steps = measured.step_time_s
     step_s = statistics.median(steps) if isinstance(steps, list) else steps
@@ -160,7 +160,7 @@ def tables(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def errors_by_term(scores: Sequence[Score]) -> Mapping[str, list[float]]:
-    """[term] -> errors of all its figures."""
+    """Group the errors of all figures by term."""
     found: dict[str, list[float]] = {}
     for one in scores:
         found.setdefault(one.term, []).append(one.error)

@@ -130,7 +130,7 @@ def _run_training(arguments: argparse.Namespace, output: Output) -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it
     command = importlib.import_module("megatron_hetero.lab.kit.command")
-    request = command.Request(arguments.output, arguments.gpu, arguments.short, arguments.plant)
+    request = command.KitRequest(arguments.output, arguments.gpu, arguments.short, arguments.plant)
     with output.progress("training") as on_progress:
         data: dict[str, Any] = command.examine(request, on_progress)
     output.show(kit_report(data))

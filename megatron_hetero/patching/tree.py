@@ -69,7 +69,7 @@ def releases() -> tuple[Release, ...]:
 
 
 def recognise(root: Path) -> SourceTree:
-    """Identify the release of a source tree, and its state: patched or not.
+    """Find the release of a source tree, and its state: patched or not.
 
     Raises:
         UsageError: `root` is not a folder.

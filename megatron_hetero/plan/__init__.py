@@ -8,9 +8,7 @@ hosts         machines of a launch, in rank order
 place         devices for a plan that names none
 ranks         which global rank is which place
 stock_ranks   Megatron's two orders of ranks
-communicators  ranks that make a communicator together
 chunks        the chain of model chunks of a replica
 order         the text form of a stage's computations
-libraries     communication libraries of a plan's machines
 diff          what differs between two plans
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,10 +152,8 @@ def _schema_type(hint: Any) -> Any:
     return hint
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Return the annotations of a class; Python evaluates them anew each time that it is asked."""
-    return typing.get_type_hints(kind)
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
+"""Annotations of a class, which Python would evaluate anew at every call."""
 
 
 def _from_model(value: Any, hint: Any) -> Any:

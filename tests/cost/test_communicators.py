@@ -15,7 +15,7 @@ from megatron_hetero.cost.sync.communicators import (
     job_communicators,
 )
 from megatron_hetero.plan.build import plan_from_layout
-from megatron_hetero.plan.communicators import model_communicators
+from megatron_hetero.plan.communication.communicators import model_communicators
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload

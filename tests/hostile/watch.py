@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import megatron_hetero
+
 _FORBIDDEN = (
     *(
         "os.system",
@@ -36,9 +38,12 @@ _FORBIDDEN = (
         "os.chmod",
         "os.chown",
     ),
-    *("shutil.rmtree", "shutil.copyfile", "ctypes.dlopen", "os.putenv", "os.kill", "import"),
+    *("shutil.rmtree", "shutil.copyfile", "ctypes.dlopen", "os.putenv", "os.kill"),
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+_PACKAGE = Path(megatron_hetero.__file__).parent
+_IMPORTED = (".py", ".pyc", ".so")
 
 _watched: Path | None = None
 _seen: list[str] = []
@@ -47,9 +52,10 @@ _is_hooked = False
 
 @contextmanager
 def watched(folder: Path) -> Iterator[list[str]]:
-    """Note forbidden events of what runs inside; files below `folder` alone may be read.
+    """Note forbidden events of what runs inside.
 
-    Imports count too: what a reader needs is imported before, by a sound example.
+    Args:
+        folder: files below it may be read; beside them, what Python imports and the package's own.
     """
     global _watched, _is_hooked
     if not _is_hooked:
@@ -57,10 +63,11 @@ def watched(folder: Path) -> Iterator[list[str]]:
         _is_hooked = True
     _seen.clear()
     _watched = folder.resolve()
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield _seen
     finally:
-        _watched = None
+        _watched, sys.dont_write_bytecode = None, before
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -72,7 +79,11 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         path = Path(os.fsdecode(arguments[0]))
         flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
         mode = str(arguments[1] or "")
-        if set(mode) & set("wax+") or flags & _WRITING or not _is_inside(path, _watched):
+        is_written = bool(set(mode) & set("wax+") or flags & _WRITING)
+        may_be_read = path.suffix in _IMPORTED or any(
+            _is_inside(path, allowed) for allowed in (_watched, _PACKAGE)
+        )
+        if is_written or not may_be_read:
             _seen.append(f"open {path} {mode} {flags}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,22 +30,18 @@ TINY = (
 def seen(command: Sequence[str], environment: Mapping[str, str] | None = None) -> set[Place]:
     """Every place at which a command or one of its children listened, looked up all the time."""
     found: set[Place] = set()
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        output = ""
-        while process.poll() is None:
-            found |= listeners(process.pid)
-            output += process.stdout.read() or ""
-            time.sleep(0.02)
-        output += process.stdout.read() or ""
-    assert process.returncode == 0, output[-3000:]
+    variables = {**os.environ, **(environment or {})}
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                found |= listeners(process.pid)
+                time.sleep(0.05)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        assert process.returncode == 0, output.read()[-3000:]
     return found
 
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
-from megatron_hetero.plan.communicators import (
+from megatron_hetero.plan.communication.communicators import (
     Communicator,
     Use,
     model_communicators,
@@ -51,7 +51,7 @@ class RankCommunicators:
 
     @property
     def bytes_per_channel(self) -> int:
-        """Bytes of NCCL's buffers for each channel that it opens."""
+        """Return the bytes of NCCL's buffers for each channel that it opens."""
         return self.num_connections * NCCL_CONNECTION_BYTES
 
 
@@ -87,7 +87,7 @@ def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
 
 
 def _num_peers(own: int, theirs: int) -> int:
-    """Most ranks of the other stage with which one of `own` equal ranges overlaps."""
+    """Count the most ranks of the other stage with which one of `own` equal ranges overlaps."""
     edges = [Fraction(i, theirs) for i in range(theirs + 1)]
     return max(
         sum(low < Fraction(i + 1, own) and Fraction(i, own) < high for low, high in pairwise(edges))

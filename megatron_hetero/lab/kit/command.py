@@ -47,7 +47,7 @@ PROFILE, REPORT, RUNS = "profile.json", "report.json", "runs"
 
 
 @dataclass(frozen=True)
-class Request:
+class KitRequest:
     """`output` is the folder of report and profile; `fault` names a planted error.
 
     `gpu`: a name of the catalogue, where it does not know the driver's.
@@ -68,7 +68,7 @@ class Found:
     data: dict[str, Any]
 
 
-def examine(request: Request, on_progress: Callable[[str], None]) -> dict[str, Any]:
+def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str, Any]:
     """Run all checks; what they found is also in `output / REPORT`.
 
     Raises:
@@ -106,7 +106,8 @@ def examine(request: Request, on_progress: Callable[[str], None]) -> dict[str, A
 
 
 def _machine(named: str | None) -> Machine:
-    """GPUs of this machine; asked of the driver, because CUDA in this process forbids forks."""
+    """Return the GPUs of this machine, as the driver lists them: CUDA in this process forbids
+    forks."""
     count = torch.cuda.device_count()
     if count == 0:
         return Machine("CPU", 0)
@@ -123,7 +124,7 @@ _Check = Callable[[], Found]
 
 
 def _checks(
-    request: Request, machine: Machine, on_progress: Callable[[str], None]
+    request: KitRequest, machine: Machine, on_progress: Callable[[str], None]
 ) -> Iterator[tuple[str, _Check]]:
     folder = request.output / RUNS
     if folder.exists():  # of a run before this one
@@ -164,7 +165,7 @@ def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[s
 
 
 def _equality(data: dict[str, Any]) -> Found:
-    """Name the worst of loss, gradients, norm and weights against its tolerance."""
+    """Return the verdict: the worst of loss, gradients, norm and weights against its tolerance."""
     keys = ("loss", "gradients", "gradient_norm", "weights")
     worst = max(keys, key=lambda key: data[key] / data["tolerance"][key])
     what = (

@@ -24,7 +24,7 @@ from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.lab.kit.live_bytes import LiveBytes
 from megatron_hetero.lab.kit.small_job import TRAINING, Machine, on_this_backend
-from megatron_hetero.lab.probe.command import Request, probe
+from megatron_hetero.lab.probe.command import ProbeRequest, probe
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
@@ -70,7 +70,7 @@ def forecast(
     """
     workload = load_workload(None, machine.model())
     seconds = 0.5 if machine.num_gpus == 0 else 2.0
-    probe(Request(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1), on_progress)
+    probe(ProbeRequest(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1), on_progress)
     on_progress("training with what was measured")
     plan, estimate = _predicted(machine, workload, profile)
     measured = _train(plan, machine, folder)
@@ -100,7 +100,10 @@ def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Pla
 
 
 def _train(plan: Plan, machine: Machine, folder: Path) -> dict[str, Any]:
-    """One rank on the own runtime: median step, torch's peak on a GPU, else live bytes by part."""
+    """Train on one rank of the own runtime; return the median step and the memory.
+
+    The memory is torch's peak on a GPU, else the live bytes by part.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_plan(plan_from_layout(plan.layout), folder / "plan.json")
     argv = (*machine.model(), *TRAINING, f"--data-cache-path={folder / 'cache'}")

@@ -44,7 +44,7 @@ class Race:
 
     @property
     def ratios(self) -> list[float]:
-        """Plan over plain, ascending."""
+        """Return the times of the plan over those of plain Megatron, ascending."""
         return sorted(b / a for a, b in zip(self.plain_s, self.plan_s, strict=True))
 
     @property
@@ -53,7 +53,8 @@ class Race:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio: order statistics, no assumption on what is drawn."""
+        """Return a 95 % interval of the median ratio, from order statistics, for any
+        distribution."""
         low, high = _median_interval(len(self.plain_s))
         return self.ratios[low], self.ratios[high]
 
@@ -110,7 +111,7 @@ def race(
 
 
 def _bridged(argv: Sequence[str]) -> tuple[str, ...]:
-    """`argv` for this process's GPU or, without one, for its CPU."""
+    """Return `argv` for this process's GPU or, without one, for its CPU."""
     if backend.cuda_is_usable():
         return tuple(argv)
     backend.activate_cpu_backend()
@@ -126,7 +127,7 @@ class Turns:
         self._done = [multiprocessing.Value("i", 0, lock=False) for _ in range(2)]
 
     def pass_on(self, job: int, num_steps: int, is_last: bool) -> None:
-        """This rank has done `num_steps` steps; returns when its job may begin the next one."""
+        """Count this rank's `num_steps` steps; wait until its job may begin the next one."""
         with self._changed:
             self._done[job].value += 1
             self._changed.notify_all()
@@ -168,7 +169,7 @@ class Pace:
 
 
 def _steps(folder: Path, job: str, num_ranks: int) -> tuple[float, ...]:
-    """Seconds of every step after the first few, of the slowest rank."""
+    """Return the seconds of every step after the first few, of the slowest rank."""
     ranks = [json.loads((folder / f"{job}-{rank}.json").read_text()) for rank in range(num_ranks)]
     return tuple(max(times) for times in zip(*ranks, strict=True))[WARM_UP:]
 

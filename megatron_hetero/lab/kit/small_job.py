@@ -24,11 +24,11 @@ class Machine:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Megatron flags of every run here; the runtime adds those of a CPU itself."""
+        """Return the Megatron flags of every run here; the runtime adds those of a CPU itself."""
         return () if self.num_gpus == 0 else backend.PLAIN_GPU_FLAGS
 
     def model(self) -> tuple[str, ...]:
-        """A GPT that takes some milliseconds a pass."""
+        """Return the flags of a GPT that takes some milliseconds a pass."""
         hidden, heads, sequence = (192, 4, 128) if self.num_gpus == 0 else (1024, 16, 1024)
         return (
             "--num-layers=4",
@@ -59,10 +59,10 @@ TRAINING = (
 
 
 def on_this_backend(function: Callable[[int], None]) -> Callable[[int], None]:
-    """`function` of a rank, which is forked: on a GPU only if the parent has not touched CUDA.
+    """Wrap the function of a forked rank: on a GPU the parent must not have used CUDA.
 
     Raises:
-        EnvironmentMismatchError: in the rank, where it has.
+        EnvironmentMismatchError: the parent has used CUDA; raised in the rank.
     """
 
     def run(rank: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from megatron_hetero.cluster.makers import mixed_libraries
 from megatron_hetero.cluster.names import is_number
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Plan
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"

@@ -134,5 +134,5 @@ def _with_flags(workload: Workload, flags: Sequence[str]) -> Workload:
 
 
 def _splits_passes(plan: Plan) -> bool:
-    """Orders with I and W passes refuse overlaps (`runtime.job.refused_flags`)."""
+    """Orders with I and W passes refuse overlaps (`runtime.job.checks.refused_flags`)."""
     return any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)

@@ -31,7 +31,7 @@ def communicator_lines(plan: Plan, ranks: Sequence[RankCommunicators]) -> Iterat
     if not most.uses:
         return
     device = rank_table(plan)[most.rank].device
-    counted = Counter(most.uses)
+    counted: Counter[str] = Counter(most.uses)
     uses = ", ".join(
         name if counted[use] == 1 else f"{counted[use]} x {name}"
         for use, name in _NAMES.items()

@@ -27,7 +27,7 @@ ORIGINAL = "_megatron_hetero_original"
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """First 16 hex digits of the sha256 of a function's or a class's source text."""
+    """Hash the source text of a function or class: the first 16 hex digits of its sha256."""
     return text_fingerprint(inspect.getsource(function))
 
 
@@ -43,12 +43,12 @@ def standing_for(original: Callable[..., Any], function: Callable[..., Any]) -> 
 
 
 def text_fingerprint(source: str) -> str:
-    """`fingerprint` of source text."""
+    """Hash a source text, as `fingerprint` does."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def names_of_globals(source: str) -> str:
-    """Constants that a module's source sets at its top level, sorted, one a line."""
+    """Return the constants that a module's source sets at its top level, sorted, one a line."""
     return "\n".join(sorted(name for node in ast.parse(source).body for name in _targets(node)))
 
 

@@ -9,6 +9,7 @@ executor           a stage's programme in Megatron's loop
 step               one step of one replica
 shards             the part of every parameter that a rank holds
 shard_tables       the parts of all ranks
+texts              texts of all ranks on every rank
 tensor_place       a rank's place in its tensor-parallel group
 context_attention  attention over divided sequences
 """

@@ -216,7 +216,8 @@ class Boundary:
         return receiving_width > 1 and num_bytes < self._led_below
 
     def _led_pieces(self, num_elements: int) -> tuple[Piece, ...]:
-        """Pieces that the first rank of a tensor-parallel group exchanges for all of it."""
+        """Return the pieces that the first rank of a tensor-parallel group exchanges for all of
+        it."""
         if self._groups.tensor.rank() != 0:
             return ()
         own, theirs = (

@@ -1,10 +1,11 @@
 """Process groups of one rank, made from the plan in one order that is the same on every rank.
 
-`plan.communicators` lists them.  Collectives have the tensor-parallel group of each stage, the last
-stages together (the job's loss), and the world; for what a rank does alone Megatron is given one
-group of this rank, which sends nothing.  A pipeline has no group, because stages of unlike width
-have no common columns: `PipelinePlace` answers Megatron's two questions, rank and size, and the two
-stages of a boundary have a group for each direction of their messages (`parallel.boundary`).
+`plan.communication.communicators` lists them.  Collectives have the tensor-parallel group of each
+stage, the last stages together (the job's loss), and the world; for what a rank does alone Megatron
+is given one group of this rank, which sends nothing.  A pipeline has no group, because stages of
+unlike width have no common columns: `PipelinePlace` answers Megatron's two questions, rank and
+size, and the two stages of a boundary have a group for each direction of their messages
+(`parallel.boundary`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_hetero.plan.chunks import chain
-from megatron_hetero.plan.communicators import (
+from megatron_hetero.plan.communication.communicators import (
     Use,
     last_stage_ranks,
     model_communicators,
@@ -184,7 +185,8 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
 def _loss_group(
     plan: Plan, own: Mapping[tuple[Use, int | None], dist.ProcessGroup], alone: dist.ProcessGroup
 ) -> dist.ProcessGroup:
-    """All ranks of last stages: a group of its own, unless they are this rank or the world."""
+    """Return the group of all ranks of last stages: a new one, unless it is this rank or the
+    world."""
     last = last_stage_ranks(plan)
     if len(last) == 1:
         return alone

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from megatron_hetero.cli.main import main
-from megatron_hetero.lab.kit.command import MEMORY_FAULT, Request, examine, judged
+from megatron_hetero.lab.kit.command import MEMORY_FAULT, KitRequest, examine, judged
 from megatron_hetero.lab.kit.equality import CASES, cases_for
 from megatron_hetero.lab.kit.forecast import Forecast
 from megatron_hetero.lab.kit.race import Race
@@ -21,7 +21,7 @@ from megatron_hetero.report.text.trials.kit import kit_report
 
 def tried(folder: Path, **asked: Any) -> dict[str, Any]:
     said: list[str] = []
-    data = examine(Request(folder, **asked), said.append)
+    data = examine(KitRequest(folder, **asked), said.append)
     assert json.loads((folder / "report.json").read_text()) == data
     return data
 

@@ -17,7 +17,8 @@ STARTED = {"TORCHELASTIC_RESTART_COUNT": "0", "LOCAL_WORLD_SIZE": "4", "WORLD_SI
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*STARTED, "MEGATRON_HETERO_STORE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is put back, whoever sets it
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
@@ -25,9 +26,6 @@ def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def start(monkeypatch: pytest.MonkeyPatch, **changes: str) -> str | None:
     for name, value in (STARTED | changes).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", changes.get("GLOO_SOCKET_IFNAME", ""))
-    if "GLOO_SOCKET_IFNAME" not in changes:
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     return meeting_file()
 
 
@@ -42,7 +40,8 @@ def test_ranks_of_one_start_share_a_file_that_no_other_start_has(
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7", "the user's choice stands"
-    assert World.from_environment().store_path == start(monkeypatch)
+    assert start(monkeypatch) == first
+    assert World.from_environment().store_path == first
 
 
 def test_several_machines_meet_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
