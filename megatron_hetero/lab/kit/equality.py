@@ -50,7 +50,7 @@ CASES = (
 )
 """From few ranks to many; a machine tries all that it has GPUs for."""
 ON_CPU = ("ZeRO-1, overlap", "unlike depth")
-SHARE = ("ZeRO-1, overlap",)
+SHARE = ("replicas of unlike work",)
 """Cases that are tried without two GPUs, and in the short check."""
 STEPS = 3
 

@@ -66,7 +66,8 @@ def on_this_backend(function: Callable[[int], None]) -> Callable[[int], None]:
     """
 
     def run(rank: int) -> None:
-        if torch.cuda._is_in_bad_fork():
+        # Without a driver even the count of GPUs marks the process.
+        if torch.cuda.is_available() and torch.cuda._is_in_bad_fork():
             raise EnvironmentMismatchError(
                 "the process that started this rank had already used CUDA, which no fork survives. "
                 "Start `megatron-hetero doctor --train` in a process of its own, with "

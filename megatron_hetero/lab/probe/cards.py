@@ -16,7 +16,7 @@ from megatron_hetero.cluster.catalogue import gpu_type_names
 from megatron_hetero.cluster.driver_names import names_match
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import visible_devices_variable
-from megatron_hetero.runtime.job import bus
+from megatron_hetero.runtime.job.checks import bus
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ def test_the_short_check_passes_on_a_cpu(tmp_path: Path) -> None:
     [
         "bucket-not-reduced",
         pytest.param("unequal-starts", marks=pytest.mark.slow),
-        pytest.param("weights-not-gathered", marks=pytest.mark.slow),
     ],
 )
 def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
