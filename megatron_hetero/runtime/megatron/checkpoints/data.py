@@ -10,19 +10,20 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.core.dist_checkpointing",
     name="save",
     reason="a checkpoint must have its name only when it is whole",
-    known={"e9626ecdf679a001": "0.19.2"},
+    known={"e9626ecdf679a001": TESTED},
 )
 _FINALIZE = Replacement(
     module="megatron.core.dist_checkpointing.strategies.state_dict_saver",
     name="save_state_dict_async_finalize",
     reason="ranks wait there for rank 0, which can meet a full disk",
-    known={"e833e30e9e4f946b": "0.19.2"},
+    known={"e833e30e9e4f946b": TESTED},
 )
 
 
