@@ -25,7 +25,8 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
 from megatron_hetero.runtime.job.checks import machine, support
-from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
+from megatron_hetero.runtime.megatron.guarded import fingerprint
+from megatron_hetero.runtime.megatron.replace import Replacement
 from tests.runtime.workloads import plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
