@@ -23,7 +23,13 @@ TINY = (
     *("--num-layers=2", "--hidden-size=16", "--num-attention-heads=2", "--seq-length=8"),
     *("--max-position-embeddings=8", "--micro-batch-size=1", "--global-batch-size=3"),
     *("--train-iters=2", "--lr=1e-3", "--mock-data", "--tokenizer-type=NullTokenizer"),
-    *("--vocab-size=32", "--eval-iters=0", "--num-workers=0", "--log-interval=1"),
+    *(
+        "--vocab-size=32",
+        "--eval-iters=0",
+        "--eval-interval=1000",
+        "--num-workers=0",
+        "--log-interval=1",
+    ),
 )
 
 
@@ -56,10 +62,13 @@ def test_a_wildcard_is_found() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("verify", "--layout", "tp1:1,tp1:1 @2 | tp1:2 @1", "--steps=1"),
+        pytest.param(
+            ("verify", "--layout", "tp1:1,tp1:1 @2 | tp1:2 @1", "--steps=1", "--optimizer=sgd"),
+            marks=pytest.mark.slow,
+        ),
         (
             *("rehearse", "--cluster", str(EXAMPLE / "cluster.yaml"), "--steps=1"),
-            *("--model", str(EXAMPLE / "gpt-7b.sh"), "--layout", "tp1:6,tp2:4 @4"),
+            *("--model", str(EXAMPLE / "gpt-7b.sh"), "--layout", "tp1:6,tp2:2,tp2:2 @4"),
             *("--num-layers=10", "--global-batch-size=4"),
         ),
     ],
