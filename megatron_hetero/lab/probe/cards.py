@@ -20,7 +20,7 @@ from megatron_hetero.runtime.job.checks import bus
 
 
 @dataclass(frozen=True)
-class Card:
+class ProbedCard:
     """One card that torch sees.
 
     `place` is its number on the PCI bus, `name` the driver's, `word` what the variable of visible
@@ -32,7 +32,7 @@ class Card:
     word: str
 
 
-def visible_cards() -> tuple[Card, ...]:
+def visible_cards() -> tuple[ProbedCard, ...]:
     """The cards that torch sees here, in the order of the bus; none without CUDA."""
     if not torch.cuda.is_available():
         return ()
@@ -44,7 +44,7 @@ def visible_cards() -> tuple[Card, ...]:
 
 def cards_of(
     names: Sequence[str], words: Sequence[str], bus_ids: Sequence[str], machine: Sequence[str]
-) -> tuple[Card, ...]:
+) -> tuple[ProbedCard, ...]:
     """Number cards by the bus.
 
     Args:
@@ -56,13 +56,15 @@ def cards_of(
     ids = list(bus_ids) or [f"{i:08}" for i in range(len(names))]
     among = machine if set(ids) <= set(machine) else sorted(ids)
     cards = [
-        Card(among.index(own), name, word.strip())
+        ProbedCard(among.index(own), name, word.strip())
         for own, name, word in zip(ids, names, words, strict=False)
     ]
     return tuple(sorted(cards, key=lambda card: card.place))
 
 
-def chosen_cards(cards: Sequence[Card], gpu: str, places: Sequence[int] | None) -> tuple[Card, ...]:
+def chosen_cards(
+    cards: Sequence[ProbedCard], gpu: str, places: Sequence[int] | None
+) -> tuple[ProbedCard, ...]:
     """The cards to measure as type `gpu`: those at `places`, or those that are of it.
 
     A name of the catalogue has to be the driver's; a name that the user gave to a type of their own
@@ -93,7 +95,7 @@ def chosen_cards(cards: Sequence[Card], gpu: str, places: Sequence[int] | None) 
     return chosen
 
 
-def cards_at(cards: Sequence[Card], places: Sequence[int]) -> tuple[Card, ...]:
+def cards_at(cards: Sequence[ProbedCard], places: Sequence[int]) -> tuple[ProbedCard, ...]:
     """The cards at these places of the bus.
 
     Raises:
@@ -107,7 +109,7 @@ def cards_at(cards: Sequence[Card], places: Sequence[int]) -> tuple[Card, ...]:
     return tuple(by_place[place] for place in places)
 
 
-def only(cards: Sequence[Card]) -> Mapping[str, str]:
+def only(cards: Sequence[ProbedCard]) -> Mapping[str, str]:
     """The variable with which a process sees these cards alone; nothing where there are none."""
     return {_variable(): ",".join(card.word for card in cards)} if cards else {}
 
@@ -116,5 +118,5 @@ def _variable() -> str:
     return visible_devices_variable("RCCL" if torch.version.hip else "NCCL")
 
 
-def _words(cards: Sequence[Card]) -> str:
+def _words(cards: Sequence[ProbedCard]) -> str:
     return ", ".join(f"card {card.place} ({card.name})" for card in cards)

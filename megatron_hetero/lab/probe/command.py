@@ -22,7 +22,7 @@ from megatron_hetero.cost.work.profile import PIECES, PROFILE_SCHEMA_VERSION, lo
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.files import read_json, write_json
 from megatron_hetero.flags.table import flag_table, last_of_each
-from megatron_hetero.lab.probe.cards import Card, only
+from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.model.spec import Workload
 
@@ -59,7 +59,7 @@ class ProbeRequest:
     seconds: float
     output: Path
     num_busy: int = 1
-    cards: tuple[Card, ...] = ()
+    cards: tuple[ProbedCard, ...] = ()
 
     def num_ranks(self, width: int) -> int:
         """Return the processes for one width: whole groups within `num_busy`, at least one."""

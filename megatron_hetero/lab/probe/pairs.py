@@ -25,7 +25,7 @@ import torch.distributed as dist
 from megatron_hetero.cluster.measurements import LinkFit
 from megatron_hetero.files import read_json
 from megatron_hetero.lab.probe import machine
-from megatron_hetero.lab.probe.cards import Card, only
+from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.runtime import backend
 
@@ -36,7 +36,7 @@ _ALIKE = 1.25
 _PATIENCE = timedelta(minutes=5)
 
 
-def measure_pairs(cards: Sequence[Card], num_processes: int) -> dict[Pair, LinkFit]:
+def measure_pairs(cards: Sequence[ProbedCard], num_processes: int) -> dict[Pair, LinkFit]:
     """Measure each two cards, by their places on the bus; without cards processes on the CPU.
 
     Raises:

@@ -30,7 +30,7 @@ _ANNOUNCED = frozenset(
 )
 
 
-class Limits:
+class StallLimits:
     """The limits of one rank: a floor, and five times the longest stay that ended well.
 
     Phases that announce a pause (set-up, saves, `PROGRESS.pause`) have the half hour that Megatron

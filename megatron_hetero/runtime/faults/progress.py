@@ -53,7 +53,7 @@ class Stamp:
 Listener = Callable[[Stamp], None]
 
 
-class Progress:
+class PhaseStamps:
     """The stamps of one process; `current` is the newest."""
 
     def __init__(self) -> None:
@@ -88,5 +88,5 @@ class Progress:
             listener(self.current)
 
 
-PROGRESS = Progress()
+PROGRESS = PhaseStamps()
 """The progress of this process."""

@@ -28,7 +28,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_hetero.errors import EXIT_RANK_DIED
-from megatron_hetero.runtime.faults.limits import LOST_S, PERIOD_S, Limits
+from megatron_hetero.runtime.faults.limits import LOST_S, PERIOD_S, StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 
@@ -76,7 +76,7 @@ class Watch:
         store: dist.Store,
         place: Place,
         num_ranks: int,
-        limits: Limits,
+        limits: StallLimits,
         saves_on_sigterm: bool = False,
     ) -> None:
         self._store, self._own, self._num_ranks = store, place, num_ranks
@@ -258,13 +258,13 @@ def start_watch(
     Args:
         store_path: the file through which the ranks meet, if there is one.
         what: this rank's GPU and place in the plan, for the message.
-        stall_limit_s, saves_on_sigterm: of `Limits` and `Watch`.
+        stall_limit_s, saves_on_sigterm: of `StallLimits` and `Watch`.
     """
     global _running
     if num_ranks == 1 or stall_limit_s == 0:
         return
     store, place = _store(store_path, num_ranks), Place.here(rank, what)
-    _running = Watch(store, place, num_ranks, Limits(stall_limit_s), saves_on_sigterm)
+    _running = Watch(store, place, num_ranks, StallLimits(stall_limit_s), saves_on_sigterm)
     _running.start()
 
 

@@ -80,7 +80,7 @@ def test_init_writes_sites_of_regions(tmp_path: Path) -> None:
     region = "topology.kubernetes.io/region"
     path = written(
         tmp_path,
-        node("001", "Tesla-T4", "2", labels={region: "eu-west-1"}),
+        node("1e3", "Tesla-T4", "2", labels={region: "eu-west-1"}),
         node("b.lab", "Tesla-T4", "2", labels={region: "eu-west-1"}),
         node("null", "NVIDIA-A10", "1", labels={region: "us-east-1"}),
     )
@@ -89,9 +89,9 @@ def test_init_writes_sites_of_regions(tmp_path: Path) -> None:
     words = ["init", "--from-kubernetes", str(path), "-o", str(output)]
     assert main([*words, *network]) == 0
     cluster = load_cluster(output)
-    assert [n.name for n in cluster.nodes] == ["001", "b.lab", "null"]
+    assert [n.name for n in cluster.nodes] == ["1e3", "b.lab", "null"]
     assert [n.site for n in cluster.nodes] == ["eu-west-1", "eu-west-1", "us-east-1"]
-    assert cluster.node_links["001", "null"].latency_s == pytest.approx(0.08)
+    assert cluster.node_links["1e3", "null"].latency_s == pytest.approx(0.08)
 
 
 def test_an_unknown_card_has_its_memory_and_question_marks(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import EXIT_RANK_DIED
-from megatron_hetero.runtime.faults.limits import Limits
+from megatron_hetero.runtime.faults.limits import StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.watch import Watch, _store
@@ -61,7 +61,7 @@ def _be_rank(rank: int, folder: Path, broken: Callable[[], None] | None, work_s:
     try:
         place = Place.here(rank, f"A100 a-0:{rank}, replica 0, stage {rank}, tensor rank 0")
         store = _store(str(folder / "store"), NUM_RANKS)
-        watch = Watch(store, place, NUM_RANKS, Limits(FLOOR_S))
+        watch = Watch(store, place, NUM_RANKS, StallLimits(FLOOR_S))
         watch.start()
         step, start = 0, time.monotonic()
         while time.monotonic() - start < work_s:
@@ -126,7 +126,7 @@ def test_an_announced_pause_and_an_end_are_no_faults(tmp_path: Path) -> None:
 
 def test_limits_are_learned_but_not_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PROGRESS, "_listeners", [])
-    limits = Limits(40.0)
+    limits = StallLimits(40.0)
     PROGRESS.listen(limits.learn)
     clock = iter([0.0, 100.0, 101.0, 131.0, 132.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
