@@ -18,6 +18,7 @@ from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +49,7 @@ def test_ranks_make_the_groups_that_are_counted(name: str, tmp_path: Path) -> No
 
     def train(rank: int) -> None:
         used: set[str] = set()
+        always_send_parts()
         _note_use(used)
         entry.main(argv)
         groups = [
