@@ -27,7 +27,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "tp2:2,tp2:2 @3 | tp1:4 @3",
         {"sequence_parallel": True, **LLAMA_LIKE},
     ),
-    "shares and contexts": ("tp1cp2:2,tp2(2:1):2 @6", LLAMA_LIKE),
 }
 
 
