@@ -41,7 +41,7 @@ class Case:
 
 _DIVIDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 CASES = (
-    Case("replicas of unlike work", "tp1:2 @2 | tp1:2 @1"),
+    Case("replicas of unlike work", "tp1:4 @2 | tp1:4 @1"),
     Case("ZeRO-1, overlap", "tp1:2 @2 | tp1:2 @1", _DIVIDED),
     Case("bf16, recompute", "tp1:2 @2 | tp1:2 @1", ("--recompute-activations",), "bf16"),
     Case("unlike widths", "tp2:1,tp1:1 @3"),

@@ -45,7 +45,7 @@ def test_the_short_check_passes_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "bucket-not-reduced",
+        "slice-not-reduced",
         pytest.param("unequal-starts", marks=pytest.mark.slow),
     ],
 )
