@@ -17,7 +17,7 @@ import pytest
 from megatron_hetero.cli import verify
 from megatron_hetero.cli.main import main
 from megatron_hetero.errors import EnvironmentMismatchError
-from tests.report.text.test_verification import DATA
+from tests.report.text.trials.test_verification import DATA
 
 
 class Terminal(io.StringIO):
