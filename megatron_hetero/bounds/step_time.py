@@ -1,9 +1,8 @@
 """A lower bound on the step time of every plan of the space, by the same cost model.
 
-Where a pipeline may launch ahead, `bound_launches` packs replicas, of the least time of any chain
-of stages, into the GPUs there are.  Where its stages wait for each other (other systems' prices),
-`bound_replicas` looks for prices of GPUs at which a step is impossible.  What is larger, that or
-the bound by work alone, counts; docs/bound.md has the proofs.
+Replicas, of the least time of any chain of stages, are packed into the GPUs there are
+(`launches`).  What is larger, that or the bound by work alone, counts; docs/bound.md has the
+proofs.  Prices of other pipelines bring a proof of their own (`Prove`).
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ from megatron_hetero.bounds.chains.kinds import GpuClass, gpu_classes
 from megatron_hetero.bounds.effort import QUICK, THOROUGH, ProofEffort
 from megatron_hetero.bounds.launches import launch_bound_s
 from megatron_hetero.bounds.sites import SiteBounds, rates_of
-from megatron_hetero.bounds.waiting.replicas import fill_bound_s
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.model import CostModel
 
-FILL_BOUND_RELAXES = (
-    "whole replicas, which GPUs share a node, part of the gradient exchange, update"
-)
 WORK_BOUND_RELAXES = (
     "memory, whole layers and micro-batches, pipeline fill, stage boundaries, gradient exchange, "
     "update"
@@ -98,15 +93,11 @@ def step_time_bound(
         effort = QUICK
     if not classes or num_gpus > effort.max_gpus or too_large:
         return Bound(work_s, WORK_BOUND_RELAXES)
-    rules = costs.fill_rules()
-    if rules is None:
-        work_s = max(work_s, _site_bound_s(sizes, classes, is_mixed=may_mix_sizes(costs)))
-        most_s = min(enough_s, _LONGEST * work_s)
-        proved = launch_bound_s(
-            sizes, works_s, classes, work_s, most_s, effort, progress, uneven=uneven
-        )
-        return Bound(*proved)
-    return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
+    work_s = max(work_s, _site_bound_s(sizes, classes, is_mixed=may_mix_sizes(costs)))
+    most_s = min(enough_s, _LONGEST * work_s)
+    return Bound(
+        *launch_bound_s(sizes, works_s, classes, work_s, most_s, effort, progress, uneven=uneven)
+    )
 
 
 def _site_bound_s(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.completion.micro_batches import share_micro_batches
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
 from megatron_hetero.planner.one_library import check_trains, unused_reason
@@ -52,6 +53,9 @@ def chains_of(placement: Placement) -> list[Chain]:
     return [tuple([unit_of(stage) for stage in r.stages]) for r in placement.replicas]
 
 
+DivideBatch = Callable[[int, Sequence[float], Sequence[float]], tuple[int, ...] | None]
+
+
 @dataclass(frozen=True)
 class Problem:
     """One planning question.
@@ -68,6 +72,9 @@ class Problem:
     idle_reasons: Mapping[str, str]
     make_costs: MakeCosts = CostModel
     objective: Objective = THROUGHPUT
+    divide_batch: DivideBatch = share_micro_batches
+    """Micro-batches of each replica, from their number and each replica's seconds of the first and
+    of each further one; None where there are fewer than replicas."""
 
     @cached_property
     def likeness(self) -> Likeness:
@@ -99,13 +106,6 @@ class Problem:
     def num_gpus(self) -> int:
         """GPUs that may be used."""
         return sum(len(self.gpus[node.name]) for node in self.nodes)
-
-    @cached_property
-    def counts_alike(self) -> bool:
-        """Whether the replica with most micro-batches sets the pace of all (other systems'
-        prices)."""
-        rules = self.costs.fill_rules()
-        return rules is not None and rules.counts_alike
 
     def max_stages(self) -> int:
         """Longest pipeline that the limits and the layers allow."""

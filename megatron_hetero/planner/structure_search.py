@@ -20,14 +20,14 @@ from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.neighbours import Structure, neighbours
+from megatron_hetero.planner.moves.neighbours import Structure, like_exchanges, neighbours
 from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.objective import Standing
 from megatron_hetero.planner.problem import chains_of
 from megatron_hetero.planner.shapes.spread import Spreader
 
-_WORTH = 1 + 2e-3
-"""A round of the last descent that shortens the step by this part is worth another one."""
+_WORTH = 1 - 5e-4
+"""A structure that shortens the step to less than this part of it is worth more patience."""
 _NEAR = 1.02
 """So near to the best, pipelines are tuned thoroughly."""
 _TUNING = {1: 30_000, 2: 300_000}
@@ -38,6 +38,11 @@ _MAX_MESSAGES = 20_000
 """Structures that exchange more in a step are not simulated here."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
+_PROMISING = 0.97
+"""Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
+_LAYOUT_PART = 8
+"""One part in so many of the work may go into layouts."""
+_ROUNDING = 1 - 1e-9
 
 
 @dataclass(order=True)
@@ -72,13 +77,13 @@ class StructureSearch:
         num_starts: int = 12,
         num_whole: int = 24,
         num_descents: int = 4,
-        work_per_gpu: int = 20_000,
+        patience: int = 6,
         slack: float = 1.15,
     ) -> None:
         self.max_work = max_work
         """Limit of all work, in units of about 10 microseconds."""
-        self.work_per_gpu = work_per_gpu
-        """Work that is done unless nothing is left; half as much more as long as that helps."""
+        self.patience = patience
+        """So many structures are gone on from without a better one before a descent ends."""
         self.num_starts = num_starts
         self.num_descents = num_descents
         """Of the starts, those that are each descended from for a while before all go on."""
@@ -88,8 +93,10 @@ class StructureSearch:
         """Structures that are slower than the best by more are left."""
 
     def search(self, board: Scoreboard) -> None:
-        """See `Strategy.search`."""
-        _Loop(board, self).run()
+        """See `Strategy.search`.  Prices that know no settings of a stage bring strategies."""
+        costs = board.problem.costs
+        if costs.has_variants and costs.has_launch_counts:
+            _Loop(board, self).run()
 
 
 class _Loop:
@@ -109,7 +116,7 @@ class _Loop:
         self.best_s = inf
         self.num = 0
         self.last = False
-        self.max_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
+        self.layout_work = 0
         self.expanded_of: set[Hashable] = set()
 
     def run(self) -> None:
@@ -141,15 +148,11 @@ class _Loop:
         nodes = sorted([self.tune(node, node.candidate) for node in nodes if node.candidate])
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
-            part = (self.max_work // 2 - self.done) // (few - number)
+            part = (options.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
         heapify(left)
         self.last = True
-        known_s = inf
-        limit = self.max_work
-        while left and known_s > _WORTH * self.best_s and self.done < options.max_work:
-            known_s, limit = self.best_s, max(limit, self.done + self.max_work // 2)
-            left = self.descend(left, min(limit, options.max_work))
+        self.descend(left, options.max_work)
 
     @property
     def done(self) -> int:
@@ -157,10 +160,12 @@ class _Loop:
         return self.work + self.completer.work
 
     def descend(self, heap: list[_Node], limit: int) -> list[_Node]:
-        """Best first, until the work is done or nothing left comes near; what is left."""
+        """Best first, until the work is done, patience ends or nothing left comes near; what is
+        left."""
         best: _Node | None = None
         first = len(heap) == 1
-        while heap and self.done < limit:
+        idle = 0
+        while heap and self.done < limit and idle <= self.options.patience:
             node = heappop(heap)
             best_s = self.best_s if best is None else best.time_s
             if first and best is None:
@@ -179,6 +184,9 @@ class _Loop:
             elif self.last and not node.queued:
                 heappush(heap, self.queued(node, candidate))
             else:
+                idle += 1
+                if best is None or node.time_s < _WORTH * best.time_s:
+                    idle = 0
                 if best is None or node < best:
                     best = node
                 self.expand(node, candidate, heap)
@@ -199,6 +207,7 @@ class _Loop:
         found, gain = node.found, node.gain
         if candidate.is_crowded:
             found, candidate = self.spread(found, candidate)
+        found, candidate = self.laid_out(found, candidate)
         simulated = candidate
         messages = self.rescorer.num_messages(candidate)
         if messages <= _MAX_MESSAGES:
@@ -219,6 +228,28 @@ class _Loop:
         if priced is None or priced.step_time_s > _MAX_LONGER * candidate.step_time_s:
             return found, candidate
         return wider, priced
+
+    def laid_out(self, found: Completion, candidate: Candidate) -> tuple[Completion, Candidate]:
+        """Return both with like groups exchanged, pair by pair, while that shortens the step.
+
+        Where like groups stand decides what messages and gradients cost: side by side on one node
+        they exchange gradients inside it, but crowd the paths to the next stages.
+        """
+        most = self.options.max_work // _LAYOUT_PART
+        improved = True
+        while improved:
+            improved = False
+            for structure in like_exchanges(found.structure, self.kind_of):
+                if self.layout_work >= most or not _may_be_laid_out_better(candidate):
+                    return found, candidate
+                before = self.work
+                moved = replace(found, structure=structure)
+                priced = self.candidate(moved)
+                self.layout_work += self.work - before
+                if priced is not None and priced.step_time_s < _ROUNDING * candidate.step_time_s:
+                    found, candidate, improved = moved, priced, True
+                    break
+        return found, candidate
 
     def candidate(self, found: Completion) -> Candidate | None:
         """Priced whole."""
@@ -328,3 +359,8 @@ class _Loop:
         self.num += 1
         key = candidate.coarse_key
         return [_Node((key[0], key[1] * gain), self.num, found, candidate, gain)]
+
+
+def _may_be_laid_out_better(candidate: Candidate) -> bool:
+    pipelines_s = max(replica.pipeline_s for replica in candidate.cost.replicas)
+    return pipelines_s < _PROMISING * candidate.step_time_s

@@ -50,7 +50,7 @@ def test_it_improves_on_its_starts_and_finds_the_same_again(
         board = Scoreboard(problem)
         Symmetric().search(board)
         before = board.best
-        StructureSearch(work_per_gpu=2_000).search(board)
+        StructureSearch(max_work=10_000).search(board)
         if before is not None:
             assert board.best is not None
             assert board.best.key <= before.key

@@ -161,9 +161,7 @@ def runners_up(
             if rescorer.may_simulate(candidate):
                 other = alternative_to(problem, rescorer.with_queues(candidate), best)
             else:
-                other = replace(
-                    alternative_to(problem, candidate, best), settings=_WITHOUT_QUEUES
-                )
+                other = replace(alternative_to(problem, candidate, best), settings=_WITHOUT_QUEUES)
             found.append(other)
     if problem.objective.name == "throughput":
         found.sort(key=lambda other: other.step_time_s)

@@ -8,7 +8,7 @@ from megatron_hetero.cluster.spec import Device
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import insertions
+from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.units import format_duration
 

@@ -147,9 +147,7 @@ class StageTable:
         if link not in self._pair_sync_s:
             nodes = problem.cluster.node_by_name
             pair = tuple(
-                PlacedReplica(
-                    (PlacedStage(nodes[name].devices[:1], problem.num_layers),), 1
-                )
+                PlacedReplica((PlacedStage(nodes[name].devices[:1], problem.num_layers),), 1)
                 for name in (one, other)
             )
             total_s = problem.costs.sync_s(Placement(pair), self.rows)

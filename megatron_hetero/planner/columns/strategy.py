@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.columns.even_mixes import even_choices
 from megatron_hetero.planner.columns.kinds import Kind, kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
     Choice,
     Site,
+    Together,
     by_exchange,
     exchange_s,
     quick_step_s,
+    together_s,
 )
 from megatron_hetero.planner.columns.slab_mix import SLACKS, PoolSlabs
 from megatron_hetero.planner.columns.slab_shapes import slab_chains
@@ -44,6 +45,7 @@ class Columns:
     """Slabs by column generation; see the module."""
 
     name = "columns"
+    pipelines: Together = staticmethod(together_s)
 
     def __init__(self, max_work: int = 15_000) -> None:
         self.max_work = max_work
@@ -72,7 +74,7 @@ class Columns:
                 best = min(found, key=lambda choice: found[choice])
                 pipelines_s = found[best] - exchange_s(problem, best)
                 for choice in by_exchange(tried, pipelines_s):
-                    _add(problem, found, choice)
+                    self._add(problem, found, choice)
         work = 0
         for choice in _in_order(found):
             placement = _placed(problem, choice)
@@ -96,19 +98,19 @@ class Columns:
             if step_s is None or step_s > least_s:
                 continue
             may_gain = True
-            for choice in _choices(problem, chosen, step_s):
-                _add(problem, found, choice)
-            if problem.counts_alike:
-                for choice in even_choices(problem, chosen):
-                    _add(problem, found, choice)
+            for choice in self.choices(problem, chosen, step_s):
+                self._add(problem, found, choice)
         return may_gain
 
+    def choices(self, problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
+        """Yield mixes for each site that make a step about so long."""
+        return _choices(problem, sites, step_s)
 
-def _add(problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
-    if choice not in found:
-        time_s = quick_step_s(problem, choice)
-        if time_s is not None:
-            found[choice] = time_s
+    def _add(self, problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
+        if choice not in found:
+            time_s = quick_step_s(problem, choice, self.pipelines)
+            if time_s is not None:
+                found[choice] = time_s
 
 
 def _in_order(found: Mapping[Choice, float]) -> list[Choice]:

@@ -23,6 +23,9 @@ _NEGLIGIBLE = 0.01
 _MAX_TURNS = 3
 """Pipelines are tuned anew for other shares of the batch so often at most."""
 
+Options = list[tuple[tuple[Way, ...], tuple[float, ...]]]
+"""By stage: its ways by layers, and their seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -227,8 +230,8 @@ class Completer:
 
     def options(
         self, tables: Tables, chain: Chain, in_flight: Sequence[int], has_counts: bool
-    ) -> list[tuple[tuple[Way, ...], tuple[float, ...]]]:
-        """Of every stage its ways by layers, and their seconds."""
+    ) -> Options:
+        """Return the ways of every stage by layers, and their seconds."""
         last = len(chain) - 1
         options = []
         for index, unit in enumerate(chain):

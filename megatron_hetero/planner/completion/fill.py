@@ -9,7 +9,6 @@ from itertools import pairwise, starmap
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.layers import split_layers
-from megatron_hetero.planner.completion.micro_batches import equal_shares, share_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 Piece = tuple[Unit, int]
@@ -127,15 +126,11 @@ class Filler:
 def filled_placement(
     problem: Problem, chains: Sequence[Chain], filled: Sequence[FilledChain]
 ) -> Placement | None:
-    """Filled chains with micro-batches in proportion to speed, or as many for each where the most
-    count for all; None if there are too few."""
-    number = problem.num_micro_batches
-    if problem.counts_alike:
-        shares = equal_shares(number, len(chains))
-    else:
-        shares = share_micro_batches(
-            number, [f.fill_s for f in filled], [f.period_s for f in filled]
-        )
+    """Return filled chains with their micro-batches (`Problem.divide_batch`); None if there are too
+    few."""
+    shares = problem.divide_batch(
+        problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
+    )
     if shares is None:
         return None
     return Placement(

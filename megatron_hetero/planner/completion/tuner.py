@@ -16,7 +16,7 @@ from megatron_hetero.planner.problem import Chain
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 if TYPE_CHECKING:
-    from megatron_hetero.planner.completion.completer import Completer, Tables
+    from megatron_hetero.planner.completion.completer import Completer, Options, Tables
 
 _STEPS = (1, 2, 4, 8, -1, -2)
 """Forwards by which a stage launches further ahead, or less far."""
@@ -42,7 +42,16 @@ class Tuner:
         self.backward = [costs.hop(b.devices, a.devices) for a, b in pairwise(chain)]
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
         self.known: dict[object, tuple[float, tuple[Way, ...]] | None] = {}
+        self._options: dict[tuple[int, ...], Options] = {}
         self.work = 0
+
+    def options(self, counts: tuple[int, ...]) -> Options:
+        """Return the ways of every stage by layers, and their seconds, for warm-up depths."""
+        found = self._options.get(counts)
+        if found is None:
+            found = self.completer.options(self.tables, self.chain, counts, counts != self.own)
+            self._options[counts] = found
+        return found
 
     def fitted(
         self, layers: tuple[int, ...], counts: tuple[int, ...], free: bool
@@ -53,13 +62,13 @@ class Tuner:
             return counts
         limits = None
         if free:
-            plain = self.completer.options(self.tables, self.chain, self.own, False)
+            plain = self.options(self.own)
             limits = [
                 times[n - 1] if n <= len(times) else inf
                 for n, (_, times) in zip(layers, plain, strict=True)
             ]
         while counts != self.own:
-            options = self.completer.options(self.tables, self.chain, counts, True)
+            options = self.options(counts)
             over = [
                 i
                 for i, (n, (_, times)) in enumerate(zip(layers, options, strict=True))
@@ -83,8 +92,7 @@ class Tuner:
         key = layers, counts
         if key in self.known:
             return self.known[key]
-        ahead = counts != self.own
-        options = self.completer.options(self.tables, self.chain, counts, ahead)
+        options = self.options(counts)
         if any(n > len(ways) for n, (ways, _) in zip(layers, options, strict=True)):
             self.known[key] = None
             return None
@@ -159,7 +167,7 @@ class Tuner:
 
     def filled(self, counts: tuple[int, ...]) -> tuple[int, ...] | None:
         """Layers for warm-up depths."""
-        options = self.completer.options(self.tables, self.chain, counts, counts != self.own)
+        options = self.options(counts)
         trips_s = [a.total_s + b.total_s for a, b in zip(self.forward, self.backward, strict=True)]
         times_s = [times for _, times in options]
         return balanced(self.completer.problem.num_layers, times_s, trips_s, self.number)
@@ -211,7 +219,7 @@ class Tuner:
 
     def rules(self, layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Warm-up depths that hide the hops, those that are short too."""
-        plain = self.completer.options(self.tables, self.chain, self.own, False)
+        plain = self.options(self.own)
         if any(n > len(times) for n, (_, times) in zip(layers, plain, strict=True)):
             return
         times_s = [times[n - 1] for n, (_, times) in zip(layers, plain, strict=True)]

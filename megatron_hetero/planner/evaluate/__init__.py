@@ -7,4 +7,5 @@ tail            gradient exchange and crowded paths, estimated
 canonical       one form for placements that differ in numbers only
 replica_shapes  what of a replica its price depends on
 misses          placements that lack memory
+unlike          starts that differ
 """

@@ -12,7 +12,7 @@ from random import Random
 
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import idle_gpus
+from megatron_hetero.planner.moves.fine import idle_gpus
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 
 MAX_GPUS_ANNEALED = 64

@@ -5,8 +5,8 @@ A move is made in one replica, or in all that are alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import combinations, zip_longest
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.problem import Chain, Problem, Unit
@@ -21,6 +21,25 @@ def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator
     for moved in _moves(problem, structure, shape):
         if len(moved) in counts and all(problem.chain_is_allowed(chain) for chain in moved):
             yield moved
+
+
+def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
+    """Return the structure after each exchange of two like groups on unlike nodes.
+
+    Args:
+        kind_of: by node; groups of one kind and width are alike.
+    """
+    places: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for r, chain in enumerate(structure):
+        for s, unit in enumerate(chain):
+            places.setdefault((kind_of[unit.node], unit.width), []).append((r, s))
+    for alike in places.values():
+        for (r, s), (q, t) in combinations(alike, 2):
+            one, other = structure[r][s], structure[q][t]
+            if one.node != other.node:
+                chains = [list(chain) for chain in structure]
+                chains[r][s], chains[q][t] = other, one
+                yield tuple([tuple(chain) for chain in chains])
 
 
 def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:

@@ -25,7 +25,7 @@ from megatron_hetero.planner.completion.refill import (
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import unlike, unlike_and_calm
+from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_calm
 from megatron_hetero.planner.moves.unlike_groups import joined
 
 _WORTH = 1 - 1e-3

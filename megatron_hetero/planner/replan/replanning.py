@@ -19,7 +19,7 @@ from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.api import infeasible_or_limits, plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
-from megatron_hetero.planner.moves.local import fine_moves
+from megatron_hetero.planner.moves.fine import fine_moves
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.one_library import kept_to_plan

@@ -7,7 +7,7 @@ wait.
 from __future__ import annotations
 
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import unlike
+from megatron_hetero.planner.evaluate.unlike import unlike
 from megatron_hetero.planner.shapes.shape_layout import Shape
 from megatron_hetero.planner.shapes.shape_search import MAX_KINDS, ShapeSearch
 
@@ -20,6 +20,7 @@ class EqualReplicas:
     """Hill climbing over shapes from the best placements so far; see the module."""
 
     name = "equal-replicas"
+    searching = ShapeSearch
 
     def __init__(
         self, launch_ahead: bool = False, num_starts: int = 4, max_work: int = 40_000
@@ -36,7 +37,7 @@ class EqualReplicas:
             return
         ranking = board.ranking_with_counts if self.launch_ahead else board.ranking
         starts = unlike(ranking, self.num_starts)
-        search = ShapeSearch(board, self.name, self.launch_ahead)
+        search = self.searching(board, self.name, self.launch_ahead)
         if len(search.kinds) > MAX_KINDS:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS

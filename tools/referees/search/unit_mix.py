@@ -47,8 +47,6 @@ class UnitMixer:
         self.problem = problem
         self.kinds = kinds
         self.table = StageTable(problem, kinds)
-        self.is_useful = problem.counts_alike and len(kinds) > 1
-        """Whether replicas wait for each other, and there are unlike GPUs to mix."""
         self._gpus = tuple(len(kind.nodes) * kind.num_gpus for kind in kinds)
 
     def most(self, shape: Shape, filled: FilledChain) -> Mix:
