@@ -46,19 +46,20 @@ class Prove(Protocol):
 
 
 def step_time_bound_s(costs: CostModel) -> float:
-    """Seconds that no placement of the space beats; see `step_time_bound`."""
+    """Return seconds that no placement of the space beats; see `step_time_bound`."""
     return step_time_bound(costs).step_time_s
 
 
 def thorough_bound(costs: CostModel, enough_s: float = inf, *, uneven: bool = False) -> Bound:
-    """That of a plan: `step_time_bound` with more effort."""
+    """Return the bound of a plan: `step_time_bound` with more effort."""
     return step_time_bound(costs, enough_s, THOROUGH, uneven=uneven)
 
 
 def bound_by_work(
     costs: CostModel, enough_s: float = inf, *, uneven: bool = False, proved_s: float = 0.0
 ) -> Bound:
-    """What is known at once: `work_bound_s`, or `proved_s` seconds that are proved already."""
+    """Return what is known at once: `work_bound_s`, or `proved_s` seconds that are proved
+    already."""
     return Bound(max(work_bound_s(costs, uneven=uneven), proved_s), WORK_BOUND_RELAXES)
 
 
@@ -70,7 +71,7 @@ def step_time_bound(
     *,
     uneven: bool = False,
 ) -> Bound:
-    """The best bound known: that of the work, made longer as far as prices prove it.
+    """Return the best bound known: that of the work, made longer as far as prices prove it.
 
     The space has every micro-batch size and every recompute that plans may choose
     (`cost.choices`).
@@ -103,7 +104,7 @@ def step_time_bound(
 def _site_bound_s(
     sizes: Sequence[CostModel], classes: Sequence[GpuClass], *, is_mixed: bool
 ) -> float:
-    """By what the lines between sites let through; 0 where there are none."""
+    """Bound by what the lines between sites let through; 0 where there are none."""
     if is_mixed:
         return SiteBounds(sizes, classes).least_s()
     return min(SiteBounds([costs], classes).least_s() for costs in sizes)
@@ -114,7 +115,7 @@ def _size(costs: CostModel) -> int:
 
 
 def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = False) -> float:
-    """Seconds that no placement of the space beats, by the work alone: known at once.
+    """Return seconds that no placement of the space beats, by the work alone: known at once.
 
     Args:
         in_parts: also of stages in chunks and with split backward passes, of which a micro-batch's
@@ -131,7 +132,7 @@ def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = Fal
 def _work_bound_s(
     sizes: Sequence[CostModel], classes: Sequence[GpuClass], in_parts: bool = False
 ) -> float:
-    """All work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
+    """Return all work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
 
     A device that spends all of a step of T seconds on layers completes at most T / y of them for
     one sequence, y being its GPU-seconds at the best width, size and recompute.  A head costs at

@@ -12,13 +12,11 @@ from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
 from megatron_hetero.planner.machines.fewer import FewerMachines
 from megatron_hetero.planner.moves.annealing import Annealing
-from megatron_hetero.planner.moves.exchanges import Exchanges
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.oracle.exact import Exact
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 from megatron_hetero.planner.structure_search import StructureSearch
@@ -27,17 +25,15 @@ from megatron_hetero.planner.structure_search import StructureSearch
 def default_strategies() -> tuple[Strategy, ...]:
     """Return the strategies of a search, in the order in which they run.
 
-    The first three bring structures, the search over structures goes on from them, and the others
-    look at what is not among its moves: every plan of a very small problem, layouts of one shape
-    and groups of unequal shares.
+    The first two bring structures, the search over structures goes on from them, and the others
+    look at what is not among its moves: every plan of a very small problem, and groups of unequal
+    shares.
     """
     return (
         Columns(),
         Symmetric(),
-        EqualReplicas(launch_ahead=True),
         StructureSearch(),
         Exhaustive(),
-        Exchanges(),
         Refine(),
     )
 
@@ -118,7 +114,7 @@ def _run(board: Scoreboard, strategies: Sequence[Strategy]) -> None:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Without Python's collector of cycles: a search keeps many small objects, in no cycles, and to
+    """Stop Python's collector of cycles: a search keeps many small objects, in no cycles, and to
     look through them again and again takes a sixth of its time, and of what is asked after it."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -130,7 +126,7 @@ def no_collector() -> Iterator[None]:
 
 
 def _may_gain_from_fewer(board: Scoreboard) -> bool:
-    """Whether fewer machines may be better; not where even all of them are too slow."""
+    """Return whether fewer machines may be better; not where even all of them are too slow."""
     problem = board.problem
     objective, first = problem.objective, board.nearest
     if board.is_exact or not objective.may_want_fewer(problem.cluster):

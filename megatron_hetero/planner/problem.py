@@ -40,7 +40,7 @@ class Unit:
 
 
 def unit_of(stage: PlacedStage) -> Unit:
-    """The unit that a placed stage runs on."""
+    """Return the unit that a placed stage runs on."""
     return Unit(stage.devices[0].node, tuple([device.index for device in stage.devices]))
 
 
@@ -49,7 +49,7 @@ Chain = tuple[Unit, ...]
 
 
 def chains_of(placement: Placement) -> list[Chain]:
-    """The units that a placement's replicas run on."""
+    """Return the units that a placement's replicas run on."""
     return [tuple([unit_of(stage) for stage in r.stages]) for r in placement.replicas]
 
 
@@ -78,7 +78,7 @@ class Problem:
 
     @cached_property
     def likeness(self) -> Likeness:
-        """Which nodes and paths are alike."""
+        """Return which nodes and paths are alike."""
         return Likeness(self.cluster)
 
     @property
@@ -88,7 +88,7 @@ class Problem:
 
     @property
     def workload(self) -> Workload:
-        """What is trained."""
+        """Return what is trained."""
         return self.costs.workload
 
     @property
@@ -108,12 +108,12 @@ class Problem:
         return sum(len(self.gpus[node.name]) for node in self.nodes)
 
     def max_stages(self) -> int:
-        """Longest pipeline that the limits and the layers allow."""
+        """Return the longest pipeline that the limits and the layers allow."""
         limit = self.cluster.limits.max_pipeline_parallel or self.num_layers
         return min(limit, self.num_layers)
 
     def replica_counts(self) -> range:
-        """Replica counts that the limits, the batch and the GPUs allow."""
+        """Return replica counts that the limits, the batch and the GPUs allow."""
         wanted = self.cluster.limits.num_replicas
         most = min(self.num_micro_batches, self.num_gpus)
         if wanted is None:
@@ -121,17 +121,17 @@ class Problem:
         return range(wanted, wanted + 1) if wanted <= most else range(0)
 
     def may_start(self, unit: Unit) -> bool:
-        """Whether a replica's first stage may be there."""
+        """Return whether a replica's first stage may be there."""
         pins = self.cluster.limits.first_stage_nodes
         return not pins or unit.node in pins
 
     def may_end(self, unit: Unit) -> bool:
-        """Whether a replica's last stage may be there."""
+        """Return whether a replica's last stage may be there."""
         pins = self.cluster.limits.last_stage_nodes
         return not pins or unit.node in pins
 
     def chain_is_allowed(self, chain: Chain) -> bool:
-        """Whether length and both ends of a replica keep to the limits."""
+        """Return whether length and both ends of a replica keep to the limits."""
         return (
             0 < len(chain) <= self.max_stages()
             and self.may_start(chain[0])
@@ -140,7 +140,7 @@ class Problem:
 
 
 def canonical_cluster(cluster: Cluster) -> Cluster:
-    """The same cluster with its nodes sorted by name: the order of a file does not count."""
+    """Return the same cluster with its nodes sorted by name: the order of a file does not count."""
     return replace(cluster, nodes=tuple(sorted(cluster.nodes, key=lambda node: node.name)))
 
 

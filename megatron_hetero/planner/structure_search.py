@@ -9,9 +9,10 @@ when it comes first with all that.  Starts are what other strategies left on the
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
@@ -40,8 +41,9 @@ _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
-_LAYOUT_PART = 8
-"""One part in so many of the work may go into layouts."""
+_MAX_LAYOUTS = 4_000
+_NUM_LAYOUTS = 6
+"""Exchanges of like groups that are estimated, and of these priced, of one layout."""
 _ROUNDING = 1 - 1e-9
 
 
@@ -76,14 +78,17 @@ class StructureSearch:
         max_work: int = 1_500_000,
         num_starts: int = 12,
         num_whole: int = 24,
-        num_descents: int = 4,
+        num_descents: int = 8,
         patience: int = 6,
+        work_per_gpu: int = 20_000,
         slack: float = 1.15,
     ) -> None:
         self.max_work = max_work
         """Limit of all work, in units of about 10 microseconds."""
         self.patience = patience
         """So many structures are gone on from without a better one before a descent ends."""
+        self.work_per_gpu = work_per_gpu
+        """Limit of the work for each GPU: in smaller clusters less is left to find."""
         self.num_starts = num_starts
         self.num_descents = num_descents
         """Of the starts, those that are each descended from for a while before all go on."""
@@ -116,7 +121,7 @@ class _Loop:
         self.best_s = inf
         self.num = 0
         self.last = False
-        self.layout_work = 0
+        self.max_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
         self.expanded_of: set[Hashable] = set()
 
     def run(self) -> None:
@@ -127,10 +132,14 @@ class _Loop:
             priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
             starts.setdefault(self.image(structure), (structure, priced_s))
         ranked: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
+        alike: set[tuple[float, float]] = set()
         for image, (structure, priced_s) in starts.items():
             found = self.sized(structure)
             if found is not None:
                 with_tail_s = found.quick_s + self.tails.estimate_s(found)
+                if (found.quick_s, with_tail_s) in alike:  # sites or nodes exchanged
+                    continue
+                alike.add((found.quick_s, with_tail_s))
                 ranked.append(((priced_s, found.quick_s, with_tail_s), image, found))
         orders = [
             sorted(range(len(ranked)), key=[entry[0][by] for entry in ranked].__getitem__)
@@ -146,13 +155,14 @@ class _Loop:
             self.seen.add(image)
             nodes += self.price(found)
         nodes = sorted([self.tune(node, node.candidate) for node in nodes if node.candidate])
+        nodes = _firsts(nodes)
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
-            part = (options.max_work // 2 - self.done) // (few - number)
+            part = (self.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
         heapify(left)
         self.last = True
-        self.descend(left, options.max_work)
+        self.descend(left, self.max_work)
 
     @property
     def done(self) -> int:
@@ -160,12 +170,13 @@ class _Loop:
         return self.work + self.completer.work
 
     def descend(self, heap: list[_Node], limit: int) -> list[_Node]:
-        """Best first, until the work is done, patience ends or nothing left comes near; what is
-        left."""
+        """Go on best first, until the work is done, patience ends or nothing left comes near;
+        what is left."""
         best: _Node | None = None
         first = len(heap) == 1
         idle = 0
-        while heap and self.done < limit and idle <= self.options.patience:
+        patience = self.options.patience // (2 if first else 1)
+        while heap and self.done < limit and idle <= patience:
             node = heappop(heap)
             best_s = self.best_s if best is None else best.time_s
             if first and best is None:
@@ -193,7 +204,7 @@ class _Loop:
         return heap
 
     def tune(self, node: _Node, before: Candidate, level: int = 1) -> _Node:
-        """The node with its pipelines tuned."""
+        """Return the node with its pipelines tuned."""
         found = self.completer.tune(node.found, _TUNING[level])
         candidate = self.candidate(found)
         if candidate is None or before.key < candidate.key:
@@ -203,7 +214,7 @@ class _Loop:
         return _Node(candidate.coarse_key, self.num, found, candidate, gain, level)
 
     def queued(self, node: _Node, candidate: Candidate) -> _Node:
-        """The node with queues on shared paths, by events."""
+        """Return the node with queues on shared paths, by events."""
         found, gain = node.found, node.gain
         if candidate.is_crowded:
             found, candidate = self.spread(found, candidate)
@@ -218,8 +229,8 @@ class _Loop:
         return _Node(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
 
     def spread(self, found: Completion, candidate: Candidate) -> tuple[Completion, Candidate]:
-        """Both with like groups exchanged, so that the busiest path carries less, where that costs
-        little."""
+        """Return both with like groups exchanged, so that the busiest path carries less, where
+        that costs little."""
         chains = self.spreader.spread(found.structure, found.num_micro_batches)
         if chains is None:
             return found, candidate
@@ -235,24 +246,27 @@ class _Loop:
         Where like groups stand decides what messages and gradients cost: side by side on one node
         they exchange gradients inside it, but crowd the paths to the next stages.
         """
-        most = self.options.max_work // _LAYOUT_PART
-        improved = True
+        improved = _may_be_laid_out_better(candidate)
         while improved:
             improved = False
-            for structure in like_exchanges(found.structure, self.kind_of):
-                if self.layout_work >= most or not _may_be_laid_out_better(candidate):
-                    return found, candidate
-                before = self.work
+            before_s = self.tails.estimate_s(found)
+            ranked = []
+            for structure in islice(like_exchanges(found.structure, self.kind_of), _MAX_LAYOUTS):
                 moved = replace(found, structure=structure)
+                ranked.append((self.tails.estimate_s(moved), len(ranked), moved))
+            self.work += 2 * len(ranked)
+            for tail_s, _, moved in sorted(ranked, key=lambda entry: entry[:2])[:_NUM_LAYOUTS]:
+                if tail_s >= before_s:
+                    break
                 priced = self.candidate(moved)
-                self.layout_work += self.work - before
                 if priced is not None and priced.step_time_s < _ROUNDING * candidate.step_time_s:
-                    found, candidate, improved = moved, priced, True
+                    found, candidate = moved, priced
+                    improved = _may_be_laid_out_better(candidate)
                     break
         return found, candidate
 
     def candidate(self, found: Completion) -> Candidate | None:
-        """Priced whole."""
+        """Price it whole."""
         board, costs = self.board, self.problem.costs
         placement = found.placement(self.completer.own_size)
         self.work += 25 * sum(map(len, found.structure))
@@ -270,7 +284,7 @@ class _Loop:
         return candidate
 
     def image(self, structure: Structure) -> Hashable:
-        """Equal for structures in which like nodes are exchanged as a whole."""
+        """Return equal for structures in which like nodes are exchanged as a whole."""
         numbers: dict[str, tuple[int, int]] = {}
         counts: dict[int, int] = {}
         shape = self.completer.shape
@@ -287,11 +301,11 @@ class _Loop:
         return tuple(image)
 
     def sized(self, structure: Structure) -> Completion | None:
-        """At the best of all sizes."""
+        """Complete it at the best of all sizes."""
         return next(iter(self.sizes(structure)), None)
 
     def sizes(self, structure: Structure) -> list[Completion]:
-        """At the best of all sizes, and at a second one that is as good."""
+        """Complete it at the best of all sizes, and at a second one that is as good."""
         found = [
             completion
             for size in self.completer.sizes(len(structure))
@@ -301,7 +315,7 @@ class _Loop:
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
     def expand(self, node: _Node, candidate: Candidate, heap: list[_Node]) -> None:
-        """The most promising structures one move away go to the heap."""
+        """Put the most promising structures one move away on the heap."""
         own = self.image(node.found.structure)
         if own in self.expanded_of:
             return
@@ -340,7 +354,7 @@ class _Loop:
             )
 
     def price(self, found: Completion, gain: float = 1.0) -> list[_Node]:
-        """Whole, as completed and as the flags say."""
+        """Price it whole, as completed and as the flags say."""
         own = self.completer.own_size
         nodes: list[_Node] = []
         options = self.sizes(found.structure) or [found]
@@ -352,13 +366,25 @@ class _Loop:
         return nodes
 
     def node(self, found: Completion, gain: float) -> list[_Node]:
-        """The node of a completion, if it fits."""
+        """Return the node of a completion, if it fits."""
         candidate = self.candidate(found)
         if candidate is None:
             return []
         self.num += 1
         key = candidate.coarse_key
         return [_Node((key[0], key[1] * gain), self.num, found, candidate, gain)]
+
+
+def _firsts(nodes: Sequence[_Node]) -> list[_Node]:
+    """Return the nodes, first in turn the best and the best by its pipelines alone, of structures
+    that have not been before: where its gradients are exchanged, a move may change."""
+    by_pipelines = sorted(nodes, key=lambda node: (node.found.quick_s, node.number))
+    firsts: dict[Structure, _Node] = {}
+    for pair in zip(sorted(nodes), by_pipelines, strict=True):
+        for node in pair:
+            firsts.setdefault(node.found.structure, node)
+    chosen = {node.number for node in firsts.values()}
+    return [*firsts.values(), *[node for node in nodes if node.number not in chosen]]
 
 
 def _may_be_laid_out_better(candidate: Candidate) -> bool:

@@ -16,7 +16,6 @@ from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.completion.fill import Filler, filled_placement
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, Unit
-from megatron_hetero.planner.shapes.shape_layout import ShapeLayouts
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tools.referees.cases import load_case
 from tools.referees.search import strategies
@@ -24,6 +23,7 @@ from tools.referees.search.even_columns import EvenColumns
 from tools.referees.search.even_mixes import near_sites
 from tools.referees.search.local import LocalSearch
 from tools.referees.search.mixed_shapes import MixedReplicas
+from tools.referees.search.shape_layout import ShapeLayouts
 from tools.referees.search.unit_mix import UnitMixer
 
 HERE, NEAR, FAR = "us-central1-a", "us-central1-b", "us-west1-b"

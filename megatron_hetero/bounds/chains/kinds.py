@@ -28,7 +28,7 @@ class GpuClass:
 def gpu_classes(
     costs: CostModel, apart: Literal["", "site", "node"] = "", uneven: bool = False
 ) -> list[GpuClass]:
-    """All GPUs that may be used, by class.
+    """Return all GPUs that may be used, by class.
 
     Args:
         apart: GPUs of two sites, or two nodes, are of two classes.
@@ -52,8 +52,8 @@ def gpu_classes(
 
 
 def group_widths(costs: CostModel, node: Node, uneven: bool) -> tuple[int, ...]:
-    """Widths of the groups of one node that plans may have, ascending; if `uneven`, also those that
-    do not divide the model."""
+    """Return widths of the groups of one node that plans may have, ascending; if `uneven`, also
+    those that do not divide the model."""
     even = costs.widths(node)
     if not (uneven and may_choose(costs, "shares")):
         return even

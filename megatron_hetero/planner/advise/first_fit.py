@@ -51,7 +51,7 @@ class FirstFit:
         board.keep_refined(placement, cost, self.name, found.rank_order)
 
     def _found(self, board: Scoreboard, problem: Problem) -> Candidate | None:
-        """What the first way to look finds that finds anything."""
+        """Return what the first way to look finds that finds anything."""
         for narrowed, strategy in self._ways(problem):
             part = Scoreboard(narrowed)
             strategy.search(part)
@@ -74,14 +74,15 @@ class FirstFit:
 
 
 def least_settings(problem: Problem) -> Settings:
-    """Of the settings that plans may choose by themselves, those that take the least memory."""
+    """Return, of the settings that plans may choose by themselves, those that take the least
+    memory."""
     kinds, own = recomputes(problem.costs), problem.workload.training.recompute
     size = min(micro_batch_sizes(problem.costs))
     return size, "full" if "full" in kinds else own
 
 
 def with_least_settings(problem: Problem) -> Problem:
-    """The problem as if `least_settings` were the job's."""
+    """Return the problem as if `least_settings` were the job's."""
     size, recompute = least_settings(problem)
     return replace(problem, costs=problem.costs.variant(micro_batch_size=size, recompute=recompute))
 

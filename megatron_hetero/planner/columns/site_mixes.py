@@ -59,8 +59,8 @@ def quick_step_s(
 
 
 def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choice]:
-    """For each time that cards may take, of each site the mix that does most with cards no slower;
-    sites without one idle.
+    """Yield, for each time that cards may take, of each site the mix that does most with cards no
+    slower; sites without one idle.
 
     Args:
         tried: the sites with each limit on layers, in one order.
@@ -90,8 +90,8 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
 
 
 def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
-    """One pass of the gradients over the card of a node that has most to do, between the nodes of
-    its site; a node that is alone there has nothing to do."""
+    """Return one pass of the gradients over the card of a node that has most to do, between the
+    nodes of its site; a node that is alone there has nothing to do."""
     table = slabs.table
     if sum(count * sum(slab.shape.num_nodes().values()) for slab, count in mix) == 1:
         return 0.0
@@ -101,9 +101,9 @@ def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
 
 
 def exchange_s(problem: Problem, choice: Choice) -> float:
-    """About one pass of the gradients through a ring over all nodes: the card that has most to do,
-    or the slowest way between two sites that follow each other, whose latencies add up.  A line
-    that sites share carries the gradients of all layers."""
+    """Return about one pass of the gradients through a ring over all nodes: the card that has
+    most to do, or the slowest way between two sites that follow each other, whose latencies add
+    up.  A line that sites share carries the gradients of all layers."""
     table, cluster = choice[0][0].slabs.table, problem.cluster
     used = [(site, mix) for site, mix in choice if mix]
     card_s = max(_card_s(site.slabs, mix) for site, mix in used)
@@ -127,5 +127,5 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
 
 
 def _most_layers(mix: Mix) -> int:
-    """Most layers that a node holds."""
+    """Return most layers that a node holds."""
     return max(layers for slab, _ in mix for _, layers in slab.node_layers)

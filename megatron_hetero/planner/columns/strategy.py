@@ -114,7 +114,7 @@ class Columns:
 
 
 def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
-    """By quick time; first the soonest of each number of sites."""
+    """Sort by quick time; first the soonest of each number of sites."""
     ranked = sorted(found, key=lambda choice: found[choice])
     soonest: dict[int, Choice] = {}
     for choice in ranked:
@@ -125,7 +125,7 @@ def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
 
 
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
-    """Mixes for each site."""
+    """Yield mixes for each site."""
     for slack in SLACKS:
         mixes = {id(site.slabs): site.slabs.mixes(slack * step_s) for site in sites}
         for number in range(max(len(found) for found in mixes.values())):
@@ -140,7 +140,7 @@ def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator
 
 
 def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:
-    """Kinds by site; and all sites as one, where they are few."""
+    """Yield kinds by site; and all sites as one, where they are few."""
     by_site: dict[str, list[int]] = {}
     for index, kind in enumerate(kinds):
         by_site.setdefault(kind.node.site, []).append(index)
@@ -162,7 +162,7 @@ def _sites(
     before: Sequence[Site],
     step_s: float,
 ) -> list[Site]:
-    """The sites of a pooling; those with the same nodes and network share their slabs.
+    """Return the sites of a pooling; those with the same nodes and network share their slabs.
 
     Args:
         before: the same sites with a higher limit, of which the best slabs are taken over.
@@ -187,7 +187,7 @@ def _sites(
 
 
 def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
-    """Equal replicas side by side: powers of two, and as many as a node has GPUs."""
+    """Return equal replicas side by side: powers of two, and as many as a node has GPUs."""
     largest = max(kind.num_gpus for kind in kinds)
     counts = {2**i for i in range(largest.bit_length()) if 2**i <= largest}
     counts |= {kind.num_gpus for kind in kinds}
@@ -196,7 +196,7 @@ def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
 
 
 def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:
-    """All sites, and ever fewer of them: the strongest ones."""
+    """Yield all sites, and ever fewer of them: the strongest ones."""
     yield list(sites)
     ranked = sorted(sites, key=lambda site: -_strength(site))
     num_sites = len(sites) // 2
@@ -214,7 +214,8 @@ def _strength(site: Site) -> float:
 
 
 def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
-    """About the least step time in which the sites' slabs, taken in fractions, do the batch."""
+    """Return about the least step time in which the sites' slabs, taken in fractions, do the
+    batch."""
     pools = list({id(site.slabs): site.slabs for site in sites}.values())
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
     step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
@@ -229,7 +230,7 @@ def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
 
 
 def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> float | None:
-    """The least step time of the slabs known; None if there are none."""
+    """Return the least step time of the slabs known; None if there are none."""
     counts: dict[int, int] = {}
     for site in sites:
         counts[id(site.slabs)] = counts.get(id(site.slabs), 0) + 1
@@ -263,8 +264,8 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
 
 
 def _placed(problem: Problem, chosen: Choice) -> Placement | None:
-    """Slabs on nodes, and micro-batches in proportion to speed; None with more replicas than the
-    batch or the limits allow."""
+    """Return slabs on nodes, and micro-batches in proportion to speed; None with more replicas
+    than the batch or the limits allow."""
     chains: list[Chain] = []
     filled: list[FilledChain] = []
     for site, mix in chosen:

@@ -56,8 +56,8 @@ class Tuner:
     def fitted(
         self, layers: tuple[int, ...], counts: tuple[int, ...], free: bool
     ) -> tuple[int, ...]:
-        """The counts, fewer where the layers do not fit otherwise; if `free`, where they would
-        recompute more."""
+        """Return the counts, fewer where the layers do not fit otherwise; if `free`, where they
+        would recompute more."""
         if counts == self.own:
             return counts
         limits = None
@@ -107,7 +107,7 @@ class Tuner:
         return self.known[key]
 
     def run(self, filled: Filled, max_work: int) -> tuple[Filled, float]:
-        """The pipeline tuned from `filled` on, and its seconds.
+        """Return the pipeline tuned from `filled` on, and its seconds.
 
         Args:
             max_work: limit in operations of the recurrence (stages times micro-batches).
@@ -140,8 +140,8 @@ class Tuner:
         return Filled(layers, ways, own, filled.size, fill_s, period_s), time_s
 
     def starts(self, counts: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Layers and warm-up depths to begin with: layers that suit depths, depths that suit the
-        layers of 1F1B's own."""
+        """Yield layers and warm-up depths to begin with: layers that suit depths, depths that
+        suit the layers of 1F1B's own."""
         if not self.has_counts:
             return
         for further in self.further_ahead(counts):
@@ -154,7 +154,7 @@ class Tuner:
                 yield plain, self.fitted(plain, further, True)
 
     def further_ahead(self, counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Every stage but the last launches so many forwards more."""
+        """Let every stage but the last launch so many forwards more."""
         if self.given or len(counts) == 1 or not self.completer.costs.has_launch_counts:
             return
         starts = dict.fromkeys((counts, self.own))
@@ -166,7 +166,7 @@ class Tuner:
         yield (*[self.number] * (len(counts) - 1), counts[-1])
 
     def filled(self, counts: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Layers for warm-up depths."""
+        """Return layers for warm-up depths."""
         options = self.options(counts)
         trips_s = [a.total_s + b.total_s for a, b in zip(self.forward, self.backward, strict=True)]
         times_s = [times for _, times in options]
@@ -218,7 +218,7 @@ class Tuner:
             yield of, variant
 
     def rules(self, layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Warm-up depths that hide the hops, those that are short too."""
+        """Yield warm-up depths that hide the hops, those that are short too."""
         plain = self.options(self.own)
         if any(n > len(times) for n, (_, times) in zip(layers, plain, strict=True)):
             return

@@ -38,7 +38,7 @@ class Tails:
         self._edges: dict[tuple[str, str], tuple[float, float]] = {}
 
     def estimate_s(self, found: Completion) -> float:
-        """Seconds of the gradient exchange, about."""
+        """Return seconds of the gradient exchange, about."""
         chains = found.structure
         seconds: dict[tuple[str, str] | str, float] = {}
         if self.tied:

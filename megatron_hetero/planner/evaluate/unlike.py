@@ -10,8 +10,8 @@ _NUM_CALM = 2
 
 
 def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The best placements that differ in more than layers and micro-batches, and in more than
-    which of like nodes is which."""
+    """Return the best placements that differ in more than layers and micro-batches, and in more
+    than which of like nodes is which."""
     chosen: dict[Hashable, Candidate] = {}
     images: set[Hashable] = set()
     for candidate in ranking:
@@ -25,8 +25,8 @@ def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """`unlike`, and the best of those whose paths are not crowded, which may be better than they
-    look beside the others."""
+    """Return `unlike`, and the best of those whose paths are not crowded, which may be better
+    than they look beside the others."""
     found = unlike(ranking, count)
     for crowding in CALM:
         calm = unlike(

@@ -2,7 +2,6 @@
 
 neighbours      every move of the search over structures, written once
 fine            single layers, micro-batches and idle GPUs
-exchanges       like groups exchanged by price
 refine          the best shapes with settings of their own
 unlike_groups   stages joined into one group in shares
 group_shares    shares of unlike GPUs by speed and memory

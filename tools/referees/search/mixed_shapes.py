@@ -5,17 +5,17 @@ from __future__ import annotations
 from megatron_hetero.planner.completion.fill import FilledChain
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
-from megatron_hetero.planner.shapes.shape_layout import Shape
-from megatron_hetero.planner.shapes.shape_search import ShapeSearch
+from tools.referees.search.equal_replicas import EqualReplicas
+from tools.referees.search.shape_layout import Shape
+from tools.referees.search.shape_search import ShapeSearch
 from tools.referees.search.unit_mix import Mix, UnitMixer
 
 
 class MixedShapeSearch(ShapeSearch):
     """Shapes, and replicas of the same layers on the GPUs that a shape leaves over."""
 
-    def __init__(self, board: Scoreboard, name: str, launch_ahead: bool = False) -> None:
-        super().__init__(board, name, launch_ahead)
+    def __init__(self, board: Scoreboard, name: str) -> None:
+        super().__init__(board, name)
         self.mixer = UnitMixer(board.problem, self.kinds)
 
     def price(self, shape: Shape, beat: Candidate | None) -> Candidate | None:

@@ -11,10 +11,10 @@ from megatron_hetero.planner.completion.micro_batches import equal_shares
 from megatron_hetero.planner.oracle.exhaustive import Exhaustive
 from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
 from tools.referees.cases import Question
+from tools.referees.search.equal_replicas import EqualReplicas
 from tools.referees.search.even_columns import EvenColumns
 from tools.referees.search.local import LocalSearch
 from tools.referees.search.mixed_shapes import MixedReplicas

@@ -18,7 +18,7 @@ from megatron_hetero.planner.columns.packing import pack
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.completion.fill import FilledChain
 from megatron_hetero.planner.problem import Chain, Problem, Unit
-from megatron_hetero.planner.shapes.shape_layout import Shape
+from tools.referees.search.shape_layout import Shape
 
 _MAX_COMPOSITIONS = 200
 """Ways to make a replica on a site that are told apart, those of fewest GPUs."""

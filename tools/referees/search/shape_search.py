@@ -16,9 +16,9 @@ from megatron_hetero.planner.completion.micro_batches import equal_shares
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, chains_of
-from megatron_hetero.planner.shapes.sandwiches import sandwiches
-from megatron_hetero.planner.shapes.shape_layout import Shape, ShapeLayouts
 from megatron_hetero.planner.shapes.spread import Spreader
+from tools.referees.search.sandwiches import sandwiches
+from tools.referees.search.shape_layout import Shape, ShapeLayouts
 
 MAX_KINDS = 32
 """One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
@@ -31,14 +31,13 @@ _NUM_COUNTS = 2
 class ShapeSearch:
     """Shapes on the nodes of a problem, priced on its board."""
 
-    def __init__(self, board: Scoreboard, name: str, launch_ahead: bool = False) -> None:
+    def __init__(self, board: Scoreboard, name: str) -> None:
         self.board = board
         self.name = name
-        self.launch_ahead = launch_ahead
         self.problem: Problem = board.problem
         self.kinds: Sequence[Kind] = kinds_of(board.problem)
         self.kind_of = {node.name: k for k, kind in enumerate(self.kinds) for node in kind.nodes}
-        self.filler = Filler(board.problem, launch_ahead)
+        self.filler = Filler(board.problem)
         self.spreader = Spreader(board.problem, self.kind_of)
         self.work = 0
         self.layouts = ShapeLayouts(board.problem, self.kinds)
@@ -46,12 +45,12 @@ class ShapeSearch:
         self._found: dict[Shape, Candidate | None] = {}
 
     def shape_of(self, candidate: Candidate) -> Shape:
-        """The shape of a candidate's first replica."""
+        """Return the shape of a candidate's first replica."""
         stages = candidate.placement.replicas[0].stages
         return tuple((self.kind_of[s.devices[0].node], s.width) for s in stages)
 
     def climb(self, shape: Shape, max_work: int) -> None:
-        """From a shape to better ones, best promise first, while there are any; then layers."""
+        """Go from a shape to better ones, best promise first, while there are any; then layers."""
         limit = self.work + max_work
         best = self.price(shape, None)
         while True:
@@ -76,7 +75,7 @@ class ShapeSearch:
                 self.climb(shape, max_work)
 
     def price(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
-        """The best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
+        """Return the best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
         best = None
         for count, by_stage in self._layouts(shape):
             # Stage by stage the first replica is known before the others are put anywhere.
@@ -92,13 +91,13 @@ class ShapeSearch:
         return best
 
     def each(self, count: int) -> int:
-        """Micro-batches that each of so many replicas does at most."""
+        """Return micro-batches that each of so many replicas does at most."""
         return -(-self.problem.num_micro_batches // count)
 
     def _improved(
         self, shape: Shape, best: Candidate | None, limit: int
     ) -> tuple[Shape, Candidate] | None:
-        """The first neighbour that is better, the most promising first."""
+        """Return the first neighbour that is better, the most promising first."""
         ranked = []
         for moved in dict.fromkeys(self._moves(shape)):
             if moved in self._found:
@@ -156,7 +155,7 @@ class ShapeSearch:
         shares: Sequence[int],
         candidate: Candidate,
     ) -> Candidate:
-        """The best placement of a shape whose first layout gave `candidate`."""
+        """Return the best placement of a shape whose first layout gave `candidate`."""
         if not candidate.is_crowded:
             return candidate
         wider = self.spreader.spread(chains, shares)
@@ -166,17 +165,17 @@ class ShapeSearch:
     def score_shares(
         self, chains: Sequence[Chain], layers: Sequence[int], shares: Sequence[int]
     ) -> Candidate | None:
-        """A shape on these groups, with the same layers in all and so many micro-batches each."""
+        """Return a shape on these groups, with the same layers in all and so many micro-batches
+        each."""
         replicas = tuple(
             placed_replica(chain, layers, share)
             for chain, share in zip(chains, shares, strict=True)
         )
         self.work += len(chains) * len(layers)
-        score = self.board.score_with_counts if self.launch_ahead else self.board.score
-        return score(Placement(replicas), self.name)
+        return self.board.score(Placement(replicas), self.name)
 
     def _shift_layers(self, best: Candidate, limit: int) -> None:
-        """Layers from one stage to another, in all replicas at once, while that helps."""
+        """Move layers from one stage to another, in all replicas at once, while that helps."""
         improved = True
         while improved:
             improved = False
@@ -197,8 +196,9 @@ class ShapeSearch:
                     break
 
     def _layouts(self, shape: Shape) -> Iterator[tuple[int, bool]]:
-        """As many replicas as there is room for, like stages side by side and replica by replica;
-        then fewer, with one micro-batch more each.  (How many, and whether stage by stage.)"""
+        """Yield as many replicas as there is room for, like stages side by side and replica by
+        replica; then fewer, with one micro-batch more each.  (How many, and whether stage by
+        stage.)"""
         if not self.is_allowed(shape):
             return
         for by_stage in (True, False):
@@ -213,7 +213,7 @@ class ShapeSearch:
                     yield count, by_stage
 
     def _moves(self, shape: Shape) -> Iterator[Shape]:
-        """Shapes one move away; equal neighbours are one run, changed at its ends only."""
+        """Yield shapes one move away; equal neighbours are one run, changed at its ends only."""
         menu = [(k, w) for k, kind in enumerate(self.kinds) for w in kind.widths]
         borders = [at for at in range(len(shape) + 1) if shape[at - 1 : at] != shape[at : at + 1]]
         for at in borders:
