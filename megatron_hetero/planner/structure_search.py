@@ -39,6 +39,8 @@ _MAX_MESSAGES = 20_000
 """Structures that exchange more in a step are not simulated here."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
+_START_PART = 3
+"""One part in so many of the work may go into starts."""
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
 _MAX_LAYOUTS = 4_000
@@ -151,10 +153,14 @@ class _Loop:
                 if len(chosen) < options.num_starts:
                     chosen.setdefault(*ranked[place][1:])
         nodes: list[_Node] = []
+        # Of very many GPUs the price of a few starts is all the work that there is.
         for image, found in chosen.items():
-            self.seen.add(image)
-            nodes += self.price(found)
-        nodes = sorted([self.tune(node, node.candidate) for node in nodes if node.candidate])
+            if not nodes or self.done < self.max_work // _START_PART:
+                self.seen.add(image)
+                nodes += self.price(found)
+        for place, node in enumerate(nodes):
+            if node.candidate is not None and self.done < self.max_work // _START_PART:
+                nodes[place] = self.tune(node, node.candidate)
         nodes = _firsts(nodes)
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
