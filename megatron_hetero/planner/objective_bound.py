@@ -110,7 +110,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
 
 
 def _by_work(problem: Problem, offers: Sequence[Offer]) -> ObjectiveBound | None:
-    """Of too many selections: the cheapest work, or the fewest of the fastest GPUs."""
+    """Bound too many selections: by the cheapest work, or the fewest of the fastest GPUs."""
     work = work_of(problem)
     objective = problem.objective
     if objective.name == "cheapest":

@@ -128,7 +128,7 @@ def _limit(name: str, limit: float, needed: float) -> tuple[str, str, str]:
 
 
 def _rounded_up(value: float) -> float:
-    """To four figures, never less: typed as a limit it is kept."""
+    """Round to four figures, never down: typed as a limit it is kept."""
     rounded = float(f"{value:.4g}")
     return rounded if rounded >= value else float(f"{value * 1.001:.4g}")
 

@@ -151,8 +151,8 @@ class ChainTimes:
             np.minimum(own, ways_s[kind][:, :, *before], out=own)
 
     def _crossed(self, found: Floats, counts: Ints) -> Floats:
-        """From chains by their first kind to chains by the kind in front of them, boundary and all,
-        [kind in front, stages from that one to the last - 2, range, *shape]."""
+        """Go from chains by their first kind to chains by the kind in front of them, boundary
+        and all, [kind in front, stages from that one to the last - 2, range, *shape]."""
         ways, crossed = self.ways, np.full(found.shape, np.inf)
         ones = (1,) * (1 + len(self.shape))
         self.work += found.size * len(ways.width)

@@ -47,8 +47,8 @@ class Holding:
 def holdings(
     workload: Workload, gpus: Sequence[GpuType], limits: Limits | None = None
 ) -> tuple[Holding, ...]:
-    """Of each type that can train in the job's precision, what holds the model; types that need
-    fewest come first.
+    """Return, of each type that can train in the job's precision, what holds the model; types that
+    need fewest come first.
 
     Raises:
         UsageError: the job itself cannot be planned.

@@ -129,7 +129,7 @@ class _Finder:
         return tuple(found)
 
     def _few_settings(self) -> list[Settings]:
-        """Beside limits and GPUs, of the micro-batches only the present and the smallest."""
+        """Take, beside limits and GPUs, of the micro-batches only the present and the smallest."""
         sizes = (1, self.problem.workload.training.micro_batch_size)
         return [s for s in self.settings if s.training.micro_batch_size in sizes]
 
@@ -158,8 +158,8 @@ class _Finder:
         return None
 
     def _fewest_of(self, settings: Settings, node: Node, least: int, below: int) -> int | None:
-        """From the number that the bound leaves possible, upwards until a plan is found, and back
-        to the fewest."""
+        """Go from the number that the bound leaves possible, upwards until a plan is found, and
+        back to the fewest."""
 
         def plans(num_gpus: int) -> bool:
             more = MoreGpus(node, num_gpus)

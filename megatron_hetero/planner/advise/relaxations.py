@@ -129,7 +129,7 @@ def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Lim
 
 
 def nodes_to_copy(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
-    """For each GPU type that can train so, its largest node; larger memory first."""
+    """Return, for each GPU type that can train so, its largest node; larger memory first."""
     by_type: dict[str, Node] = {}
     for node in nodes:
         held = by_type.get(node.gpu_type.name)

@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def crowding(self) -> float:
-        """For how much of the pipelines' time the busiest path between two nodes is taken: its
+        """Part of the pipelines' time for which the busiest path between two nodes is taken: its
         messages wait for each other, which the quick price leaves out
         (`schedule.simulator.shared_paths`)."""
         return self.cost.card_s / max(r.pipeline_s for r in self.cost.replicas)

@@ -139,7 +139,7 @@ class StockCase:
         return found
 
     def layers_to_recompute(self, stages: Divisions) -> Divisions:
-        """By blocks, for divisions of the stages, shape [division]."""
+        """Return it by blocks, for divisions of the stages, shape [division]."""
         kept = [np.array(self._kept[p])[stages[:, p]] for p in range(self.grid.num_stages)]
         return np.asarray(np.max(kept, axis=0), dtype=np.int64)
 
@@ -304,7 +304,7 @@ _Line = tuple[float, float]
 
 
 def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
-    """Of those that a stage has by itself, one after the other."""
+    """Add up the seconds of those that a stage has by itself."""
     own = [c for c in collectives if all(s == stage for _, s in c.holders)]
     return sum(map(_seconds, own))
 

@@ -94,7 +94,7 @@ _Order = tuple[tuple[Kind, int, int], ...]
 
 
 def _num_orders(kinds: Sequence[Kind], width: int) -> int:
-    """At least the number of orders: all sequences of the choices that nodes have."""
+    """Bound the number of orders from below: all sequences of the choices that nodes have."""
     num_nodes = sum(len(kind.nodes) for kind in kinds)
     num_orders, total = 1, 1
     choices = sum(max(1, kind.num_gpus // width) for kind in kinds)
