@@ -256,7 +256,7 @@ class _Loop:
         while improved:
             improved = False
             before_s = self.tails.estimate_s(found)
-            ranked = []
+            ranked: list[tuple[float, int, Completion]] = []
             for structure in islice(like_exchanges(found.structure, self.kind_of), _MAX_LAYOUTS):
                 moved = replace(found, structure=structure)
                 ranked.append((self.tails.estimate_s(moved), len(ranked), moved))
