@@ -49,7 +49,7 @@ def plan(
     *,
     profile: Path | str | None = None,
 ) -> Plan:
-    """The best plan found for training a model on a cluster; it fits and is validated.
+    """Find the best plan for training a model on a cluster; it fits and is validated.
 
     A job that names no precision is planned in one that its GPUs have (`planner.precision`).
 
@@ -67,7 +67,8 @@ def plan(
 
 
 def simulate(plan: Plan, cluster: Cluster, *, profile: Path | str | None = None) -> StepSimulation:
-    """One step of a plan, event by event: times of each stage, link and device, memory over time.
+    """Simulate one step of a plan, event by event: times of each stage, link and device, memory
+    over time.
 
     Args:
         plan: with devices of `cluster` and a workload, as `plan` makes it.
@@ -84,13 +85,13 @@ def apply(
     gpt_config_from_args: Callable[..., Any],
     pretrain: Callable[..., Any],
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """The three functions that a pre-training script takes from Megatron, on a plan.
+    """Put the three functions that a pre-training script takes from Megatron on a plan.
 
     Call what comes back in the place of Megatron's own; the command line (`sys.argv`) holds the
     other flags.  Needs torch and Megatron, and the processes that the plan asks for.
 
     Args:
-        plan: what to train on.
+        plan: the plan to train on.
         parse_and_validate_args: of `megatron.training.arguments`.
         gpt_config_from_args: of `megatron.training.argument_utils`.
         pretrain: of `megatron.training`.

@@ -26,7 +26,7 @@ _SOURCES = (
 
 
 def main() -> int:
-    """Run the script that the command line names; returns the exit code."""
+    """Run the script that the command line names; return the exit code."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(USAGE)
         print(__doc__)

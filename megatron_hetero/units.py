@@ -69,10 +69,13 @@ class UnitError(UsageError, ValueError):
 
 
 def parse_bandwidth(text: object) -> float:
-    """Bytes per second of "400 Gb/s", "50 GB/s", "1.5 TB/s" or "100 GiB/s"; 0 < value <= 1e13.
+    """Read bytes per second of "400 Gb/s", "50 GB/s", "1.5 TB/s" or "100 GiB/s"; 0 < value <= 1e13.
 
     Raises:
         UnitError: no unit, an unknown one, or a value outside the bounds.
+
+    >>> parse_bandwidth("25 Gb/s")
+    3125000000.0
     """
     hint = '"b" is a bit and "B" a byte (8 bits): write for example "25 Gb/s" or "3.1 GB/s"'
     value = _parse(text, _BANDWIDTH, "bandwidth", hint)
@@ -80,7 +83,7 @@ def parse_bandwidth(text: object) -> float:
 
 
 def parse_bytes(text: object) -> int:
-    """Bytes of "24 GB" (1e9) or "80 GiB" (2**30); 0 < value <= 1 PiB.
+    """Read bytes of "24 GB" (1e9) or "80 GiB" (2**30); 0 < value <= 1 PiB.
 
     Raises:
         UnitError: no unit, an unknown one (bits included), or a value outside the bounds.
@@ -92,7 +95,7 @@ def parse_bytes(text: object) -> int:
 
 
 def parse_duration(text: object) -> float:
-    """Seconds of "5 us", "8 ms", "0.5 s", "2 min"; 0 <= value <= one day.
+    """Read seconds of "5 us", "8 ms", "0.5 s", "2 min"; 0 <= value <= one day.
 
     Raises:
         UnitError: no unit, an unknown one, or a value outside the bounds.
@@ -102,7 +105,7 @@ def parse_duration(text: object) -> float:
 
 
 def parse_time_span(text: object) -> float:
-    """Seconds of "90 min", "36 h", "12 d" or "3 w"; 0 < value <= ten years.
+    """Read seconds of "90 min", "36 h", "12 d" or "3 w"; 0 < value <= ten years.
 
     Raises:
         UnitError: no unit, an unknown one, or a value outside the bounds.
@@ -112,7 +115,7 @@ def parse_time_span(text: object) -> float:
 
 
 def parse_count(text: str) -> float:
-    """The number that "20000", "1.5e9", "20B" (1e9) or "1.4T" (1e12) is; 0 < value <= 1e18.
+    """Read the number that "20000", "1.5e9", "20B" (1e9) or "1.4T" (1e12) is; 0 < value <= 1e18.
 
     Raises:
         UnitError: no number, an unknown suffix, or a value outside the bounds.
@@ -125,7 +128,7 @@ def parse_count(text: str) -> float:
 
 
 def parse_flops(text: object) -> float:
-    """FLOP/s of "312 TFLOPS" or "2.25 PFLOPS"; 0 < value <= 1e18.
+    """Read FLOP/s of "312 TFLOPS" or "2.25 PFLOPS"; 0 < value <= 1e18.
 
     Raises:
         UnitError: no unit, an unknown one, or a value outside the bounds.
@@ -135,17 +138,17 @@ def parse_flops(text: object) -> float:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """`23.1 GiB`: three figures, powers of 1024."""
+    """Write `23.1 GiB`: three figures, powers of 1024."""
     return _format(num_bytes, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
-    """`3.12 GB/s`: three figures, powers of 1000, bytes."""
+    """Write `3.12 GB/s`: three figures, powers of 1000, bytes."""
     return _format(bytes_per_s, 1000.0, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"))
 
 
 def format_duration(seconds: float) -> str:
-    """`18.3 ms`: three figures, from nanoseconds to hours."""
+    """Write `18.3 ms`: three figures, from nanoseconds to hours."""
     if seconds == 0:
         return "0 s"
     size = abs(seconds)
@@ -155,7 +158,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _parse(text: object, units: dict[str, Decimal], quantity: str, hint: str) -> float:
-    """Value of `text` in the base unit of `units`."""
+    """Read the value of `text` in the base unit of `units`."""
     if not isinstance(text, str):
         raise UnitError(f"{text!r} is not a {quantity} with a unit; {hint}")
     match = _QUANTITY.fullmatch(text.strip())
@@ -181,7 +184,8 @@ def _bounded(
 
 
 def _format(value: float, base: float, units: tuple[str, ...]) -> str:
-    """`value` in the largest of `units` that leaves at least 1 after rounding to three figures."""
+    """Write `value` in the largest of `units` that leaves at least 1 after rounding to three
+    figures."""
     largest = len(units) - 1
     power = 0
     while power < largest and abs(float(_three_figures(value))) >= base:

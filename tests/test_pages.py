@@ -181,6 +181,50 @@ def test_a_figure_over_a_column_has_the_decimals_of_its_cells() -> None:
         table.over("mean", "x")
 
 
+def test_a_command_and_its_tables_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    prints = "print('| a |\\n| --- |\\n| 1 |\\n\\n| b |\\n| --- |\\n| 2 |')"
+    words = ["new", "--tables", "first", "second", "--kind", "computed", "--"]
+    assert results.main([*words, "python", "-c", prints]) == 0
+    made = results.load("new")
+    assert made.kind == "computed"
+    assert {name: table.rows for name, table in made.tables.items()} == {
+        "first": [["1"]], "second": [["2"]],
+    }  # fmt: skip
+    assert results.main(["new"]) == 0
+    assert results.load("new").tables == made.tables
+    assert results.main([]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("new ")
+
+
+def test_some_rows_are_made_again_and_the_others_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    tool = tmp_path / "tool.py"
+    tool.write_text("import sys\nprint(f'| job | s |\\n| --- | --: |\\n| {sys.argv[2]} | 2 |')\n")
+    columns, rows = ["job", "s"], [["a", "1"], ["b", "1"], ["c", "1"]]
+    old = results.Result(
+        f"python {tool}",
+        "computed",
+        "older",
+        "2026-01-01",
+        "",
+        {},
+        {"jobs": results.Table(columns, rows)},
+    )
+    results.save(old, "slow")
+    assert results.main(["slow", "--rows", "b"]) == 0
+    made = results.load("slow")
+    assert made.tables["jobs"].rows == [["a", "1"], ["b", "2"], ["c", "1"]]
+    assert made.command == old.command
+    assert made.commit.startswith("older; b: ")
+    with pytest.raises(SystemExit, match="d are no rows"):
+        results.main(["slow", "--rows", "d"])
+
+
 def test_results_say_when_where_and_by_which_command() -> None:
     for name in results.names():
         result = results.load(name)

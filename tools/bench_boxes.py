@@ -37,7 +37,8 @@ FOLDER = ROOT / "benchmarks" / "boxes"
 
 
 def rows(only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """One row for each machine and model; those whose name contains one of `only`, if given."""
+    """Yield one row for each machine and model; those whose name contains one of `only`, if
+    given."""
     for machine in sorted(FOLDER.glob("*.yaml")):
         cluster = load_cluster(machine)
         has_bf16 = all(node.gpu_type.peak_flops["bf16"] for node in cluster.nodes)
@@ -78,7 +79,7 @@ def _planned(cluster: Cluster, workload: Workload) -> Any:
 
 
 def _step_s(cluster: Cluster, kind: str, workload: Workload) -> float | None:
-    """Of the best plan for the cards of one type."""
+    """Return the seconds of a step of the best plan for the cards of one type."""
     idle = tuple(d.name for n in cluster.nodes if n.gpu_type.name != kind for d in n.devices)
     limits = replace(cluster.limits, idle_devices=idle)
     plan = _planned(replace(cluster, limits=limits), workload)
@@ -86,7 +87,8 @@ def _step_s(cluster: Cluster, kind: str, workload: Workload) -> float | None:
 
 
 def even_data_parallel_s(cluster: Cluster, workload: Workload) -> float | None:
-    """Seconds of a step in which every card has the whole model and as many micro-batches.
+    """Return the seconds of a step in which every card has the whole model and as many
+    micro-batches.
 
     None where the smallest card cannot hold the model even with every layer recomputed.  A batch
     that the cards do not divide is rounded up, as samplers pad it, and priced for its true size.
@@ -109,7 +111,7 @@ def even_data_parallel_s(cluster: Cluster, workload: Workload) -> float | None:
 
 
 def table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The results as a table of a page."""
+    """Write the results as a table of a page."""
     heads = "machine, model", "precision", "ours", "one type alone", "even on all", "times as fast"
     yield f"| {' | '.join(heads)} | layout |"
     yield "| --- | --- | --: | --: | --: | --: | --- |"

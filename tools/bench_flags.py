@@ -29,7 +29,7 @@ SETTINGS: tuple[tuple[int, Recompute], ...] = ((1, "none"), (4, "none"), (2, "fu
 
 
 def result_of(job: Job) -> dict[str, Any]:
-    """One row of the table."""
+    """Make one row of the table."""
     cluster, workload = load_cluster(job.cluster), load_workload(job.model, job.flags)
     steps_s = {}
     for size, recompute in SETTINGS:

@@ -54,8 +54,8 @@ class Job:
 
 
 def jobs(only: Sequence[str] | None = None) -> list[Job]:
-    """Examples, settings, then rehearsed clusters; those whose name contains one of `only`, if that
-    is given."""
+    """Return examples, settings, then rehearsed clusters; those whose name contains one of `only`,
+    if that is given."""
     folders = [*FOLDERS, ROOT / "examples/budget"]
     folders += [ROOT / f"benchmarks/settings/setting-{name}" for name in ("1-7b", "1-13b", "3-30b")]
     found = [Job(folder.name, *files_of(folder)) for folder in folders]
@@ -71,7 +71,7 @@ def jobs(only: Sequence[str] | None = None) -> list[Job]:
 
 
 def result_of(job: Job, folder: Path | None, effort: ProofEffort = THOROUGH) -> dict[str, Any]:
-    """One row of the table."""
+    """Make one row of the table."""
     cluster, workload = load_cluster(job.cluster), load_workload(job.model, job.flags)
     kept = folder and folder / f"{job.name.replace(' ', '-')}.json"
     started = time.process_time()

@@ -43,7 +43,7 @@ Group = tuple[Device, ...]
 
 
 def divisions(devices: Sequence[Device]) -> Iterator[tuple[tuple[Group, ...], ...]]:
-    """Every set of pipelines of groups of these devices, all of them used, once each."""
+    """Yield every set of pipelines of groups of these devices, all of them used, once each."""
     if not devices:
         yield ()
         return
@@ -57,7 +57,7 @@ def divisions(devices: Sequence[Device]) -> Iterator[tuple[tuple[Group, ...], ..
 
 
 def _pipelines(devices: Group) -> Iterator[tuple[Group, ...]]:
-    """Every order of every division into groups."""
+    """Yield every order of every division into groups."""
     for groups in _groups(devices):
         yield from permutations(groups)
 
@@ -74,7 +74,8 @@ def _groups(devices: Group) -> Iterator[tuple[Group, ...]]:
 
 
 def best_of_all_s(cluster: Cluster, workload: Workload) -> float | None:
-    """Seconds of the best of all divisions of all or some of the cards; None if nothing fits."""
+    """Return the seconds of the best of all divisions of all or some of the cards; None if nothing
+    fits."""
     problem = make_problem(cluster, workload)
     board = Scoreboard(problem)
     starts = []
@@ -99,7 +100,8 @@ def _distinct_placements(problem: Problem) -> Iterator[Placement]:
 
 
 def _placements(costs: CostModel, division: tuple[tuple[Group, ...], ...]) -> Iterator[Placement]:
-    """The division with every good choice of shares; layers and micro-batches are to be filled."""
+    """Yield the division with every good choice of shares; layers and micro-batches are to be
+    filled."""
     model = costs.workload.model
     widths = [len(group) for pipeline in division for group in pipeline]
     if max(widths) > model.num_query_groups or max(map(len, division)) > model.num_layers:
@@ -126,7 +128,7 @@ def _placements(costs: CostModel, division: tuple[tuple[Group, ...], ...]) -> It
 
 
 def rows(only: Sequence[str], batch: int | None, every: bool) -> Iterator[str]:
-    """Rows of the table of a page."""
+    """Yield the rows of the table of a page."""
     heads = ["machine, model", "sequences", "without", "with", "gain", "layout"]
     yield f"| {' | '.join([*heads, *(['every group', 'behind'] if every else [])])} |"
     yield f"| --- | --: | --: | --: | --: | --- |{' --: | --: |' if every else ''}"

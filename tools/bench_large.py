@@ -59,11 +59,11 @@ class LargeJob:
 
     @property
     def num_gpus(self) -> int:
-        """Of the whole cluster."""
+        """Count the GPUs of the whole cluster."""
         return GPUS_PER_NODE * sum(self.counts.values())
 
     def cluster_data(self) -> dict[str, Any]:
-        """The content of cluster.yaml."""
+        """Return the content of cluster.yaml."""
         nodes = [
             {"name": f"{gpu.lower()}-{i}", "gpu": gpu, "count": GPUS_PER_NODE}
             for gpu, count in self.counts.items()
@@ -74,7 +74,7 @@ class LargeJob:
         return {"version": 1, "nodes": nodes, "links": links}
 
     def flags(self) -> tuple[str, ...]:
-        """The model and the job, as Megatron's flags."""
+        """Return the model and the job as Megatron's flags."""
         layers, hidden, columns, heads = MODELS[self.model]
         own = (
             f"--num-layers {layers} --hidden-size {hidden} --ffn-hidden-size {columns} "
@@ -85,7 +85,7 @@ class LargeJob:
 
 
 def large_jobs(seed: int) -> Iterator[LargeJob]:
-    """Those of a seed, without end."""
+    """Yield the jobs of a seed, without end."""
     random = Random(seed)
     while True:
         num_nodes, types = random.choice(NUM_NODES), random.choice(TYPES)
@@ -101,7 +101,7 @@ def large_jobs(seed: int) -> Iterator[LargeJob]:
 
 
 def result_of(job: LargeJob, folder: Path) -> dict[str, Any]:
-    """One row of the table."""
+    """Make one row of the table."""
     path = folder / "cluster.yaml"
     path.write_text(canonical_json(job.cluster_data()))  # JSON is YAML
     cluster, workload = load_cluster(path), load_workload(None, job.flags())

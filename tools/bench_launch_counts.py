@@ -35,17 +35,17 @@ _WORK = 10**9
 def makespan(
     times: Sequence[float], hops: Sequence[float], m: int, counts: Sequence[int] | None = None
 ) -> float:
-    """A third of a stage's time is forward; hops are latency."""
+    """Return the makespan where a third of a stage's time is forward and hops are latency."""
     return pipeline_time_s(_stages(times), *_boundaries(hops), m, counts)
 
 
 def rule(times: Sequence[float], hops: Sequence[float], m: int) -> tuple[int, ...]:
-    """The rule's counts, cut to the micro-batches."""
+    """Return the rule's counts, cut to the micro-batches."""
     return tuple(min(count, m) for count in launch_counts(times, hops))
 
 
 def planned(times: Sequence[float], hops: Sequence[float], m: int) -> tuple[int, ...]:
-    """The rule's counts, then the planner's search from them."""
+    """Return the counts of the planner's search, which starts from the rule's."""
     start = rule(times, hops, m)
     found, _ = climb_counts(
         _stages(times),
@@ -60,7 +60,7 @@ def planned(times: Sequence[float], hops: Sequence[float], m: int) -> tuple[int,
 
 
 def best_of_three(times: Sequence[float], hops: Sequence[float], m: int) -> float:
-    """The least time over every falling vector of three counts."""
+    """Return the least time over every falling vector of three counts."""
     return min(
         makespan(times, hops, m, (a, b, c))
         for a in range(1, m + 1)
@@ -70,7 +70,7 @@ def best_of_three(times: Sequence[float], hops: Sequence[float], m: int) -> floa
 
 
 def random_cases(num_cases: int, equal: bool) -> Iterator[tuple[list[float], list[float]]]:
-    """Stage times and hops in periods, the same every time."""
+    """Yield stage times and hops in periods, the same every time."""
     chance = random.Random(7)
     for _ in range(num_cases):
         times = [1.0] * 3 if equal else [chance.uniform(0.3, 1.0) for _ in range(3)]
@@ -80,7 +80,7 @@ def random_cases(num_cases: int, equal: bool) -> Iterator[tuple[list[float], lis
 
 
 def ratios(num_cases: int, equal: bool, m: int) -> tuple[list[float], list[float]]:
-    """Of the rule, and of the planner, over the best of all counts."""
+    """Divide the times of the rule, and of the planner, by the best of all counts."""
     by_rule, by_planner = [], []
     for times, hops in random_cases(num_cases, equal):
         best = best_of_three(times, hops, m)
@@ -90,7 +90,8 @@ def ratios(num_cases: int, equal: bool, m: int) -> tuple[list[float], list[float
 
 
 def harp(times: Sequence[float], hops: Sequence[float]) -> tuple[int, ...]:
-    """HARP's three steps: 1, 2 or 3 more ahead over a hop of under 0.1, under 0.5, more periods."""
+    """Return the counts of HARP's three steps: 1, 2 or 3 more ahead over a hop of under 0.1, under
+    0.5, more periods."""
     counts = [1]
     for hop in reversed(hops):
         ratio = hop / max(times)
@@ -99,7 +100,7 @@ def harp(times: Sequence[float], hops: Sequence[float]) -> tuple[int, ...]:
 
 
 def geo_rows() -> Iterator[tuple[float, float, float, float, float]]:
-    """(hop, 1F1B, HARP, planner, what no counts beat) of unlike sites, in periods."""
+    """Yield (hop, 1F1B, HARP, planner, the bound for all counts) of unlike sites, in periods."""
     times, m = (1.0, 1.0, 0.8, 0.8), GEO_MICRO_BATCHES
     for hop in GEO_HOPS:
         hops = (0.0, hop, 0.0)

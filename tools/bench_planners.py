@@ -56,7 +56,7 @@ CASES = ROOT / "benchmarks" / "cases"
 
 
 def run_case(case: Case, prove: bool = False) -> tuple[dict[str, Any], str]:
-    """The result of one case (see `RESULT_FIELDS`) and the layout of its plan.
+    """Return the result of one case (see `RESULT_FIELDS`) and the layout of its plan.
 
     `bound` is in the anchor's unit and holds over all micro-batch sizes; `score`, `ratio`, `gap`
     are None and `fits` is False where no plan was found.
@@ -91,7 +91,8 @@ def run_case(case: Case, prove: bool = False) -> tuple[dict[str, Any], str]:
 
 
 def _plan(question: Question, prove: bool) -> tuple[float, bool, float, str] | None:
-    """(seconds by the referee, fits by the referee, bound, layout) of the plan, if there is one."""
+    """Return (seconds by the referee, fits by the referee, bound, layout) of the plan, if there is
+    one."""
     try:
         plan = _planned(question, prove)
         score = question.score(placement_of(plan, question.cluster))
@@ -153,7 +154,7 @@ def run_file(path: Path, prove: bool = False) -> tuple[dict[str, Any], str]:
 
 
 def table_row(result: dict[str, Any]) -> str:
-    """One line of the table for people."""
+    """Write one line of the table for people."""
 
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)

@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def middle(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One plan's medians over all rounds."""
+    """Return one plan's medians over all rounds."""
     of = {
         key: median(row[key] for row in rounds)
         for key in ("predicted_step_time_s", "measured_step_time_s", "measured_cpu_s", "cpu_share")
@@ -119,7 +119,7 @@ def middle(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
-    """A row for each plan: layout, predicted and measured step time, error, CPU seconds."""
+    """Return a row for each plan: layout, predicted and measured step time, error, CPU seconds."""
     workload = load_workload(None, MODEL)
     profile_path = folder / "profile.json"
     request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
@@ -166,7 +166,7 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def train(folder: Path, plan_path: Path, num_ranks: int, steps: int) -> tuple[float, float]:
-    """Median seconds of a step by the wall, and in CPU seconds of the last rank."""
+    """Return the median seconds of a step by the wall, and in CPU seconds of the last rank."""
     argv = (*MODEL, *TRAINING, f"--train-iters={steps}", f"--data-cache-path={folder / 'cache'}",
             f"--hetero-plan={plan_path}")  # fmt: skip
 

@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def kept_cases(name: str, folder: Path | None) -> Iterable[Case]:
-    """The plans of a cluster, from the folder if they are there."""
+    """Read the plans of a cluster from the folder, if they are there."""
     if folder is None:
         return cases(name)
     own = folder / name.replace(" ", "-")
@@ -157,7 +157,7 @@ def kept_cases(name: str, folder: Path | None) -> Iterable[Case]:
 
 
 def cases(name: str) -> Iterator[Case]:
-    """The four plans of a cluster."""
+    """Make the four plans of a cluster."""
     cluster_file, model = CLUSTERS[name]
     cluster = load_cluster(ROOT / cluster_file)
     workload = _workload(model)
@@ -186,7 +186,7 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def _best_job(cluster: Cluster, model: str) -> tuple[Problem, Scoreboard, Candidate]:
-    """The planner's best plan over the micro-batch sizes of the job."""
+    """Return the planner's best plan over the micro-batch sizes of the job."""
     found = []
     for size in MICRO_BATCH_SIZES:
         problem = make_problem(cluster, _workload(model, f"--micro-batch-size={size}"))
@@ -211,7 +211,7 @@ def _shape(candidate: Candidate) -> tuple[int, ...]:
 
 
 def rehearsed(case: Case, steps: int) -> dict[str, Any]:
-    """Figures of one rehearsal."""
+    """Return the figures of one rehearsal."""
     from megatron_hetero.runtime.job.local_launch import preload
 
     preload()
@@ -231,7 +231,7 @@ def rehearsed(case: Case, steps: int) -> dict[str, Any]:
 
 
 def report(results: dict[str, Any]) -> None:
-    """Markdown on standard output."""
+    """Print Markdown on standard output."""
     print("| cluster / plan | layout | runs in | predicted | rehearsed | error |")
     print("| --- | --- | --- | ---: | ---: | ---: |")
     for key, r in results.items():

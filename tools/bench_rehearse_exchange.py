@@ -46,7 +46,8 @@ FLAGS = {
 
 
 def placed(cluster_file: str, layout: str, flags: tuple[str, ...]) -> tuple[Plan, object]:
-    """A layout on the GPUs of a cluster in the order of its file, perhaps not on all of them."""
+    """Place a layout on the GPUs of a cluster in the order of its file, perhaps not on all of
+    them."""
     cluster = load_cluster(ROOT / cluster_file)
     shape = parse_layout(layout)
     batch = sum(replica.num_micro_batches for replica in shape.replicas)

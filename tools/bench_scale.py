@@ -42,7 +42,7 @@ VERBS = ("validate", "flags", "explain", "simulate")
 
 
 def write_case(num_gpus: int, folder: Path) -> tuple[Path, Path]:
-    """cluster.yaml and model.flags of a size."""
+    """Write cluster.yaml and model.flags of a size."""
     cluster, flags = folder / f"cluster-{num_gpus}.yaml", folder / f"model-{num_gpus}.flags"
     cluster.write_text(canonical_json(cluster_data(num_gpus)))  # JSON is YAML
     flags.write_text(model_flags(num_gpus))
@@ -100,7 +100,7 @@ def run_in_process(paths: tuple[Path, Path, Path]) -> dict[str, Any]:
 
 
 def bench(num_gpus: int, runs: int, folder: Path, verbs: bool) -> dict[str, Any]:
-    """Medians over the runs of one size.
+    """Return the medians over the runs of one size.
 
     Raises:
         RuntimeError: two runs found different plans.
@@ -134,7 +134,7 @@ def _verb_s(verb: str, cluster: Path, plan: Path) -> float:
 
 
 def growth(small: dict[str, Any], large: dict[str, Any]) -> float:
-    """The exponent by which processor time grows with GPUs."""
+    """Return the exponent by which processor time grows with GPUs."""
     times = log(large["cpu_s"] / small["cpu_s"])
     return times / log(large["num_gpus"] / small["num_gpus"])
 

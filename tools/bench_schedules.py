@@ -63,7 +63,8 @@ SCHEDULES = (
 
 
 def pipeline(case: Case, hop: float, num_micro_batches: int, num_chunks: int = 1) -> TimedPipeline:
-    """A third of each stage's time is forward, a third each part of backward; hops are latency."""
+    """Make a pipeline in which a third of each stage's time is forward, a third each part of
+    backward; hops are latency."""
     num_stages = len(case.times)
     chain = tuple(range(num_stages)) * num_chunks
     hops = tuple(
@@ -81,8 +82,8 @@ def pipeline(case: Case, hop: float, num_micro_batches: int, num_chunks: int = 1
 
 
 def schedules(case: Case, hop: float, m: int) -> Iterator[tuple[str, TimedPipeline, Schedule]]:
-    """Every schedule of a case, in the order of `SCHEDULES`, with `m` micro-batches or a few fewer:
-    interleaving takes a multiple of the stages."""
+    """Yield every schedule of a case, in the order of `SCHEDULES`, with `m` micro-batches or a few
+    fewer: interleaving takes a multiple of the stages."""
     num_stages = len(case.times)
     m -= m % num_stages
     plain = pipeline(case, hop, m)
@@ -100,8 +101,8 @@ def schedules(case: Case, hop: float, m: int) -> Iterator[tuple[str, TimedPipeli
 
 
 def harp_counts(times: Sequence[float], hops: Sequence[float]) -> list[int]:
-    """HARP's three steps: one more forward ahead, two over a hop of a tenth of a period, three over
-    one of a half."""
+    """Return the counts of HARP's three steps: one more forward ahead, two over a hop of a tenth of
+    a period, three over one of a half."""
     counts = [1]
     for hop in reversed(hops):
         ratio = hop / max(times)
@@ -110,12 +111,12 @@ def harp_counts(times: Sequence[float], hops: Sequence[float]) -> list[int]:
 
 
 def simulated_s(asked: TimedPipeline, schedule: Schedule) -> float:
-    """Makespan in periods."""
+    """Return the makespan in periods."""
     return simulate(schedule, asked.times, asked.forward_hops, asked.backward_hops).makespan_s
 
 
 def simulated_table(num_micro_batches: int) -> Iterator[str]:
-    """Markdown: time of each schedule over 1F1B with the rule's launch counts; then means."""
+    """Write Markdown: time of each schedule over 1F1B with the rule's launch counts; then means."""
     yield f"| pipeline | hop | {' | '.join(SCHEDULES)} |"
     yield "| --- " * (len(SCHEDULES) + 2) + "|"
     ratios: dict[tuple[float, str], list[float]] = {}
@@ -142,7 +143,7 @@ def simulated_table(num_micro_batches: int) -> Iterator[str]:
 
 
 def run_table(hops: Sequence[float], num_micro_batches: int, period_s: float) -> Iterator[str]:
-    """Markdown: runs beside the simulation."""
+    """Write Markdown: runs beside the simulation."""
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from megatron_hetero.runtime.job.local_launch import preload

@@ -109,7 +109,7 @@ def planned(tree: Path, job: Job, plan: Path, without: Sequence[str] = ()) -> fl
 
 
 def step_of(job: Job, path: Path) -> tuple[float, str]:
-    """Seconds of a plan's step as this tree simulates it, and its layout.
+    """Return the seconds of a plan's step as this tree simulates it, and its layout.
 
     Raises:
         HeteroError: this tree refuses the plan.
@@ -137,7 +137,7 @@ def compare(job: Job, other: Path, folder: Path, without: Sequence[str]) -> dict
 
 
 def means(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of ours over the other's, and the worst step."""
+    """Return the geometric means of ours over the other's, and the worst step."""
     counted = [row for row in rows if "ours_step_s" in row and "other_step_s" in row]
     steps = [row["ours_step_s"] / row["other_step_s"] for row in counted]
     times = [row["ours_search_s"] / row["other_search_s"] for row in counted]

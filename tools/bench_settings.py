@@ -44,14 +44,15 @@ SETTINGS = ("recompute", "micro_batch_size", "optimizer_share", "shares")
 
 
 def files_of(folder: Path) -> tuple[Path, Path]:
-    """Cluster and model of a folder."""
+    """Return the cluster and the model of a folder."""
     clusters = [folder / name for name in ("cluster.yaml", "before.yaml")]
     models = sorted([*folder.glob("*.flags"), *folder.glob("gpt*.sh")])
     return next(path for path in clusters if path.exists()), models[0]
 
 
 def planned(cluster: Cluster, workload: Workload, free: tuple[str, ...]) -> dict[str, Any] | None:
-    """Predicted and simulated seconds of the plan that may choose `free`; None where none fits."""
+    """Return the predicted and simulated seconds of the plan that may choose `free`; None where
+    none fits."""
     held = tuple(name for name in CHOICES if name not in free)
     cluster = replace(cluster, limits=replace(cluster.limits, as_given=held))
     problem = make_problem(cluster, workload)
@@ -67,7 +68,7 @@ def planned(cluster: Cluster, workload: Workload, free: tuple[str, ...]) -> dict
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """One cluster: a plan for each setting alone (by its name), for none and for all."""
+    """Plan one cluster with each setting alone (by its name), with none and with all."""
     cluster, workload = (
         load(path)
         for load, path in zip((load_cluster, load_workload), files_of(folder), strict=True)
@@ -80,7 +81,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """A row of the table for people: seconds predicted (simulated), and what is saved."""
+    """Write a row of the table for people: seconds predicted (simulated), and the saving."""
     plans, cells = result["plans"], []
     before = plans["none"]
     for plan in plans.values():

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from megatron_hetero.lab.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
@@ -172,7 +172,7 @@ class Turns:
         self._done = [multiprocessing.Value("i", 0, lock=False) for _ in range(2)]
 
     def pass_on(self, job: int, num_steps: int, is_last: bool) -> None:
-        """This rank has done `num_steps` steps; returns when its job may begin the next one."""
+        """Wait, after `num_steps` steps of this rank, until its job may begin the next one."""
         with self._changed:
             self._done[job].value += 1
             self._changed.notify_all()
@@ -214,7 +214,7 @@ class Pace:
 
 
 def _steps(folder: Path, job: str, num_ranks: int) -> list[float]:
-    """Seconds of every step after the first few, of the slowest rank."""
+    """Return the seconds of every step after the first few, of the slowest rank."""
     ranks = [json.loads((folder / f"{job}-{rank}.json").read_text()) for rank in range(num_ranks)]
     return [max(times) for times in zip(*ranks, strict=True)][WARM_UP:]
 

@@ -32,7 +32,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.buckets import plan_buckets
 from megatron_hetero.runtime.gradients.memory import BucketViews, arrange, main_grad
@@ -141,7 +141,7 @@ def _measure(
 
 
 def _time(action: Action) -> float:
-    """Seconds until the last rank is done."""
+    """Return the seconds until the last rank is done."""
     dist.barrier()
     start = time.perf_counter()
     action()
@@ -162,7 +162,7 @@ class _Parameter:
 
 
 def sync_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Action, float]:
-    """The gradients of a GPT's layers, reduced by buckets and slice by slice."""
+    """Make two exchanges of the gradients of a GPT's layers: by buckets and slice by slice."""
     places = rank_table(plan)
     tables = [
         _shards(size, plan.replicas[p.replica].stages[p.stage].shape.tensor_parallel, p.tensor_rank)
@@ -227,7 +227,7 @@ def sync_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Ac
 
 
 def _shards(size: Size, width: int, index: int) -> Mapping[str, ParameterShard]:
-    """A rank's part of the layers of a GPT."""
+    """Return a rank's part of the layers of a GPT."""
     h = size.hidden
     shapes = {
         "input_layernorm.weight": ((h,), None),
@@ -260,7 +260,8 @@ def _box(shard: ParameterShard) -> list[tuple[int, int]]:
 
 
 def boundary_actions(groups: RankGroups, plan: Plan, size: Size) -> tuple[Action, Action, float]:
-    """An activation from a stage to the next, straight, and from leader to leader."""
+    """Make two sends of an activation from a stage to the next: straight, and from leader to
+    leader."""
     stage = groups.pipeline.stage
     hop = groups.hops[0]
     shape = (int(size.boundary_mib * 2**18),)

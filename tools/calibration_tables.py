@@ -75,7 +75,7 @@ class LayerPoint:
 def table_workload(
     model: str, micro_batch_size: int, precision: Precision, operators: bool = False
 ) -> Workload:
-    """A model of the tables, with unfused attention.
+    """Make a model of the tables, with unfused attention.
 
     The table of activations has every score kept once, so the layers ran without dropout of them;
     the operators are those of layers with dropout.
@@ -106,7 +106,7 @@ def table_workload(
 
 
 def operator_points(folder: Path, gpu: str, precision: str) -> list[OperatorPoint]:
-    """Every operator that ran on a GPU at width 1."""
+    """Read every operator that ran on a GPU at width 1."""
     points = []
     tables = folder / "operator_tables" / SAME_CHIP.get(gpu, gpu) / f"profiled-data-{precision}"
     for path in sorted(tables.glob("*.csv")):
@@ -132,7 +132,7 @@ def operator_points(folder: Path, gpu: str, precision: str) -> list[OperatorPoin
 
 
 def layer_points(folder: Path) -> list[LayerPoint]:
-    """The median decoder layer of every set; those rounded to four digits are left out."""
+    """Read the median decoder layer of every set; leave out those rounded to four digits."""
     tables = json.loads((folder / "layer_times.json").read_text(encoding="utf-8"))
     points = []
     for model in ("OPT-350", "GPT-Neo-2.7"):
@@ -149,7 +149,7 @@ def layer_points(folder: Path) -> list[LayerPoint]:
 
 
 def all_reduce_points(folder: Path, gpu: str, width: int) -> Iterator[tuple[float, float]]:
-    """(bytes, seconds) of all-reduces over `width` GPUs of one node."""
+    """Yield (bytes, seconds) of all-reduces over `width` GPUs of one node."""
     tables = folder / "operator_tables" / SAME_CHIP.get(gpu, gpu) / "profiled-data-fp32"
     for path in sorted(tables.glob(f"prim_*_all_reduce_{width}gpus.csv")):
         with path.open(newline="", encoding="utf-8") as file:

@@ -33,7 +33,18 @@ from tools.by_hand.traffic import boundary_bytes, exchanges, loads  # noqa: E402
 ALLOWED = {"FLOPs": 0.02, "bytes": 0.02, "load": 0.02, "memory": 0.05, "step": 0.10}
 DOMINATES = 0.75
 """One stage dominates a step if it computes in three quarters of it, and if boundaries take no path
-or line for longer than three quarters of that."""
+or line for longer than three quarters of that.
+
+The second half is needed as the first is: a line that carries messages for as long as the slowest
+stage computes is a second bottleneck, and no stage dominates.  Its messages come in bursts and wait
+for each other, so that the step is longer than either needs; by how much depends on the order of
+all passes, which the sheet of paper has no formula for.  Where the line has a quarter of that time
+to spare, waiting on it delays the slowest stage little.  Of `benchmarks/invented`, `forty-nodes`
+alone has such a line, busy for three quarters of its step, which is all of the time that the
+slowest stage computes; lines of the others are busy for at most 55 % of their steps.
+
+Such a step is shown beside the paper's and not judged by the 10 %.  What it is made of is: FLOPs,
+bytes, loads, memory and each stage's time, and it may be no shorter than its slowest stage."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Row:
 
     @property
     def apart(self) -> float | None:
-        """How far the program is from the paper, as a part of the paper's figure."""
+        """Return the distance of the program from the paper, as a part of the paper's figure."""
         if self.program is None or self.by_hand is None:
             return None
         if self.by_hand == 0:
@@ -61,14 +72,14 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """True if it is outside of what is allowed."""
+        """Return whether it is outside of what is allowed."""
         if self.allowed is None:
             return False
         return self.apart is None or abs(self.apart) > self.allowed
 
 
 def compared(plan: dict[str, Any], site: Site, simulated: dict[str, Any]) -> Iterator[Row]:
-    """All figures.
+    """Yield all figures.
 
     Args:
         simulated: what `simulate --json` prints.
@@ -125,11 +136,14 @@ def _times(plan: dict[str, Any], paper: Paper, site: Site, is_stock: bool) -> It
             yield Row("stage", f"replica {r} stage {s}", ours, by_hand, ALLOWED["step"])
     why = _what_else(paper, site, step, is_stock)
     allowed = None if why else ALLOWED["step"]
-    yield Row("step", "seconds", estimates["step_time_s"], step.step_s, allowed, why)
+    step_s = estimates["step_time_s"]
+    yield Row("step", "seconds", step_s, step.step_s, allowed, why)
+    if step_s < (1 - ALLOWED["step"]) * step.slowest_s:
+        yield Row("step", "shorter than its slowest stage", step_s, step.slowest_s, 0.0)
 
 
 def _what_else(paper: Paper, site: Site, step: StepByHand, is_stock: bool) -> str:
-    """Why no stage dominates the step; empty where one does."""
+    """Explain why no stage dominates the step; empty where one does."""
     part = step.slowest_s / step.step_s
     if part < DOMINATES:
         return f"no stage dominates: the slowest computes in {part:.0%} of it"
@@ -144,13 +158,13 @@ def _what_else(paper: Paper, site: Site, step: StepByHand, is_stock: bool) -> st
 
 
 def worst(rows: list[Row], kind: str) -> Row | None:
-    """The row of a kind that is furthest from the paper."""
+    """Find the row of a kind that is furthest from the paper."""
     found = [row for row in rows if row.kind == kind]
     return max(found, key=lambda row: abs(row.apart or 0.0), default=None)
 
 
 def printed(rows: list[Row], shows_all: bool) -> Iterator[str]:
-    """The table: of each kind the row that is furthest off, and all that are wrong."""
+    """Write the table: of each kind the row that is furthest off, and all that are wrong."""
     yield f"{'':7} {'':40} {'program':>12} {'by hand':>12} {'apart':>8} {'allowed':>8}"
     kinds = dict.fromkeys(row.kind for row in rows)
     for row in rows:
@@ -168,7 +182,7 @@ def printed(rows: list[Row], shows_all: bool) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("plan", type=Path)
     parser.add_argument("--cluster", type=Path, required=True)

@@ -36,20 +36,20 @@ COLUMNS = (
 
 
 def names() -> list[str]:
-    """The clusters, small ones first."""
+    """Return the clusters, small ones first."""
     files = sorted(INVENTED.glob("*/cluster.yaml"))
     return [path.parent.name for path in sorted(files, key=lambda path: len(path.read_text()))]
 
 
 def job_of(folder: Path) -> tuple[Path, list[str]]:
-    """The file of a folder's job, and flags that go with it."""
+    """Return the file of a folder's job, and flags that go with it."""
     jobs = [path for end in ("*.sh", "*.flags", "config.json") for path in folder.glob(end)]
     beside = folder / "flags.txt"
     return jobs[0], ["--", *beside.read_text().split()] if beside.exists() else []
 
 
 def run(*words: str | Path) -> Any:
-    """What `megatron-hetero WORDS --json` prints.
+    """Run `megatron-hetero WORDS --json` and return what it prints.
 
     Raises:
         SystemExit: it fails.
@@ -84,7 +84,7 @@ def rows_of(name: str, plans: Path) -> list[Row]:
 
 
 def line_of(name: str, rows: list[Row]) -> list[str]:
-    """A row of the table; a step that no stage dominates in brackets."""
+    """Make a row of the table; a step that no stage dominates in brackets."""
 
     def apart(kind: str) -> str:
         row = worst(rows, kind)
@@ -105,7 +105,7 @@ def line_of(name: str, rows: list[Row]) -> list[str]:
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The table; figures to the right."""
+    """Write the table; figures to the right."""
     yield "| " + " | ".join(COLUMNS) + " |"
     yield "| --- |" + " --: |" * (len(COLUMNS) - 1)
     for line in lines:
@@ -113,7 +113,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="folders of benchmarks/invented; default: all")
     parser.add_argument("--plans", type=Path, help="where plans are kept")

@@ -70,7 +70,7 @@ def main() -> int:
 def folder_faults(
     folder: Path, crd: Path = SCHEMAS / "jobset.yaml", skypilot_python: str | None = None
 ) -> list[str]:
-    """What is wrong with the files of a folder; the arguments are those of the command line."""
+    """Find the faults of a folder's files; the arguments are those of the command line."""
     faults: list[str] = []
     for script in sorted([*folder.glob("*.sh"), *folder.glob("*.sbatch")]):
         faults += shell_faults(script.name, script.read_text())
@@ -84,7 +84,7 @@ def folder_faults(
 
 
 def shell_faults(name: str, text: str) -> list[str]:
-    """What ShellCheck says of a bash script."""
+    """Check a bash script by ShellCheck."""
     beside = Path(sys.executable).parent
     program = shutil.which("shellcheck", path=beside) or shutil.which("shellcheck")
     if program is None:
@@ -102,7 +102,7 @@ def shell_faults(name: str, text: str) -> list[str]:
 
 
 def kubernetes_faults(path: Path, crd: Path) -> list[str]:
-    """What the API server would refuse in a manifest, and ShellCheck in its scripts."""
+    """Find what the API server would refuse in a manifest, and ShellCheck in its scripts."""
     faults = []
     for document in YAML(typ="safe").load_all(path.read_text()):
         if document["kind"] == "JobSet":
@@ -119,7 +119,7 @@ def kubernetes_faults(path: Path, crd: Path) -> list[str]:
 
 
 def core_faults(document: Mapping[str, Any], name: str) -> list[str]:
-    """What Kubernetes' own schemas refuse in an object of its own."""
+    """Find what Kubernetes' own schemas refuse in an object of its own."""
     try:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     except kubernetes_validate.ValidationError as error:
@@ -129,7 +129,7 @@ def core_faults(document: Mapping[str, Any], name: str) -> list[str]:
 
 
 def jobset_faults(document: Mapping[str, Any], name: str, crd: Path) -> list[str]:
-    """What a CustomResourceDefinition refuses in a JobSet."""
+    """Find what a CustomResourceDefinition refuses in a JobSet."""
     definition = _read(crd)
     version = document["apiVersion"].rpartition("/")[2]
     schemas = {v["name"]: v["schema"]["openAPIV3Schema"] for v in definition["spec"]["versions"]}
@@ -142,7 +142,7 @@ def jobset_faults(document: Mapping[str, Any], name: str, crd: Path) -> list[str
 
 
 def skypilot_faults(path: Path, python: str | None) -> list[str]:
-    """What the schemas refuse in a task, and ShellCheck in its commands."""
+    """Find what the schemas refuse in a task, and ShellCheck in its commands."""
     task = _read(path)
     schema = _read(SCHEMAS / "skypilot-task.yaml")
     faults = [f"{path.name}: {fault}" for fault in _violations(task, schema, "")]
@@ -163,7 +163,8 @@ def skypilot_faults(path: Path, python: str | None) -> list[str]:
 
 
 def slurm_faults(folder: Path) -> list[str]:
-    """Unknown or malformed `#SBATCH` lines, and what sbatch says of the job without starting it."""
+    """Find unknown or malformed `#SBATCH` lines, and what sbatch says of the job without starting
+    it."""
     faults = []
     for number, line in enumerate((folder / "job.sbatch").read_text().splitlines(), start=1):
         if not line.startswith("#SBATCH") or line == "#SBATCH hetjob":
@@ -199,8 +200,8 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def _violations(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Of a structural schema (apiextensions.k8s.io/v1): types, required and unknown fields, enums,
-    patterns, and bounds."""
+    """Find violations of a structural schema (apiextensions.k8s.io/v1): types, required and unknown
+    fields, enums, patterns, and bounds."""
     here = where or "document"
     if value is None:
         if not schema.get("nullable"):
@@ -231,12 +232,12 @@ def _violations(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[s
 
 
 def value_below(value: Any, bound: float) -> bool:
-    """A number under a bound."""
+    """Return whether a value is a number under a bound."""
     return isinstance(value, int | float) and value < bound
 
 
 def value_above(value: Any, bound: float) -> bool:
-    """A number over a bound."""
+    """Return whether a value is a number over a bound."""
     return isinstance(value, int | float) and value > bound
 
 

@@ -45,8 +45,8 @@ PAPER = (1.5, 2.4)
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """One setting: for each strategy simulated and predicted seconds, search time and layout; None
-    where it finds no plan that fits."""
+    """Compare the strategies in one setting: simulated and predicted seconds, search time and
+    layout; None where a strategy finds no plan that fits."""
     cluster = load_cluster(folder / "cluster.yaml")
     workload = load_workload(folder / "model.flags")
     found: dict[str, dict[str, Any] | None] = {}
@@ -85,7 +85,7 @@ def compare(folder: Path) -> dict[str, Any]:
 def plan_by(
     strategy: str, cluster: Cluster, workload: Workload, as_given: bool
 ) -> tuple[Plan, float] | None:
-    """A strategy's plan and its predicted seconds, without the bound, which takes time."""
+    """Return a strategy's plan and its predicted seconds, without the bound, which takes time."""
     if as_given:
         cluster = replace(cluster, limits=replace(cluster.limits, as_given=CHOICES))
     problem = make_problem(cluster, workload)
@@ -94,7 +94,7 @@ def plan_by(
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The comparison for people."""
+    """Write the comparison for people."""
     text = [result["setting"]]
     for name, plan in result["strategies"].items():
         if plan is None:

@@ -38,13 +38,13 @@ LAYER_OPERATORS = "enc-"
 
 
 def chip(gpu: str) -> tuple[str, ...]:
-    """All types of the tables with the chip of `gpu`."""
+    """Return all types of the tables with the chip of `gpu`."""
     name = SAME_CHIP.get(gpu, gpu)
     return (name, *(other for other, same in SAME_CHIP.items() if same == name))
 
 
 def layer_errors(folder: Path) -> None:
-    """Both tables of layers: GPU types left out, widths left out."""
+    """Print both tables of layers: GPU types left out, widths left out."""
     points = layer_points(folder)
     links = {(p.gpu, p.width): fit_link(folder, p.gpu, p.width) for p in points}
     every = Calibration.from_data(fit(folder))
@@ -61,7 +61,7 @@ def layer_errors(folder: Path) -> None:
 
 
 def error(point: LayerPoint, links: dict, calibration: Calibration) -> float:
-    """Relative error of forward plus backward."""
+    """Return the relative error of forward plus backward."""
     times = predict(point, links[point.gpu, point.width], calibration)
     return times.total_s / point.total_s - 1
 
@@ -69,7 +69,7 @@ def error(point: LayerPoint, links: dict, calibration: Calibration) -> float:
 def error_table(
     title: str, points: Iterable[LayerPoint], error_of: Callable[[LayerPoint], float]
 ) -> None:
-    """A row for each GPU, a column for each width, and all of it."""
+    """Print a row for each GPU, a column for each width, and all of it."""
     cells: dict[tuple[str, int], list[float]] = {}
     for point in points:
         cells.setdefault((point.gpu, point.width), []).append(abs(error_of(point)))
@@ -83,13 +83,13 @@ def error_table(
 
 
 def print_row(name: str, row: list[list[float]]) -> None:
-    """The mean of each cell, and of all of them together."""
+    """Print the mean of each cell, and of all of them together."""
     every = [e for cell in row for e in cell]
     print(f"| {name} | " + " | ".join(percent(cell) for cell in [*row, every]) + " |")
 
 
 def percent(errors: list[float]) -> str:
-    """Their mean."""
+    """Write the mean of some errors."""
     return f"{100 * statistics.mean(errors):.1f} %" if errors else ""
 
 
@@ -115,7 +115,7 @@ def operator_errors(folder: Path) -> None:
 
 
 def collective_errors(folder: Path) -> None:
-    """Rings of 4 and 8, from a link fitted to rings of 2."""
+    """Print the errors of rings of 4 and 8, from a link fitted to rings of 2."""
     print("\nAll-reduce inside a node, from the link that fits a pair of GPUs\n")
     print("| GPU | 2 | 4 | 8 |\n| --- | --: | --: | --: |")
     for gpu in CATALOGUE_NAMES:

@@ -28,7 +28,7 @@ SCHEMAS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def stale_schemas(folder: Path = FOLDER) -> list[str]:
-    """Names of the schemas whose file in `folder` is missing or differs from the code."""
+    """Find the schemas whose file in `folder` is missing or differs from the code."""
     return [name for name, schema in SCHEMAS.items() if _committed(folder / name) != schema()]
 
 

@@ -68,7 +68,7 @@ _PRIOR_DEVIATION = 0.15
 def fit(
     folder: Path, without: Collection[str] = (), widths: Collection[int] = (1,)
 ) -> dict[str, Any]:
-    """The content of `calibration.json`, without the tables of some GPU types.
+    """Fit the content of `calibration.json`, without the tables of some GPU types.
 
     Args:
         widths: tensor-parallel widths of the layer tables that take part.
@@ -115,7 +115,7 @@ def fit(
 
 
 def fit_gemm(points: Sequence[OperatorPoint], peak: float) -> dict[str, float]:
-    """Large products fix the efficiency, small ones what each call costs besides."""
+    """Fit the efficiency to large products, and to small ones what each call costs besides."""
     ideal_and_measured = []
     for point in points:
         weights = NUM_WEIGHTS_PER_H2.get(point.operator)
@@ -130,8 +130,8 @@ def fit_gemm(points: Sequence[OperatorPoint], peak: float) -> dict[str, float]:
 
 
 def fit_half_scores(folder: Path, gpus: Sequence[str], data: dict[str, Any]) -> None:
-    """Elements moved for each score in 16 bits (fused softmax), and how much longer dropout takes
-    than its traffic, from the operators."""
+    """Fit the elements moved for each score in 16 bits (fused softmax), and how much longer dropout
+    takes than its traffic, from the operators."""
     calibration = Calibration.from_data(data)
     found: dict[str, list[float]] = {"forward": [], "backward": []}
     slowdowns: list[float] = []
@@ -161,8 +161,8 @@ def fit_half_scores(folder: Path, gpus: Sequence[str], data: dict[str, Any]) -> 
 
 
 def fit_link(folder: Path, gpu: str, width: int) -> Link:
-    """Latency and bandwidth of a ring all-reduce, by least squares of relative errors; of half as
-    many GPUs where the width was not measured."""
+    """Fit latency and bandwidth of a ring all-reduce, by least squares of relative errors; of half
+    as many GPUs where the width was not measured."""
     if width == 1:
         return Link(1e12, 0.0)
     points = list(all_reduce_points(folder, gpu, width))
@@ -182,7 +182,7 @@ def fit_link(folder: Path, gpu: str, width: int) -> Link:
 
 
 def predict(point: LayerPoint, link: Link, calibration: Calibration) -> PassTimes:
-    """What the cost model says of a layer of the tables, communication included."""
+    """Predict a layer of the tables by the cost model, communication included."""
     workload = table_workload(point.model, point.micro_batch_size, "fp32")
     times = layer_times(workload, gpu_type(CATALOGUE_NAMES[point.gpu]), point.width, calibration)
     tokens = point.micro_batch_size * SEQ_LENGTH
@@ -226,7 +226,7 @@ def fit_layers(
 
 
 def with_constants(data: dict[str, Any], gpus: Sequence[str], logs: Sequence[float]) -> Any:
-    """`data` with the constants that `fit_layers` seeks, unrounded."""
+    """Return `data` with the constants that `fit_layers` seeks, unrounded."""
     forward, backward, *efficiencies = [math.exp(x) for x in logs]
     own = {CATALOGUE_NAMES[g]: e for g, e in zip(gpus, efficiencies, strict=True)}
     return data | {

@@ -30,7 +30,7 @@ ACTIONS = {
 
 
 def flag_table_data() -> dict[str, Any]:
-    """The table as JSON data: the Megatron version and every flag, sorted by first name."""
+    """Return the table as JSON data: the Megatron version and every flag, sorted by first name."""
     from megatron.training.arguments import add_megatron_arguments
 
     parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
@@ -42,7 +42,7 @@ def flag_table_data() -> dict[str, Any]:
 
 
 def flag_data(action: argparse.Action) -> dict[str, Any]:
-    """One flag; what is None (and a missing default) is left out."""
+    """Describe one flag; what is None (and a missing default) is left out."""
     data: dict[str, Any] = {
         "names": list(action.option_strings),
         "dest": action.dest,
@@ -57,7 +57,8 @@ def flag_data(action: argparse.Action) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A default or choice as it is typed on the command line; None where JSON cannot say it."""
+    """Return a default or choice as it is typed on the command line; None where JSON cannot say
+    it."""
     if isinstance(value, enum.Enum):
         return value.name
     try:

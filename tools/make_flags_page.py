@@ -1,4 +1,4 @@
-"""Print `docs/megatron-flags.md` from `flags/support_table.py`.
+"""Print `docs/megatron-flags.md` from `flags/support/table.py`.
 
 python tools/make_flags_page.py            # rewrites the page
 python tools/make_flags_page.py --check    # exit 1 if the page is out of date
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from megatron_hetero.flags.support import named_flags, support_of
-from megatron_hetero.flags.support_kinds import MEANING, NEUTRAL, Neutral, Status, Support
+from megatron_hetero.flags.support.kinds import MEANING, NEUTRAL, Neutral, Status, Support
+from megatron_hetero.flags.support.lookup import named_flags, support_of
 from megatron_hetero.flags.table import flag_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "megatron-flags.md"
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Write the page as Markdown."""
     return "\n".join(_lines()) + "\n"
 
 

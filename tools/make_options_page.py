@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Write the page as Markdown."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -51,7 +51,7 @@ def _lines() -> Iterator[str]:
 
 
 def _table(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """One row an argument; arguments of a sub-command have its name before them."""
+    """Write one row an argument; arguments of a sub-command have its name before them."""
     yield from ("| argument | |", "| --- | --- |")
     yield from _rows(parser, "")
 
@@ -70,7 +70,7 @@ def _rows(parser: argparse.ArgumentParser, prefix: str) -> Iterator[str]:
 
 
 def _spelled(action: argparse.Action) -> str:
-    """As it is typed: names, then what follows them."""
+    """Write an argument as it is typed: names, then what follows them."""
     value = action.metavar
     if value is None and action.choices is not None:
         value = "{" + ",".join(str(choice) for choice in action.choices) + "}"
@@ -86,7 +86,7 @@ def _spelled(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action) -> str:
-    """The help text, its `%(...)s` filled in as argparse does."""
+    """Write the help text, its `%(...)s` filled in as argparse does."""
     fields = {**vars(action), "prog": "megatron-hetero"}
     if action.choices is not None:
         fields["choices"] = ", ".join(str(choice) for choice in action.choices)

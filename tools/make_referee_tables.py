@@ -30,12 +30,12 @@ FIELDS = ("params_floats", "act_output_floats", "act_mem_floats")
 
 
 def runs(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    """[count, *row] for every run of equal rows."""
+    """Return [count, *row] for every run of equal rows."""
     return [[len(list(group)), *row] for row, group in groupby(rows)]
 
 
 def in_order(layers: dict[str, Any]) -> list[Any]:
-    """Values by number, not by text."""
+    """Sort values by number, not by text."""
     return [layers[key] for key in sorted(layers, key=int)]
 
 
@@ -66,8 +66,8 @@ def layer_memory(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def fits(data: dict[str, Any]) -> tuple[list[list[float]], dict[str, Any]]:
-    """Distinct rows [c2, c1, c0, most bytes/s], and which row each pair of senders and receivers
-    has."""
+    """Return the distinct rows [c2, c1, c0, most bytes/s], and the row of each pair of senders and
+    receivers."""
     rows: dict[tuple[float, ...], int] = {}
 
     def numbered(node: Any) -> Any:

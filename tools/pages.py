@@ -76,7 +76,7 @@ class Terminal:
     last: str = ""
 
     def run(self, command: str) -> str:
-        """What `megatron-hetero COMMAND` prints; "same" is the last command.
+        """Run `megatron-hetero COMMAND` and return what it prints; "same" is the last command.
 
         A command behind "! " is refused; what is shown then is the error, wrapped.
 
@@ -117,7 +117,7 @@ class Made:
     pictures: dict[Path, str] = field(default_factory=dict)
 
     def stale(self, before: str, page: Path) -> list[Path]:
-        """What differs from what is there: the page itself, pictures."""
+        """Find what differs from what is there: the page itself, pictures."""
         stale = [] if self.text == before else [page]
         for path, picture in self.pictures.items():
             if not path.exists() or path.read_text(encoding="utf-8") != picture:
@@ -126,27 +126,27 @@ class Made:
 
 
 def sections(page: Path) -> list[str]:
-    """A page cut before each heading of the second level."""
+    """Cut a page before each heading of the second level."""
     return re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def all_pages() -> list[Path]:
-    """README.md and its neighbours, and docs/."""
+    """Return README.md and its neighbours, and docs/."""
     return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
 def marked_pages() -> list[Path]:
-    """The pages with marks."""
+    """Return the pages with marks."""
     return [page for page in all_pages() if is_marked(page.read_text(encoding="utf-8"))]
 
 
 def is_marked(text: str) -> bool:
-    """True if something in the text is made by a command or from a result file."""
+    """Return whether something in the text is made by a command or from a result file."""
     return _ANY_MARK.search(text) is not None
 
 
 def made_section(text: str, page: Path, terminal: Terminal) -> Made:
-    """One section of a page with its marked places made anew.
+    """Make the marked places of one section of a page anew.
 
     Raises:
         PageError: a mark cannot be followed, or has no end.
@@ -185,7 +185,7 @@ def made_section(text: str, page: Path, terminal: Terminal) -> Made:
 
 
 def made_page(page: Path) -> Made:
-    """A whole page with its marked places made anew."""
+    """Make the marked places of a whole page anew."""
     whole = Made("")
     for text in sections(page):
         with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +207,7 @@ def _value(kind: str, what: str, terminal: Terminal) -> str:
 
 
 def _cut(text: str, verb: str, argument: str, what: str) -> str:
-    """Part of an output: from a line on, before a line, or what a pattern finds."""
+    """Cut out a part of an output: from a line on, before a line, or what a pattern finds."""
     if verb == "find":
         if found := re.search(argument, text):
             return found[1]
@@ -246,7 +246,7 @@ def _image(body: str, what: str) -> str:
 
 
 def _picture(what: str, terminal: Terminal) -> str:
-    """An SVG file as drawn now, with the hashes of its plan and of the code that drew it."""
+    """Draw an SVG file as it is now, with the hashes of its plan and of the code that drew it."""
     command, _, name = what.partition(THEN)
     terminal.run(command)
     plan = (terminal.folder / shlex.split(command)[1]).read_bytes()
@@ -266,7 +266,7 @@ def _hash(data: bytes) -> str:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """A terminal of 80 columns without colours."""
+    """Emulate a terminal of 80 columns without colours."""
     changed = {"COLUMNS": "80", "NO_COLOR": "1"}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)

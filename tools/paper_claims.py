@@ -2,6 +2,7 @@
 
     python tools/paper_claims.py           benchmarks/results/paper.json, then docs/paper.md
     python tools/paper_claims.py --check   compare with the file instead (some twenty minutes)
+    python tools/paper_claims.py --kept seconds.json      keep what is found, and go on from there
 
 Two claims: the MFU of mixed clusters beside homogeneous ones of equal total peak, and throughput
 beside other ways to divide the same model over the same mixed cluster.  Every way plans with our
@@ -12,6 +13,7 @@ published figures, which were measured, are not comparable number for number.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +89,8 @@ MIXED = (
 
 
 def simulated_s(way: str, cluster: Cluster, workload: Workload) -> float | None:
-    """Simulated seconds of a step of the way's plan; None where it finds none that fits."""
+    """Return the simulated seconds of a step of the method's plan; None where it finds none that
+    fits."""
     strategy, as_given = WAYS[way]
     if strategy == "stock":
         plan = stock_plan(cluster, workload)
@@ -100,7 +103,7 @@ def simulated_s(way: str, cluster: Cluster, workload: Workload) -> float | None:
 
 
 def stock_plan(cluster: Cluster, workload: Workload) -> Plan:
-    """The best plan of stock Megatron: `plan --strategy stock`, which goes through all of them; on
+    """Find the best plan of stock Megatron: `plan --strategy stock`, which tries all of them; on
     many unlike GPUs `plan --stock`, the best that our search finds among them."""
     alike = len({(node.gpu_type.name, node.num_gpus) for node in cluster.nodes}) == 1
     if alike or len(cluster.devices) <= MANY_GPUS:
@@ -109,12 +112,12 @@ def stock_plan(cluster: Cluster, workload: Workload) -> Plan:
 
 
 def peak_flops(cluster: Cluster) -> float:
-    """Dense bf16 peaks of all GPUs of a cluster together, used or not."""
+    """Sum the dense bf16 peaks of all GPUs of a cluster, used or not."""
     return sum(node.num_gpus * (node.gpu_type.peak_flops["bf16"] or 0.0) for node in cluster.nodes)
 
 
 def mfu(seconds: float, cluster: Cluster, workload: Workload) -> float:
-    """Model FLOPs of a step over what the cluster's peaks would do meanwhile.
+    """Divide the model FLOPs of a step by what the cluster's peaks would do meanwhile.
 
     A forward and twice as much backward, the causal half of the attention, recomputation not
     counted (Chowdhery et al. 2022, appendix B, with causal attention).
@@ -123,16 +126,44 @@ def mfu(seconds: float, cluster: Cluster, workload: Workload) -> float:
     return 3 * forward * workload.training.global_batch_size / (seconds * peak_flops(cluster))
 
 
-def result(settings: Sequence[Setting] = MIXED) -> results.Result:
-    """Both claims, done again."""
+@dataclass(frozen=True)
+class Kept:
+    """Seconds that this very code found before, in a file; without one nothing is kept."""
+
+    path: Path | None = None
+
+    def seconds(self, title: str, way: str, cluster: Cluster, workload: Workload) -> float | None:
+        """`simulated_s`, from the file if it is there."""
+        found = self._read()
+        key = f"{title}: {way}"
+        if key not in found:
+            seconds = simulated_s(way, cluster, workload)
+            # Another process may have written meanwhile.
+            found = {**self._read(), key: seconds}
+            if self.path is not None:
+                self.path.write_text(json.dumps(found, indent=1) + "\n")
+            print(f"{key}: {_seconds(seconds)}", file=sys.stderr, flush=True)
+        return found[key]
+
+    def _read(self) -> dict[str, float | None]:
+        if self.path is None or not self.path.exists():
+            return {}
+        found: dict[str, float | None] = json.loads(self.path.read_text())
+        return found
+
+
+NOTHING_KEPT = Kept()
+
+
+def result(settings: Sequence[Setting] = MIXED, kept: Kept = NOTHING_KEPT) -> results.Result:
+    """Repeat both claims."""
     speed: list[list[Cell]] = []
     used: list[list[Cell]] = []
     gaps: dict[str, list[float]] = {}
     for setting in settings:
         cluster = load_cluster(SETTINGS / setting.name / "cluster.yaml")
         workload = load_workload(SETTINGS / setting.name / "model.flags")
-        seconds = {way: simulated_s(way, cluster, workload) for way in WAYS}
-        _say(setting.title, seconds)
+        seconds = {way: kept.seconds(setting.title, way, cluster, workload) for way in WAYS}
         speed.append([setting.title, *_speed_row(seconds, workload)])
         if setting.homogeneous is None:
             continue
@@ -142,8 +173,8 @@ def result(settings: Sequence[Setting] = MIXED) -> results.Result:
         for network, bandwidth in NETWORKS.items():
             path = HOMOGENEOUS / f"{setting.homogeneous}-{network.lower()}.yaml"
             equal = load_cluster(path)
-            stock = simulated_s("best of stock Megatron", equal, workload)
-            _say(path.stem, {"best of stock Megatron": stock})
+            title = f"{path.stem} beside {setting.title}"
+            stock = kept.seconds(title, "best of stock Megatron", equal, workload)
             beside = _percent(stock, equal, workload)
             used.append(
                 [
@@ -213,18 +244,17 @@ def _published(setting: Setting) -> str | None:
     return None if setting.published is None else "{:.2f}, {:.2f}".format(*setting.published)
 
 
-def _say(title: str, seconds: Mapping[str, float | None]) -> None:
-    for way, value in seconds.items():
-        shown = "no plan fits" if value is None else f"{value:.3f} s"
-        print(f"{title}: {way}: {shown}", file=sys.stderr, flush=True)
+def _seconds(value: float | None) -> str:
+    return "no plan fits" if value is None else f"{value:.3f} s"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the result and render the page, or compare; status 1 where they differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="seconds found so far")
     options = parser.parse_args(arguments)
-    now = result()
+    now = result(kept=Kept(options.kept))
     if options.check:
         before = results.load("paper")
         same = (now.figures, now.tables) == (before.figures, before.tables)

@@ -51,14 +51,14 @@ class Printed:
 
 
 def pages() -> list[Path]:
-    """README, the pages of `docs/` and the files of `examples/`."""
+    """Return README, the pages of `docs/` and the files of `examples/`."""
     texts = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     examples = (p for p in sorted((ROOT / "examples").rglob("*")) if p.is_file())
     return [path for path in (*texts, *examples) if path != PAGE]
 
 
 def printed_layouts() -> list[Printed]:
-    """Every layout once, as it is verified, smallest first."""
+    """Return every layout once, as it is verified, smallest first."""
     found: dict[str, set[str]] = {}
     for page in pages():
         for layout in layouts_of(page.read_text(errors="replace")):
@@ -68,14 +68,15 @@ def printed_layouts() -> list[Printed]:
 
 
 def layouts_of(text: str) -> Iterator[Layout]:
-    """The layouts in a text; in the cell of a table `|` is written as `\\|`."""
+    """Find the layouts in a text; in the cell of a table `|` is written as `\\|`."""
     for found in _LAYOUT.finditer(text):
         line = found[0].removesuffix("`, twice").replace("\\|", "|")
         yield parse_layout(f"{line} | {line}" if found[1] else line)
 
 
 def printed_commands() -> list[Printed]:
-    """The commands that make plans from files that are here, and one for each other example."""
+    """Return the commands that make plans from files that are here, and one for each other
+    example."""
     found: dict[str, set[str]] = {}
     for page in pages():
         for match in _COMMAND.finditer(page.read_text(errors="replace")):

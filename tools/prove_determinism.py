@@ -37,7 +37,7 @@ EXAMPLE = ROOT / "benchmarks" / "settings" / "setting-1-7b"
 
 
 def permuted(data: Any, random: Random) -> Any:
-    """The same content with the keys of every mapping and the items of every list in another
+    """Return the same content with the keys of every mapping and the items of every list in another
     order: the lists of a cluster file are sets, but for the cards of a machine (`gpus`)."""
     if isinstance(data, dict):
         items = [
@@ -52,7 +52,7 @@ def permuted(data: Any, random: Random) -> Any:
 
 
 def yaml_text(data: Any) -> str:
-    """YAML of plain data that keeps its order (JSON is YAML)."""
+    """Write YAML of plain data that keeps its order (JSON is YAML)."""
     if isinstance(data, dict):
         items = (f"{canonical_json(key)}: {yaml_text(value)}" for key, value in data.items())
         return "{" + ", ".join(items) + "}"
@@ -64,7 +64,7 @@ def yaml_text(data: Any) -> str:
 def plan_bytes(
     cluster: Path, model: Path, seed: int, folder: Path, strategy: str = "auto"
 ) -> bytes:
-    """plan.json of a permutation of the cluster, made under a hash seed."""
+    """Return plan.json of a permutation of the cluster, made under a hash seed."""
     file = folder / "cluster.yaml"
     file.write_text(yaml_text(permuted(read_yaml(cluster).data, Random(seed))))
     plan = folder / f"plan-{seed}.json"

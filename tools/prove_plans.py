@@ -68,7 +68,8 @@ def _prove(case: Case, precision: Precision) -> Proof:
 
 
 def report(proofs: Sequence[Proof], seed: int, minutes: float) -> Iterator[str]:
-    """Markdown: the result, every plan that failed, the values, the pairs, what is impossible."""
+    """Write Markdown: the result, every plan that failed, the values, the pairs, what is
+    impossible."""
     equal = [proof for proof in proofs if proof.ok]
     uneven = sum(proof.case.values["shares"] == "uneven" for proof in proofs)
     covered = {pair for proof in equal for pair in SPACE.pairs_of(proof.case.values)}

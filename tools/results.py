@@ -2,6 +2,7 @@
 
     python tools/results.py                 which there are, with command, date and machine
     python tools/results.py gaps            run the command of benchmarks/results/gaps.json again
+    python tools/results.py gaps --rows two-sites budget        the same for these rows (`--only`)
     python tools/results.py gaps --tables jobs --kind measured -- python tools/bench_gaps.py
 
 A file of `benchmarks/results` holds the tables and figures that pages show (`tools/pages.py` puts
@@ -19,7 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -46,7 +47,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
     def markdown(self) -> str:
-        """The table as Markdown, columns of figures to the right."""
+        """Write the table as Markdown, columns of figures to the right."""
         cells = [[_text(cell) for cell in row] for row in self.rows]
         marks = [
             "--:" if all(map(_is_figure, column)) else "---" for column in zip(*cells, strict=True)
@@ -55,8 +56,8 @@ class Table:
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
     def over(self, name: str, column: str) -> str:
-        """`least`, `most`, `mean` or `median` of a column, or its `largest` apart from the sign,
-        with as many decimals as its cells have.
+        """Return `least`, `most`, `mean` or `median` of a column, or its `largest` apart from the
+        sign, with as many decimals as its cells have.
 
         Raises:
             KeyError, ValueError: there is no such column, or it holds no figures.
@@ -90,19 +91,19 @@ class Result:
     tables: Mapping[str, Table] = field(default_factory=dict)
 
     def when(self) -> str:
-        """One line for readers: when, where and by which commit."""
+        """Write one line for readers: when, where and by which commit."""
         where = f" on {self.machine}" if self.kind == "measured" else ""
         return f"{self.kind}{where}, {self.date}, commit {self.commit}"
 
     def origin(self) -> str:
-        """The same with the command."""
+        """Write `when` with the command."""
         return f"`{self.command}`, {self.when()}"
 
 
 def found(
     command: str, kind: Kind, figures: Mapping[str, Cell], tables: Mapping[str, Table]
 ) -> Result:
-    """What was found now, here, by the commit that is checked out."""
+    """Make the result of what was found now, here, by the commit that is checked out."""
     day = datetime.now(UTC).date().isoformat()
     return Result(command, kind, _commit(), day, _machine(), dict(figures), dict(tables))
 
@@ -127,12 +128,12 @@ def load(name: str) -> Result:
 
 
 def names() -> list[str]:
-    """The results that there are; other files of the folder have no tables."""
+    """Find the results that there are; other files of the folder have no tables."""
     return sorted(p.stem for p in FOLDER.glob("*.json") if "tables" in json.loads(p.read_text()))
 
 
 def tables_in(text: str) -> list[Table]:
-    """The Markdown tables of a text, in its order."""
+    """Read the Markdown tables of a text, in its order."""
     found: list[list[list[str]]] = []
     inside = False
     for line in text.splitlines():
@@ -169,12 +170,33 @@ def again(result: Result) -> Result:
     return found(result.command, result.kind, {}, dict(zip(result.tables, tables, strict=True)))
 
 
+def again_in_part(result: Result, rows: Sequence[str]) -> Result:
+    """Run a result's command again with `--only ROWS`, which it must take, and put the rows that it
+    prints in the place of those that begin alike; `commit` says which they are.
+
+    Raises:
+        SystemExit: the command fails, or prints a row that the result has not.
+    """
+    part = again(
+        replace(result, command=shlex.join([*shlex.split(result.command), "--only", *rows]))
+    )
+    tables = dict(result.tables)
+    for name, table in part.tables.items():
+        made = {row[0]: row for row in table.rows}
+        kept = [made.pop(row[0], row) for row in tables[name].rows]
+        if made or table.columns != tables[name].columns:
+            raise SystemExit(f"{name}: {', '.join(map(str, made))} are no rows of it; run it whole")
+        tables[name] = Table(table.columns, kept)
+    commit = f"{result.commit}; {', '.join(rows)}: {part.commit}"
+    return replace(result, commit=commit, date=part.date, tables=tables)
+
+
 def _text(cell: Cell) -> str:
     return "" if cell is None else str(cell)
 
 
 def _is_figure(cell: str) -> bool:
-    """Digits first, or nothing."""
+    """Return whether a cell begins with digits, or is empty."""
     return not cell or cell.strip("+-<>~")[:1].isdigit() or cell == "-"
 
 
@@ -193,23 +215,34 @@ def _machine() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """List results, or make one anew."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    """List results, or make one anew; `arguments` are those of the command line by default."""
+    words = sys.argv[1:] if arguments is None else arguments
+    # Two positional arguments of unknown number cannot stand on both sides of an option.
+    end = words.index("--") if "--" in words else len(words)
+    own, command = words[:end], words[end + 1 :]
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [NAME [--rows ROW ...]] [--tables TABLE ...] [--kind KIND] [-- COMMAND]",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="COMMAND: what prints the tables; by default the command that the file names",
+    )
     parser.add_argument("name", nargs="?", help="of a file in benchmarks/results")
+    parser.add_argument(
+        "--rows", nargs="+", metavar="ROW", help="make these again and keep the others"
+    )
     parser.add_argument("--tables", nargs="+", default=["all"], help="names of what is printed")
     parser.add_argument("--kind", choices=("measured", "computed"), default="measured")
-    parser.add_argument("command", nargs="*", help="after --; default: the file's own")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(own)
     if options.name is None:
         for name in names():
             print(f"{name:20} {load(name).origin()}")
         return 0
-    if options.command:
+    if command:
         no_rows = {table: Table((), ()) for table in options.tables}
-        before = found(shlex.join(options.command), options.kind, {}, no_rows)
+        before = found(shlex.join(command), options.kind, {}, no_rows)
     else:
         before = load(options.name)
-    print(save(again(before), options.name))
+    made = again_in_part(before, options.rows) if options.rows else again(before)
+    print(save(made, options.name))
     return 0
 
 

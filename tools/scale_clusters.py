@@ -57,13 +57,13 @@ MODEL_FLAGS = """\
 
 
 def model_flags(num_gpus: int) -> str:
-    """The job as a file of Megatron flags: a 13B model, two sequences for each GPU (the next power
-    of two)."""
+    """Write the job as a file of Megatron flags: a 13B model, two sequences for each GPU (the next
+    power of two)."""
     return f"{MODEL_FLAGS}--global-batch-size {2 ** (2 * num_gpus - 1).bit_length()}\n"
 
 
 def cluster_data(num_gpus: int) -> dict[str, Any]:
-    """The content of cluster.yaml.
+    """Return the content of cluster.yaml.
 
     Raises:
         ValueError: `num_gpus` is no multiple of three nodes' worth up to one site, or of a node's.
@@ -76,7 +76,7 @@ def cluster_data(num_gpus: int) -> dict[str, Any]:
 
 
 def _one_site(num_nodes: int) -> dict[str, Any]:
-    """A quarter H100, three eighths A100, the rest L40S."""
+    """Make a site of a quarter H100, three eighths A100, the rest L40S."""
     num_h100, num_a100 = max(1, num_nodes // 4), max(1, 3 * num_nodes // 8)
     types = ["H100-80GB"] * num_h100 + ["A100-80GB"] * num_a100
     types += ["L40S"] * (num_nodes - len(types))
@@ -91,7 +91,7 @@ def _one_site(num_nodes: int) -> dict[str, Any]:
 
 
 def _many_sites(num_nodes: int) -> dict[str, Any]:
-    """Sites of one to three types each, and two speeds of the paths between them."""
+    """Make sites of one to three types each, and two speeds of the paths between them."""
     random = Random(10_240)
     nodes, between_nodes = [], {}
     for number in range(NUM_SITES):
@@ -112,7 +112,8 @@ def _many_sites(num_nodes: int) -> dict[str, Any]:
 
 
 def _between_sites(sites: list[str]) -> list[dict[str, Any]]:
-    """Short paths inside a region, long ones between two; each two nodes have one of their own."""
+    """Make short paths inside a region, long ones between two; each two nodes have one of their
+    own."""
     regions = [sites[i::NUM_REGIONS] for i in range(NUM_REGIONS)]
     links: list[dict[str, Any]] = [
         {"sites": region, "bandwidth": "400 Gb/s", "latency": "2 ms"} for region in regions

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_hetero.plan.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients import weight_gradients
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
@@ -38,7 +38,7 @@ _BEGIN_IN_S = 0.05
 def measure(
     pipeline: TimedPipeline, schedule: Schedule, scale: float, folder: Path, num_steps: int = 2
 ) -> float:
-    """Seconds of a step in the pipeline's own unit of time, the quickest of `num_steps`.
+    """Return the seconds of a step in the pipeline's own unit of time, the quickest of `num_steps`.
 
     Disturbances of this machine only ever add time, so the quickest says most about the schedule.
 
@@ -64,7 +64,7 @@ def _run_stage(
     rank: int,
     num_steps: int,
 ) -> list[float]:
-    """[step] -> seconds from the common begin to this stage's end."""
+    """Return the seconds from the common begin to this stage's end, [step]."""
     backend.activate_cpu_backend()
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), pipeline.num_stages)
@@ -98,7 +98,7 @@ def _run_stage(
 
 
 def _agree(at_s: float) -> float:
-    """The latest of all ranks' moments; the clock is one for all processes of a machine."""
+    """Return the latest of all ranks' moments; the clock is one for all processes of a machine."""
     value = torch.tensor([at_s], dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return float(value)
@@ -145,7 +145,8 @@ class _LateBoundary(Boundary):
             self._due.task_done()
 
     def forget_sends(self, num_arrived: int) -> None:
-        """What has arrived has left before; the thread above notes it a moment later."""
+        """Forget sends that have arrived, and so left before; the thread above notes it a moment
+        later."""
         super().forget_sends(min(num_arrived, self._num_forgotten + len(self._sent)))
 
     def finish_sends(self) -> None:

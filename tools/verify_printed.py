@@ -1,6 +1,6 @@
 """Verify every plan and layout that README, docs, examples and stories print.
 
-    tools/verify_printed.py run [--steps 3] [--only TEXT]   # minutes to hours; resumes
+    tools/verify_printed.py run [--steps 3] [--only TEXT] [--minutes 15]    # hours; resumes
     tools/verify_printed.py table [--check]                 # writes docs/verified-plans.md
 
 `run` writes benchmarks/results/verify-printed.json: what each verification found, at which commit,
@@ -43,6 +43,7 @@ def main() -> int:
     runs.add_argument("--again", action="store_true", help="also what has passed already")
     runs.add_argument("--most-ranks", type=int, default=40, help="leave larger plans for later")
     runs.add_argument("--only", default="", help="cases whose name has this text")
+    runs.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after")
     table = verbs.add_parser("table", help="write the page")
     table.add_argument("--check", action="store_true", help="compare instead of writing")
     arguments = parser.parse_args()
@@ -72,8 +73,11 @@ def _run(arguments: argparse.Namespace) -> int:
         is_done = name in cases and cases[name]["ok"] and not arguments.again
         return not is_done and arguments.only in name
 
+    end_s = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as folder:
         for printed, words in _cases(Path(folder), is_wanted):
+            if time.monotonic() > end_s:
+                break
             if _num_ranks(printed) > arguments.most_ranks:
                 continue
             name = _name(printed)
@@ -142,7 +146,7 @@ def verified(printed: Printed, words: list[str], header: dict[str, Any]) -> dict
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page of results."""
+    """Write the page of results."""
     cases = data["cases"]
     passed = sum(case["ok"] for case in cases)
     commits = ", ".join(sorted({case["commit"][:7] for case in cases}))

@@ -1,4 +1,4 @@
-"""Arguments that several verbs have in common, and what they may be."""
+"""Arguments that several verbs have in common."""
 
 from __future__ import annotations
 

@@ -13,15 +13,14 @@ from itertools import combinations
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cluster.file.schema import MAX_GPUS_PER_NODE
 from megatron_hetero.cluster.inventory.draft import (
-    NODES_GUESS,
     PATH_GUESSES,
-    SITES_GUESS,
     CardsDraft,
     NetworkDraft,
     NodeDraft,
     TypeDraft,
     link_guess,
 )
+from megatron_hetero.cluster.inventory.text import NODES_GUESS, SITES_GUESS
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, LIBRARIES, Library, library_of_name
 from megatron_hetero.cluster.names import check_host_name
 from megatron_hetero.errors import ClusterError, UsageError
@@ -40,7 +39,7 @@ _MAX_KINDS = 64
 
 @dataclass(frozen=True)
 class Draft:
-    """What a cluster file is to say."""
+    """Content of a cluster file to be."""
 
     nodes: tuple[NodeDraft, ...]
     network: NetworkDraft = field(default_factory=NetworkDraft)
@@ -111,7 +110,7 @@ class _Questions:
         return nodes
 
     def _cards(self, which: str) -> list[CardsDraft]:
-        """One type and its number, or several at once as 1xRTX-4090+2xRTX-3090."""
+        """Ask for one type and its number, or several at once as 1xRTX-4090+2xRTX-3090."""
         text = self._ask(
             f"GPU of {which} (or `own` for one by its numbers; unlike ones of one machine as "
             "1xRTX-4090+2xRTX-3090)",
@@ -193,7 +192,7 @@ class _Questions:
         return int(self._ask(question, str(usual), check))
 
     def _ask(self, question: str, usual: str, check: Callable[[str], str]) -> str:
-        """The answer, checked; Enter is the usual one."""
+        """Ask until the answer passes its check; Enter is the usual one."""
         while True:
             try:
                 text = self._read(f"{question} [{usual}]: ").strip() or usual
@@ -216,7 +215,7 @@ def _library(text: str) -> Library:
 
 
 def _unit(parse: Callable[[object], float]) -> Callable[[str], str]:
-    """A check that keeps the text as it was written."""
+    """Make a check that keeps the text as it was written."""
 
     def check(text: str) -> str:
         try:

@@ -1,4 +1,4 @@
-"""`megatron-hetero ckpt`: weights of Hugging Face into Megatron checkpoints, and back."""
+"""`megatron-hetero ckpt`: Hugging Face weights to Megatron checkpoints, and back."""
 
 from __future__ import annotations
 

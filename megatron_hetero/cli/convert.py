@@ -109,7 +109,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _experiment(
     arguments: argparse.Namespace, source: Path, typed: tuple[str, ...], output: Output
 ) -> int:
-    """An experiment of FlagScale's: what converts is written even where its layout does not."""
+    """Convert an experiment of FlagScale's; write the parts that convert even where its layout does
+    not."""
     folder: Path | None = arguments.folder
     job = read_flagscale_job(source, group_arguments(command_line_words(typed)))
     flags = GivenFlags(job.arguments)
@@ -170,7 +171,7 @@ def _experiment(
 
 
 def _show_left_out(job: FlagScaleJob, output: Output) -> None:
-    """One note for each reason, with the keys that it is about; files are named from the source."""
+    """Show one note for each reason, with its keys; files are named from the source."""
     places: dict[str, list[str]] = {}
     for left in job.left_out:
         where = left.where.removeprefix(f"{job.path.parent}/")
@@ -188,7 +189,7 @@ def _show(conversion: Conversion, written: Path | None, output: Output) -> None:
 
 
 def _model(path: Path | None, typed: Sequence[str]) -> Workload | None:
-    """The model that `--model` names, with what was typed behind `--` beside the layout."""
+    """Read the model that `--model` names, with the flags typed behind `--` beside the layout."""
     if path is None:
         return None
     workload = load_workload(path, _flags_of_the_model(typed))
@@ -198,7 +199,7 @@ def _model(path: Path | None, typed: Sequence[str]) -> Workload | None:
 
 
 def _plan(conversion: Conversion, workload: Workload | None) -> Plan:
-    """The plan of a conversion, its stages with their recompute."""
+    """Build the plan of a conversion, its stages with their recompute."""
     plan = plan_from_layout(parse_layout(conversion.layout), workload)
     if not conversion.recompute:
         return plan
@@ -216,7 +217,7 @@ def _recomputed(stage: Stage, how: StageRecompute) -> Stage:
 
 
 def _flags_of_the_model(typed: Sequence[str]) -> tuple[str, ...]:
-    """What was typed behind `--` beside the layout: Megatron's flags that describe the model."""
+    """Keep Megatron's flags that describe the model, of those typed behind `--`."""
     kept: list[str] = []
     taken = False
     for word in flag_table().known_part(tuple(typed)):

@@ -1,6 +1,6 @@
 """`megatron-hetero data`: text files to the data set that Megatron trains on.
 
-The work is done by `megatron_hetero.lab.data.command.write_data`.
+`megatron_hetero.lab.data.command.write_data` does the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`megatron-hetero diff`: what differs between two plans, in words."""
+"""`megatron-hetero diff`: differences between two plans, in words."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan
-from megatron_hetero.report.text.differences import difference_table, folded
+from megatron_hetero.report.text.changes.differences import difference_table, folded
 from megatron_hetero.report.text.words import count
 
 DESCRIPTION = """\
 Show how two plans differ: the step time first, then replicas, stages, layers,
-micro-batches, settings, and which GPUs moved; like rows are one.
+micro-batches, settings, and which GPUs moved; rows that are alike are folded.
 The exit code is 0 whether they differ or not."""
 TAKES_MEGATRON_FLAGS = False
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.discovery import draft_node, find_gpus, topology_text
-from megatron_hetero.cluster.inventory.draft import cluster_yaml
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.measurements import parse_nccl_test, parse_topology
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_text
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
-    """The file's text, what was found as data, and in a few words."""
+    """Return the file's text, the findings as data, and the findings in a few words."""
     gpus = find_gpus()
     measured = None
     if arguments.nccl_tests:
@@ -92,7 +92,7 @@ def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
 
 
 def _over_ssh(arguments: argparse.Namespace, output: Output) -> tuple[str, dict[str, Any], str]:
-    """As `_here`, of other machines."""
+    """Return as `_here`, of other machines."""
     for name in ("nccl_tests", "topology"):
         if getattr(arguments, name):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""`megatron-hetero doctor`: what would hang or train wrongly, before the job starts."""
+"""`megatron-hetero doctor`: faults that would hang the job or train wrongly, before it starts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from megatron_hetero.preflight.check import (
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
-from megatron_hetero.report.text.preflight import preflight_report
+from megatron_hetero.report.text.trials.preflight import preflight_report
 
 DESCRIPTION = """\
-Look at a plan, its cluster and the flags for what would stop the job, hang it or
-train wrongly: precision and kernels of each GPU, NCCL's settings, addresses,
-memory.  Each finding says what, where and what to set.  With --on-cluster, as
-every process of the launch, also at the machines: versions, free memory, and
-known values through every group of the plan, within a time limit.  Megatron flags
-that `launch` will get beside the plan's may follow after --.
+Check a plan, its cluster and the flags for faults that would stop the job, hang
+it or make it train wrongly: precision and kernels of each GPU, NCCL's settings,
+addresses, memory.  Each finding says what, where and what to set.  Run as every
+process of the launch, with --on-cluster, it also checks the machines: versions,
+free memory, and known values sent through every group of the plan, within a time
+limit.  Megatron flags that `launch` will get beside the plan's may follow after --.
 
   megatron-hetero doctor plan.json --cluster cluster.yaml
   torchrun <as `flags` prints it> -m megatron_hetero doctor plan.json \\
@@ -152,7 +152,8 @@ def _seconds(text: str) -> float:
 
 
 def _with_flags(plan: Plan, more: tuple[str, ...]) -> Plan:
-    """The plan of a job that is launched with `more` flags beside those that it remembers."""
+    """Return the plan of a job that is launched with `more` flags beside those that it
+    remembers."""
     if not more or plan.workload is None:
         return plan
     flags = (*plan.workload.megatron_args, *more)

@@ -16,7 +16,7 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.planner.advise.explain import explain_plan
 from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
-from megatron_hetero.report.text.additions import what_if_lines
+from megatron_hetero.report.text.changes.additions import what_if_lines
 from megatron_hetero.report.text.explanation import explanation_report
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.schedule.estimate import estimate_plan

@@ -17,7 +17,7 @@ from megatron_hetero.flags.launch import (
     rank_rows,
 )
 from megatron_hetero.flags.needed import missing_in_job, missing_line
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
@@ -25,8 +25,8 @@ from megatron_hetero.report.text.ranks import rank_lines
 from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
-Print what runs a plan: Megatron's arguments, one torchrun line for each node,
-and which process is which part of the plan.  The output is a piece of bash;
+Print the commands that run a plan: Megatron's arguments, one torchrun line for
+each node, and the place of each process in the plan.  The output is a piece of bash;
 nothing is started.  Where stock Megatron can express the plan, only its own
 flags are printed.  Needs no torch."""
 TAKES_MEGATRON_FLAGS = False
@@ -90,7 +90,7 @@ def _data(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -
 
 
 def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -> Iterator[str]:
-    """The output as bash: what is not a command is a comment."""
+    """Write the output as bash; everything but commands is a comment."""
     yield comment(format_layout(plan.layout))
     reasons = reasons_not_stock(plan)
     if reasons:
@@ -120,12 +120,12 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
 
 
 def comment(text: str) -> str:
-    """A bash comment that stays one: a name from a plan file cannot begin a new line."""
+    """Write a bash comment that stays one: a name from a plan file cannot begin a new line."""
     return "# " + "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _head(launch: NodeLaunch, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a node's command before the Megatron arguments."""
+    """Return the words of a node's command before the Megatron arguments."""
     return launch.argv[: len(launch.argv) - len(argv)]
 
 

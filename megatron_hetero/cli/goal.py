@@ -1,4 +1,4 @@
-"""Arguments that say what a plan is to be the best by, and what the whole run is."""
+"""Arguments for the objective of a plan and for the length of the run."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def add_goal_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asks_for_a_goal(arguments: argparse.Namespace, cluster: Cluster) -> bool:
-    """Whether more was asked for than the fastest step."""
+    """Return whether more was asked for than the fastest step."""
     given = (arguments.steps, arguments.tokens, arguments.deadline, arguments.budget)
     limited = cluster.limits.max_price_per_hour is not None
     return limited or arguments.objective != "throughput" or any(given)
 
 
 def objective_of(arguments: argparse.Namespace, workload: Workload) -> Objective:
-    """The objective of a command line.
+    """Read the objective of a command line.
 
     Raises:
         UsageError: a value is malformed, or --steps and --tokens are both given.
@@ -67,7 +67,8 @@ def objective_of(arguments: argparse.Namespace, workload: Workload) -> Objective
 
 
 def num_steps_of(arguments: argparse.Namespace, workload: Workload) -> float | None:
-    """Steps of the run: as given, else as the job's own flags say; None if nothing does."""
+    """Read the steps of the run: as given, else as the job's own flags say; None if nothing
+    does."""
     steps, tokens = _parsed("--steps", arguments.steps), _parsed("--tokens", arguments.tokens)
     if steps is not None and tokens is not None:
         raise UsageError("--steps and --tokens both say how long the run is; give one of them")
@@ -82,7 +83,7 @@ def num_steps_of(arguments: argparse.Namespace, workload: Workload) -> float | N
 
 
 def _own_number(workload: Workload, flag: str) -> float | None:
-    """The value of one of the job's own flags."""
+    """Read the value of one of the job's own flags."""
     words = workload.megatron_args
     for index, word in enumerate(words):
         name, joined, value = word.partition("=")

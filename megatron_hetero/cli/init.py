@@ -20,13 +20,13 @@ from megatron_hetero.cluster.inventory.draft import (
     NetworkDraft,
     NodeDraft,
     TypeDraft,
-    cluster_yaml,
     link_guess,
     node_of_cards,
 )
 from megatron_hetero.cluster.inventory.kubernetes import nodes_from_kubernetes
 from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.makers import LIBRARIES, Library
 from megatron_hetero.errors import UsageError
 from megatron_hetero.units import UnitError, parse_bandwidth, parse_bytes, parse_duration

@@ -16,8 +16,8 @@ from megatron_hetero.errors import EXIT_INTERRUPTED
 
 @contextmanager
 def answered_interrupts(say: Callable[[str], None]) -> Iterator[None]:
-    """While a verb runs, the first Ctrl-C says so and raises `KeyboardInterrupt`; what a verb then
-    still does to end well is cut short by the second.
+    """Answer the first Ctrl-C of a verb with a line and `KeyboardInterrupt`; the second cuts short
+    what the verb then still does to end well.
 
     Args:
         say: prints a line to people.

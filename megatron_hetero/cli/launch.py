@@ -26,9 +26,9 @@ from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.plan.file import load_plan
 
 DESCRIPTION = """\
-Write what starts a plan: a script that is the same on every node, and the file
-of your launcher that runs it there, with the environment that each kind of GPU
-needs.  Nothing is started.  Megatron flags that the plan does not know
+Write the files that start a plan: a script that is the same on every node, and
+the file of your launcher that runs it there, with the environment that each kind
+of GPU needs.  Nothing is started.  Megatron flags that the plan does not know
 (--data-path, --save, ...) may follow after --.
 
   megatron-hetero launch plan.json --for slurm -o job --partition gpu --time 12:00:00
@@ -203,7 +203,7 @@ def _slurm(arguments: argparse.Namespace) -> SlurmOptions:
 
 
 def _run_steps(folder: Path, action: Action, arguments: argparse.Namespace, output: Output) -> int:
-    """Run what an action consists of; its output is shown as it comes."""
+    """Run the steps of an action; show their output as it comes."""
     todo = steps(folder, action)
     if arguments.json:
         if not arguments.dry_run:

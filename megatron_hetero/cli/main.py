@@ -1,4 +1,4 @@
-"""`megatron-hetero VERB`: finds the verb's file, runs it, and turns errors into exit codes.
+"""`megatron-hetero VERB`: runs the verb's file and turns errors into exit codes.
 
 Exit codes: 0 well; 1 a check did not pass; 2 usage; 3 no feasible plan; 4 invalid file; 5 version
 or hardware mismatch; 6 a rank died; 130 interrupted.  Only the file of the verb that was typed is
@@ -33,10 +33,10 @@ VERBS = {
     "report": "write one HTML page that explains a plan, with its figures",
     "init": "write a starter cluster.yaml from answers, names or a scheduler's list",
     "discover": "write a first cluster.yaml from the GPUs of this machine, or over ssh",
-    "probe": "measure a model on this machine, so that plans stand on measurements",
+    "probe": "measure a model on this machine, so that plans use measured times",
     "doctor": "find what would hang or train wrongly, before the job starts",
     "data": "turn text into the data set that Megatron trains on",
-    "ckpt": "weights of Hugging Face into Megatron checkpoints, and back",
+    "ckpt": "convert Hugging Face weights to Megatron checkpoints, and back",
     "convert": "read configurations of HexiScale and FlagScale, or write them",
     "patch": "put the hook into a Megatron-LM source tree, or take it out",
     "rehearse": "run a plan on this machine's CPU, as slowly as its GPUs and links would",
@@ -52,7 +52,7 @@ EPILOG = """exit codes:
 
 
 class Verb(Protocol):
-    """What the module of a verb offers."""
+    """Interface of the module of a verb."""
 
     DESCRIPTION: str
     TAKES_MEGATRON_FLAGS: bool
@@ -112,12 +112,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> NoReturn:
-    """The program `megatron-hetero`."""
+    """Run the program `megatron-hetero`."""
     leave(main())
 
 
 def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Name the verb that was meant, where one is near."""
+    """Refuse an unknown verb, and name the one that was meant, where one is near."""
     typed = next((w for w in words if not w.startswith("-") and w not in COLOR_CHOICES), None)
     if typed is not None:
         from megatron_hetero.files import near_names  # loads much, and only here is it needed
@@ -127,7 +127,7 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) 
 
 
 def _near_flags(unknown: Sequence[str], verb: Verb) -> str:
-    """The near names of what neither the verb nor Megatron knows."""
+    """Find the near names of flags that neither the verb nor Megatron knows."""
     from megatron_hetero.files import near_names
 
     known = _own_names(verb)
@@ -190,7 +190,7 @@ def _load(name: str) -> Verb:
 
 
 class _JsonParser(argparse.ArgumentParser):
-    """Says what is wrong with a command line as a JSON object too."""
+    """A parser that reports faults of a command line as a JSON object too."""
 
     def error(self, message: str) -> NoReturn:
         Output(json_to_stdout=True).json(error_object("UsageError", message, UsageError.exit_code))
@@ -200,10 +200,13 @@ class _JsonParser(argparse.ArgumentParser):
 def _parser(
     verb_name: str | None, verb: Verb | None, *, as_json: bool = False
 ) -> argparse.ArgumentParser:
-    """The parser of the whole command line, with the arguments of the one verb that was typed.
+    """Build the parser of the whole command line, with the arguments of the one verb that was
+    typed.
 
     Args:
-        as_json: whether the command line asks for JSON; what is wrong with it then comes so too.
+        verb_name: the verb, if one was typed.
+        verb: its module.
+        as_json: whether the command line asks for JSON; its faults are then reported so too.
     """
     parser = (_JsonParser if as_json else argparse.ArgumentParser)(
         prog="megatron-hetero",

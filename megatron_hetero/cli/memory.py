@@ -1,4 +1,4 @@
-"""`plan --memory`: which GPUs would hold a model at all."""
+"""`plan --memory`: GPUs that would hold a model at all."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _table(found: tuple[Holding, ...]) -> Table:
 
 
 def _groups(holding: Holding) -> str:
-    """`4 stages of TP 8`."""
+    """Write `4 x TP 8`: stages and their width."""
     if holding.layout is None:
         return "none fits"
     stages = holding.layout.replicas[0].stages

@@ -19,7 +19,7 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import load_plan, save_plan
 from megatron_hetero.planner.precision import with_precision
 from megatron_hetero.planner.replan.replanning import Replanning, replan
-from megatron_hetero.report.text.replanning import replanning_lines
+from megatron_hetero.report.text.changes.replanning import replanning_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.units import UnitError, parse_bandwidth
 
@@ -27,7 +27,7 @@ PREFERENCES = ("pays", "near", "best")
 
 
 def add_near_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--near` and what goes with it."""
+    """Declare `--near` and the arguments that belong to it."""
     near = parser.add_argument_group(
         "planning again, after a node was lost, added or became slow",
         "The model is that of the old plan, unless --model is given.",
@@ -55,7 +55,7 @@ def add_near_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_near_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse what has a meaning beside `--near` alone, and what has none there.
+    """Refuse arguments that have a meaning beside `--near` alone, and those that have none there.
 
     Raises:
         UsageError: `--prefer` or `--store-bandwidth` without `--near`; `--prove` or `--schedule

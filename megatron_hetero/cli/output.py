@@ -1,4 +1,4 @@
-"""Where a verb's words go: people's text, one JSON object, errors and progress."""
+"""Streams of a verb: text for people, one JSON object, errors and progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_WIDTH = 100
 
 
 class Progress(Protocol):
-    """What the planner calls while it searches."""
+    """The call by which the planner reports while it searches."""
 
     def __call__(
         self, incumbent_step_time_s: float | None, num_evaluated: int, bound_s: float = 0.0
@@ -42,7 +42,7 @@ class Output:
         self._people = self._errors if json_to_stdout else _console(sys.stdout, color)
 
     def show(self, *renderables: RenderableType) -> None:
-        """Tables and text for people, wrapped to the terminal."""
+        """Show tables and text for people, wrapped to the terminal."""
         with self._people.capture() as captured:
             for renderable in renderables:
                 self._people.print(renderable)
@@ -52,24 +52,25 @@ class Output:
         self._people.file.flush()
 
     def verbatim(self, text: str) -> None:
-        """Text that is to be copied or piped: to stdout as it is, never wrapped or coloured."""
+        """Write text that is to be copied or piped: to stdout as it is, never wrapped or
+        coloured."""
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         sys.stdout.flush()
 
     def json(self, data: Mapping[str, Any]) -> None:
-        """The command's one JSON object."""
+        """Write the command's one JSON object."""
         self.verbatim(json.dumps(data, indent=2, allow_nan=False))
 
     def note(self, message: str) -> None:
-        """A remark that is no result."""
+        """Print a remark that is no result."""
         self._errors.print(Text.assemble(("note: ", "cyan"), message))
 
     def error(self, message: str) -> None:
-        """Why the command stops; the lines are kept as they are, carets point into them."""
+        """Print why the command stops; the lines are kept as they are, carets point into them."""
         self._errors.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
     def failed(self, kind: str, message: str, exit_code: int) -> int:
-        """`error`, and as a JSON object where the command promised one; returns the exit code.
+        """Print `error`, and a JSON object where the command promised one; return the exit code.
 
         Args:
             kind: the name of the error's class.
@@ -81,7 +82,7 @@ class Output:
 
     @contextmanager
     def own_warnings(self) -> Iterator[None]:
-        """Faults of this program that do not stop the command are shown as a line of it."""
+        """Show faults of this program that do not stop the command as a line of it."""
         with warnings.catch_warnings():
             show_others = warnings.showwarning
 
@@ -103,8 +104,8 @@ class Output:
 
     @contextmanager
     def progress(self, words: str) -> Iterator[Callable[[str], None]]:
-        """A line on stderr that says what is going on, while somebody is looking; the function
-        changes its words."""
+        """Show a line on stderr that says what is going on, while somebody is looking; the function
+        yielded changes its words."""
         if not sys.stderr.isatty():
             yield lambda words: None
             return
@@ -113,7 +114,8 @@ class Output:
 
     @contextmanager
     def byte_progress(self, words: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar on stderr that follows bytes, while somebody is looking; the function sets them."""
+        """Show a bar on stderr that follows bytes, while somebody is looking; the function yielded
+        sets them."""
         if not sys.stderr.isatty():
             yield lambda done: None
             return
@@ -129,7 +131,7 @@ class Output:
 
     @contextmanager
     def search_progress(self) -> Iterator[Progress | None]:
-        """A line on stderr that follows a search; None when nobody is looking."""
+        """Show a line on stderr that follows a search; yield None when nobody is looking."""
         if not sys.stderr.isatty():
             yield None
             return
@@ -152,12 +154,13 @@ class Output:
 
 
 def error_object(kind: str, message: str, exit_code: int) -> dict[str, Any]:
-    """What `--json` prints in place of a result."""
+    """Return the object that `--json` prints in place of a result."""
     return {"error": {"class": kind, "message": message, "exit_code": exit_code}}
 
 
 def wants_color(color: str, stream: IO[str]) -> bool:
-    """Whether `stream` gets colour: `--color` decides, else NO_COLOR, TERM and the terminal."""
+    """Return whether `stream` gets colour: `--color` decides, else NO_COLOR, TERM and the
+    terminal."""
     if color != "auto":
         return color == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":

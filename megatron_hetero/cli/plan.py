@@ -199,7 +199,7 @@ def _strategy(name: str) -> str:
 
 
 def _part(percent: str | None) -> float | None:
-    """0.05 of `5%`."""
+    """Read `5%` as 0.05."""
     if percent is None:
         return None
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", percent.strip())
@@ -209,7 +209,7 @@ def _part(percent: str | None) -> float | None:
 
 
 def _may_be_proved_further(arguments: argparse.Namespace, plan: Plan) -> bool:
-    """Whether the bound is so far from the plan that somebody may want to know more."""
+    """Return whether the bound is so far from the plan that somebody may want to know more."""
     gap = None if plan.estimates is None else plan.estimates.gap
     is_plain = arguments.schedule == "counts" and arguments.strategy != STOCK
     return gap is not None and gap > _WIDE_GAP and is_plain and not arguments.prove

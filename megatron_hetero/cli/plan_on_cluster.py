@@ -1,4 +1,4 @@
-"""The words that `simulate` and `rehearse` share: a plan or a layout, and the cluster it is on."""
+"""Arguments that `simulate` and `rehearse` share: a plan or a layout, and the cluster it is on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_plan_on_cluster(arguments: argparse.Namespace) -> PlanOnCluster:
-    """The plan of a command line, on its cluster.
+    """Read the plan of a command line, on its cluster.
 
     Raises:
         UsageError: plan, layout and model do not go together.

@@ -1,6 +1,6 @@
 """`megatron-hetero rehearse`: run a plan for real on this machine, as slowly as its GPUs would.
 
-The work is done by `megatron_hetero.lab.rehearse`; `report.text.rehearsal` makes words of it.
+`megatron_hetero.lab.rehearse` does the work; `report.text.trials.rehearsal` puts it in words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatron_hetero.cli.verify import require_runtime
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import write_json
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.report.text.rehearsal import rehearsal_report
+from megatron_hetero.report.text.trials.rehearsal import rehearsal_report
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def without_devices(found: PlanOnCluster, lost: tuple[str, ...]) -> PlanOnCluster:
-    """A new plan for the same job on what is left of the cluster.
+    """Plan the same job anew on what is left of the cluster.
 
     Raises:
         UsageError: a name is neither a GPU nor a node of the cluster.

@@ -77,7 +77,8 @@ def _data(candidate: ScheduledPlan) -> dict[str, object]:
 
 
 def _title(candidate: ScheduledPlan) -> str:
-    """1F1B whose stages launch more forwards before the first backward is not what papers mean."""
+    """Name a schedule: 1F1B whose stages launch more forwards before the first backward is not what
+    papers mean."""
     return f"{candidate.name} + launch counts" if candidate.has_launch_counts else candidate.name
 
 

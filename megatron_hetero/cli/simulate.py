@@ -10,13 +10,13 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import add_plan_arguments, read_plan_on_cluster
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.files import write_json
-from megatron_hetero.report.text.simulation import simulation_report, simulation_to_data
+from megatron_hetero.report.text.trials.simulation import simulation_report, simulation_to_data
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.simulator.trace import chrome_trace
 
 DESCRIPTION = """\
-Simulate one optimizer step of a plan: what every GPU computes when, which message
-is on which link, the gradient exchange, the optimizer, and the memory in use at
+Simulate one optimizer step of a plan: the computations of every GPU, the messages
+on every link, the gradient exchange, the optimizer, and the memory in use at
 every moment.  The order is the one that the runtime executes; messages of all
 replicas share the links of the cluster.  Needs no GPU and no torch.
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     utilization = utilization_of(found.plan, found.cluster, simulation.step_time_s)
     if arguments.json:
         data = simulation_to_data(simulation)
-        data["utilization"] = None if utilization is None else asdict(utilization)
+        data["utilization"] = utilization and asdict(utilization)
         output.json(data)
         return 0
     output.show(simulation_report(simulation, utilization))

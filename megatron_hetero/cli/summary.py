@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_hetero.cost.utilization import Utilization
 from megatron_hetero.flags.other_objective import other_objective
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock
@@ -17,8 +17,8 @@ from megatron_hetero.schedule.stock import is_stock
 def plan_summary(
     plan: Plan, path: Path | None, utilization: Utilization | None = None
 ) -> dict[str, Any]:
-    """Figures are None where the plan has no estimates, or no cluster is known for the utilization;
-    `plan` is the file, None if not written."""
+    """Return a plan's figures; None where the plan has no estimates, or no cluster is known for the
+    utilization.  `plan` is the file, None if not written."""
     estimates = plan.estimates
     return {
         "plan": None if path is None else str(path),
@@ -28,10 +28,7 @@ def plan_summary(
         "other_objective": other_objective(plan),
         "step_time_s": estimates and estimates.step_time_s,
         "tokens_per_s": estimates and estimates.tokens_per_s,
-        "model_flops": utilization and utilization.model_flops,
-        "mfu": utilization and utilization.mfu,
-        "mfu_of_cluster": utilization and utilization.mfu_of_cluster,
-        "flops_per_s_per_gpu": utilization and utilization.flops_per_s_per_gpu,
+        "utilization": utilization and asdict(utilization),
         "price_per_hour": estimates and estimates.price_per_hour,
         "price_per_million_tokens": estimates and estimates.price_per_million_tokens,
         "traffic_price_per_hour": estimates and estimates.traffic_price_per_hour,

@@ -1,7 +1,7 @@
 """`megatron-hetero verify`: train a plan on this machine's CPU beside one process, and compare.
 
-The work is done by `megatron_hetero.lab.verify.command.verify_arguments`, which returns data;
-`report.text.verification` makes words of it.  `arguments` holds:
+`megatron_hetero.lab.verify.command.verify_arguments` does the work and returns data;
+`report.text.trials.verification` puts it in words.  `arguments` holds:
 
     plan: Path | None             exactly one of plan and layout is given
     layout: str | None
@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.report.text.verification import verification_report
+from megatron_hetero.report.text.trials.verification import verification_report
 
 DESCRIPTION = """\
 Train a plan on this machine's CPU, one process for each GPU of the plan, in
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _without_nan(data: object) -> object:
-    """JSON has no numbers for a diverged run: they become null."""
+    """Replace the numbers of a diverged run, for which JSON has no form, by null."""
     if isinstance(data, dict):
         return {key: _without_nan(value) for key, value in data.items()}
     if isinstance(data, list):

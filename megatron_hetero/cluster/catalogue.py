@@ -57,14 +57,16 @@ class _Catalogue(BaseModel):
 
 @dataclass(frozen=True)
 class SheetLink:
-    """How the GPUs of a machine are joined as the maker builds it: one direction, by the sheet."""
+    """The link between the GPUs of a machine as the maker builds it: one direction, by the data
+    sheet."""
 
     kind: str
     bytes_per_s: float
 
 
 def gpu_type(name: str) -> GpuType:
-    """The GPU of that name or alias; case, spaces, hyphens and the vendor's words do not count.
+    """Find the GPU of that name or alias; case, spaces, hyphens and the vendor's words do not
+    count.
 
     Raises:
         ClusterError: no such GPU; the message has the nearest names and the way to add one's own.
@@ -80,12 +82,12 @@ def gpu_type(name: str) -> GpuType:
 
 
 def gpu_type_names() -> tuple[str, ...]:
-    """Names of the catalogue, in its order (by generation)."""
+    """Return the names of the catalogue, in its order (by generation)."""
     return tuple(_load()[0])
 
 
 def sheet_link(name: str) -> SheetLink:
-    """How the GPUs of that name are joined inside a machine.
+    """Return the link between GPUs of that name inside a machine.
 
     Raises:
         ClusterError: as `gpu_type`.
@@ -94,7 +96,8 @@ def sheet_link(name: str) -> SheetLink:
 
 
 def _hint(name: str) -> str:
-    """What was meant: a GPU that begins so ("A100": its sizes), a near name, or what there is."""
+    """Guess the GPU meant: one that begins so ("A100": its sizes), a near name, or what there
+    is."""
     library = library_of_name(name)
     if library is not None and (why := cannot_train(name, library)):
         return f", and could not train: {why}"
@@ -118,7 +121,7 @@ def _normalise(name: str) -> str:
 
 @cache
 def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
-    """GPU types by name, names by normalised name or alias, and links by name."""
+    """Read GPU types by name, names by normalised name or alias, and links by name."""
     types: dict[str, GpuType] = {}
     names: dict[str, str] = {}
     links: dict[str, SheetLink] = {}

@@ -36,7 +36,7 @@ _LEAST_RESERVE_MIB = 1024
 _RESERVE_STEP_MIB = 512
 _BUS_ID = re.compile(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]", re.ASCII)
 _LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""Of one lane of PCI Express, by its generation, after the line code."""
+"""GB/s of one lane of PCI Express, by its generation, after the line code."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,12 @@ class FoundGpu:
     drives_screen: bool = False
     used_bytes: int = 0
     pcie_bytes_per_s: float | None = None
-    """Of its slot, one direction; None where it is in none or the driver does not say."""
+    """Bandwidth of its slot, one direction; None where it is in none or the driver does not say."""
 
     @property
     def reserve(self) -> str | None:
-        """Memory that the screen takes, where it drives one: what is used now, rounded up."""
+        """Return the memory that the screen takes, where the GPU drives one: what is used now,
+        rounded up."""
         if not self.drives_screen:
             return None
         steps = -(-(self.used_bytes >> 20) // _RESERVE_STEP_MIB)
@@ -68,7 +69,7 @@ class FoundGpu:
 
     @property
     def described(self) -> TypeDraft:
-        """What a file can say of it without the catalogue."""
+        """Describe the GPU as far as possible without the catalogue."""
         memory = f"{self.memory_bytes >> 20} MiB"
         is_version = re.fullmatch(r"[0-9]{1,2}\.[0-9]", self.compute_capability, re.ASCII)
         return TypeDraft(
@@ -77,7 +78,7 @@ class FoundGpu:
 
 
 def find_gpus() -> tuple[FoundGpu, ...]:
-    """The GPUs of this machine.
+    """Find the GPUs of this machine.
 
     Raises:
         EnvironmentMismatchError: no NVIDIA driver here, or it does not answer.
@@ -93,12 +94,12 @@ def find_gpus() -> tuple[FoundGpu, ...]:
 
 
 def query() -> tuple[str, ...]:
-    """The command that `parse_gpus` reads the answer of."""
+    """Return the command whose answer `parse_gpus` reads."""
     return ("nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits")
 
 
 def topology_text() -> str:
-    """What `nvidia-smi topo -m` prints here.
+    """Return the output of `nvidia-smi topo -m` on this machine.
 
     Raises:
         EnvironmentMismatchError: it does not answer.
@@ -163,7 +164,7 @@ def _gpu(words: list[str]) -> FoundGpu | None:
 
 
 def catalogue_name(driver_name: str, memory_bytes: int) -> str | None:
-    """The catalogue's GPU of that name whose memory is nearest, within a tenth."""
+    """Find the catalogue's GPU of that name whose memory is nearest, within a tenth."""
     near = []
     for name in gpu_type_names():
         words = matching_words(name, driver_name)
@@ -179,9 +180,11 @@ def draft_node(
     measured: LinkFit | None = None,
     host: str | None = None,
 ) -> NodeDraft:
-    """This machine, its cards in the order of the bus.
+    """Describe this machine, its cards in the order of the bus.
 
     Args:
+        gpus: as `find_gpus` finds them.
+        host: name of the machine; None asks the system.
         joins: of `nvidia-smi topo -m`, by the driver's numbers (empty: unknown).
         measured: beats every guess between cards that no NVLink joins.
     """

@@ -11,17 +11,20 @@ _VARIANTS = {"TI", "SUPER", "LAPTOP", "D", "Q", "NVL", "SERVER"}
 
 
 def names_match(catalogue_name: str, driver_name: str) -> bool:
-    """Whether the driver's name ("NVIDIA GeForce RTX 4090") is the catalogue's ("RTX-4090").
+    """Return whether the driver's name ("NVIDIA GeForce RTX 4090") is the catalogue's ("RTX-4090").
 
     Every word of the catalogue's name has to be one of the driver's, which may add a letter that
     makes no other GPU of the catalogue ("MI250X").  A memory size counts where both name one, but
-    not Grace Hopper's, of which the driver names the CPU's.
+    not Grace Hopper's, where the driver names the CPU's.
+
+    >>> names_match("RTX-4090", "NVIDIA GeForce RTX 4090"), names_match("RTX-4090", "RTX 4090 D")
+    (True, False)
     """
     return matching_words(catalogue_name, driver_name) > 0
 
 
 def matching_words(catalogue_name: str, driver_name: str) -> int:
-    """How many words the two names share where they match (`names_match`); 0 where they do not.
+    """Count the words that two names share where they match (`names_match`); 0 where they do not.
 
     Of several that match, the one with most words is the most particular: for "NVIDIA H100 PCIe"
     "H100-PCIe", not "H100-80GB".

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def cluster_graph(cluster: Cluster) -> networkx.Graph[Any]:
-    """Graph of the nodes of a cluster.
+    """Build the graph of the nodes of a cluster.
 
     Graph nodes are node names with attributes `gpu_type`, `num_gpus` and `site`; edges carry
     `bytes_per_s` and `latency_s` of the slower direction.
@@ -28,7 +28,8 @@ def cluster_graph(cluster: Cluster) -> networkx.Graph[Any]:
 def link_graph(
     node_names: Iterable[str], node_links: Mapping[tuple[str, str], Link]
 ) -> networkx.Graph[Any]:
-    """Undirected graph of node names; where the directions differ, an edge has the slower one."""
+    """Build the undirected graph of node names; where the directions differ, an edge has the slower
+    one."""
     import networkx  # a tenth of a second
 
     graph: networkx.Graph[Any] = networkx.Graph()
@@ -47,7 +48,7 @@ def link_graph(
 def connected_parts(
     node_names: Iterable[str], node_links: Mapping[tuple[str, str], Link]
 ) -> tuple[tuple[str, ...], ...]:
-    """The sets of nodes that reach each other, each in the order of `node_names`."""
+    """Return the sets of nodes that reach each other, each in the order of `node_names`."""
     import networkx
 
     names = tuple(node_names)

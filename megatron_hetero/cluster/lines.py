@@ -1,7 +1,7 @@
 """Lines: capacities that several paths between nodes share.
 
 A path between two nodes has a bandwidth of its own, and leads over lines that others lead over too:
-the card of each of the two nodes, the uplink of each of their sites, the line between the sites.
+the NIC of each of the two nodes, the uplink of each of their sites, the line between the sites.
 What crosses a line adds up, in each direction; no path is faster than the slowest line on it.
 """
 
@@ -26,12 +26,12 @@ class Line:
     bytes_per_s: float
 
     def faster(self, factor: float) -> Line:
-        """The same with so many times its capacity."""
+        """Return the same line with `factor` times its capacity."""
         return replace(self, bytes_per_s=factor * self.bytes_per_s)
 
 
 def node_uplink(node: str, bytes_per_s: float) -> tuple[Line, Line]:
-    """Out of a node, and into it."""
+    """Return the lines out of a node and into it."""
     return Line(f"uplink of {node} out", bytes_per_s), Line(f"uplink of {node} in", bytes_per_s)
 
 
@@ -40,8 +40,13 @@ def faster_lines(
     factor: float,
     is_meant: Callable[[SitePair], bool] = lambda pair: True,
 ) -> dict[SitePair, tuple[Line, ...]]:
-    """The lines with all that lie between the sites meant so many times as fast, wherever else they
-    lead."""
+    """Speed up all lines between the sites meant by `factor`, wherever else they lead.
+
+    Args:
+        site_lines: by (site, site), the lines of each pair.
+        factor: of the capacity.
+        is_meant: chooses the pairs of sites; all by default.
+    """
     named = {line.name for pair, lines in site_lines.items() if is_meant(pair) for line in lines}
     return {
         pair: tuple([line.faster(factor) if line.name in named else line for line in lines])

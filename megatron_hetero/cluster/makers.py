@@ -1,4 +1,4 @@
-"""Who makes a GPU, and which library its machines exchange tensors with.
+"""Makers of GPUs, and the library with which their machines exchange tensors.
 
 The GPUs of one job speak one library: a process group of torch has one backend, NVIDIA's NCCL and
 AMD's RCCL (the same interface, other code and another wire format) do not meet in one group, and
@@ -22,7 +22,7 @@ _CUDA = '"cuda"'
 
 @dataclass(frozen=True)
 class LibraryFacts:
-    """What a library means for a job.
+    """Consequences of a library for a job.
 
     `device` is torch's word for its GPUs, in quotes.  ROCm's torch says "cuda" too, which is why
     Megatron and the runtime run there; on any other device they do not start.
@@ -33,7 +33,7 @@ class LibraryFacts:
 
     @property
     def trains(self) -> bool:
-        """Whether the runtime, as Megatron, runs on its device."""
+        """Return whether the runtime, as Megatron, runs on its device."""
         return self.device == _CUDA
 
 
@@ -54,12 +54,13 @@ _NAMES: Mapping[Library, re.Pattern[str]] = {
 
 
 def library_of_name(name: str) -> Library | None:
-    """The library that a GPU's name shows ("Gaudi-2": HCCL); None where it shows none."""
+    """Return the library that a GPU's name shows ("Gaudi-2": HCCL); None where it shows none."""
     return next((library for library, names in _NAMES.items() if names.search(name)), None)
 
 
 def cannot_train(gpu_name: str, library: Library) -> str:
-    """Why the runtime cannot train on a GPU, in a sentence without its end; empty if it can."""
+    """Explain in a sentence, without its end, why the runtime cannot train on a GPU; empty if it
+    can."""
     facts = FACTS[library]
     if facts.trains:
         return ""
@@ -70,7 +71,7 @@ def cannot_train(gpu_name: str, library: Library) -> str:
 
 
 def mixed_libraries(places: Iterable[tuple[str, str, Library]]) -> str:
-    """Why these GPUs cannot be in one job and what to do; empty if they can.
+    """Explain why these GPUs cannot be in one job and what to do; empty if they can.
 
     Args:
         places: (node, GPU type, library) of each node of the job.

@@ -22,8 +22,8 @@ _JOINS = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
 
 @dataclass(frozen=True)
 class LinkFit:
-    """`latency_s + bytes / bytes_per_s` through measured times; `error` is the largest relative
-    distance of a measured time from it."""
+    """A line `latency_s + bytes / bytes_per_s` through measured times; `error` is the largest
+    relative distance of a measured time from it."""
 
     latency_s: float
     bytes_per_s: float
@@ -32,7 +32,7 @@ class LinkFit:
 
 @dataclass(frozen=True)
 class NcclTest:
-    """A log of nccl-tests: what ran, between how many ranks, and (bytes, seconds) by size."""
+    """A log of nccl-tests: the collective, the number of ranks, and (bytes, seconds) by size."""
 
     collective: str
     num_ranks: int
@@ -40,7 +40,7 @@ class NcclTest:
     num_wrong: int
 
     def link(self) -> LinkFit:
-        """One direction between two of the ranks, by the ring that the collective is.
+        """Fit one direction between two of the ranks, by the ring that the collective is.
 
         An all-reduce takes 2 (n - 1) rounds of 1/n of the buffer; an all-gather or reduce-scatter
         half of them; a send one round of all of it.
@@ -52,7 +52,7 @@ class NcclTest:
 
 
 def fit_link(times: Sequence[tuple[float, float]]) -> LinkFit:
-    """Latency and bandwidth through (bytes, seconds), by least relative squares.
+    """Fit latency and bandwidth through (bytes, seconds), by least relative squares.
 
     Raises:
         FileFormatError: fewer than two sizes, or times that do not grow with size.
@@ -108,8 +108,9 @@ def parse_nccl_test(text: str, source: str) -> NcclTest:
 
 
 def _result(line: str) -> tuple[int, float, int] | None:
-    """(bytes, seconds out of place, wrong values) of a row: size, count, type, [redop], [root],
-    then time in microseconds, algorithm and bus bandwidth, and the number of wrong values."""
+    """Read (bytes, seconds out of place, wrong values) from a row: size, count, type, [redop],
+    [root], then time in microseconds, algorithm and bus bandwidth, and the number of wrong
+    values."""
     found = _ROW.match(line)
     if found is None:
         return None

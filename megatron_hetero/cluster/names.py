@@ -11,7 +11,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def check_host_name(name: str) -> str:
-    """`name`, when RFC 1123 allows it.
+    """Return `name` when RFC 1123 allows it.
 
     Names reach command lines (`ssh HOST`), where one like `-oProxyCommand=...` is an attack.
 
@@ -27,22 +27,23 @@ def check_host_name(name: str) -> str:
 
 
 def island_name(machine: str, label: str) -> str:
-    """Name of the node that stands for some of a machine's GPUs (`cluster.spec.Node`)."""
+    """Return the name of the node that stands for some of a machine's GPUs
+    (`cluster.spec.Node`)."""
     return f"{machine}{_ISLAND}{label}"
 
 
 def machine_of(node: str) -> str:
-    """Name, in the file, of the machine that a node is or is an island of."""
+    """Return the name, in the file, of the machine that a node is or is an island of."""
     return node.partition(_ISLAND)[0]
 
 
 def node_words(node: str) -> str:
-    """A node's name for people: `box (RTX-3090)` of an island, else the machine's."""
+    """Write a node's name for people: `box (RTX-3090)` of an island, else the machine's."""
     machine, separator, label = node.partition(_ISLAND)
     return f"{machine} ({label})" if separator else machine
 
 
 def device_place(device: str) -> tuple[str, int]:
-    """Machine and place on its bus of a GPU called "machine:index"."""
+    """Split a GPU's name "machine:index" into the machine and the place on its bus."""
     machine, _, index = device.rpartition(":")
     return machine, int(index)

@@ -15,8 +15,8 @@ NodePair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Incast:
-    """So many may send to one receiver at once; each one more makes a byte, from any of them, take
-    `slowdown` times its own time longer."""
+    """A limit of concurrent senders: up to `num_senders` may send to one receiver at once; each one
+    more makes a byte, from any of them, take `slowdown` times its own time longer."""
 
     num_senders: int
     slowdown: float
@@ -39,14 +39,14 @@ class Link:
 
     @property
     def terms(self) -> tuple[float | Incast | None, ...]:
-        """What it costs beside latency and bandwidth, in its collectives; empty for nothing."""
+        """Return the costs beside latency and bandwidth, in its collectives; empty for none."""
         if self.reduce_bytes_per_s == inf and self.incast is None:
             return ()
         return self.reduce_bytes_per_s, self.incast
 
     @property
     def without_terms(self) -> Link:
-        """The same without `terms`."""
+        """Return the same link without `terms`."""
         return replace(self, reduce_bytes_per_s=inf, incast=None)
 
 
@@ -91,7 +91,7 @@ class NodeLinks(Mapping[NodePair, Link]):
         return True
 
     def mapped(self, change: Callable[[Link], Link]) -> NodeLinks:
-        """The same with every link changed."""
+        """Return the same links, each changed."""
         return NodeLinks(
             self.sites,
             {pair: change(link) for pair, link in self.site_links.items()},
@@ -102,7 +102,7 @@ class NodeLinks(Mapping[NodePair, Link]):
 def mapped_links(
     links: Mapping[NodePair, Link], change: Callable[[Link], Link]
 ) -> Mapping[NodePair, Link]:
-    """`links` with every link changed."""
+    """Return `links` with every link changed."""
     if isinstance(links, NodeLinks):
         return links.mapped(change)
     return {pair: change(link) for pair, link in links.items()}
@@ -121,14 +121,14 @@ class LinkSummary:
 
     @cached_property
     def fastest_bytes_per_s(self) -> float | None:
-        """Bandwidth of the fastest link between two nodes; None with one node."""
+        """Return the bandwidth of the fastest link between two nodes; None with one node."""
         links = (*self.usual.values(), *self.others.values())
         return max((link.bytes_per_s for link in links), default=None)
 
 
 def summarise_links(site_of: Mapping[str, str], links: Mapping[NodePair, Link]) -> LinkSummary:
-    """The links between nodes by pairs of sites, in time that grows with the pairs of sites and the
-    pairs of nodes that have a link of their own.
+    """Group the links between nodes by pairs of sites, in time that grows with the pairs of sites
+    and the pairs of nodes that have a link of their own.
 
     Args:
         site_of: the site of every node; links of other nodes do not count.

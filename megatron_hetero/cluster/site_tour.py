@@ -1,8 +1,8 @@
-"""A way through all sites and back on which neighbours are near: the order of rings.
+"""A round trip through all sites on which neighbours are near: the order of rings.
 
 A ring of a collective visits sites, then nodes, one after the other: NCCL joins the nodes in the
-order of the ranks, and a plan numbers its ranks in this order.  Its latency is that of all hops on
-the way, so a way that goes to and fro between far sites costs seconds in each step.
+order of the ranks, and a plan numbers its ranks in this order.  Its latency is the sum over all
+hops, so a tour that goes to and fro between far sites costs seconds in each step.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from megatron_hetero.cluster.node_links import Link
 
 _MAX_STARTS = 16
 _PIECE_BYTES = 1 << 20
-"""What a hop of the way is measured by: short messages, in which latency counts most."""
+"""Message size that measures a hop of the tour: short, so that latency counts most."""
 
 
 def site_tour(sites: Sequence[str], links: Mapping[tuple[str, str], Link]) -> tuple[str, ...]:
-    """From site to the nearest one left, from the start with which the whole way is shortest.
+    """Order the sites: from each to the nearest one left, from the start with which the whole tour
+    is shortest.
 
     Args:
         sites: names; equal ones count once, and their order does not.
         links: by (site, site); pairs without one count as far apart.
+
+    >>> near, far = Link(1e9, 0.001), Link(1e9, 0.1)
+    >>> links = {(a, b): near if abs(a - b) == 1 else far for a in range(4) for b in range(4)}
+    >>> site_tour("0213", {(str(a), str(b)): link for (a, b), link in links.items()})
+    ('0', '1', '2', '3')
     """
     names = sorted(set(sites))
     if len(names) <= 3:  # all ways are one
@@ -48,7 +54,7 @@ def _length_s(tour: Sequence[str], seconds: Mapping[tuple[str, str], float]) -> 
 
 
 def _hop_s(links: Mapping[tuple[str, str], Link], a: str, b: str) -> float:
-    """The longer of the two directions."""
+    """Return the seconds of the longer of the two directions."""
     there, back = links.get((a, b)), links.get((b, a))
     if there is None or back is None:
         return float("inf")

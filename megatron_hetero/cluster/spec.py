@@ -35,7 +35,7 @@ class GpuType:
     compute_capability: str | None
     source: str
     library: Library = DEFAULT_LIBRARY
-    """What its machines exchange tensors with; GPUs of one job have one (`cluster.makers`)."""
+    """Communication library of its machines; GPUs of one job have one (`cluster.makers`)."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,26 @@ class Node:
     gpu_indices: tuple[int, ...] = ()
     """Empty: 0 to `num_gpus - 1`."""
     root_complex_bytes_per_s: float = inf
-    """What all traffic between the machine's islands shares."""
+    """Bandwidth that all traffic between the machine's islands shares."""
 
     @property
     def machine(self) -> str:
-        """Name in the file of the machine that this is, or is an island of."""
+        """Return the name in the file of the machine that this is, or is an island of."""
         return machine_of(self.name)
 
     @property
     def is_island(self) -> bool:
-        """Whether the machine has other GPUs, of another kind or joined otherwise."""
+        """Return whether the machine has other GPUs, of another kind or joined otherwise."""
         return self.machine != self.name
 
     @cached_property
     def indices(self) -> tuple[int, ...]:
-        """Places of its GPUs in the machine, ascending."""
+        """Return the places of its GPUs in the machine, ascending."""
         return self.gpu_indices or tuple(range(self.num_gpus))
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Its GPUs, in the order of the bus."""
+        """Return its GPUs, in the order of the bus."""
         return tuple(Device(self.name, index) for index in self.indices)
 
 
@@ -98,7 +98,7 @@ class Device(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`machine:index`, as files have it."""
+        """Return `machine:index`, as files have it."""
         return f"{machine_of(self.node)}:{self.index}"
 
 
@@ -110,13 +110,13 @@ CHOICES = (
     "optimizer_share",
     "precision",
 )
-"""What a plan may set, for single stages or replicas, beside or against the job's own flags; the
-precision for all of them, where the job names none."""
+"""Settings that a plan may make for single stages or replicas, beside or against the job's flags;
+the precision for all of them, where the job names none."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user forbids or fixes; every strategy of the planner keeps to it."""
+    """Constraints and fixed choices of the user; every strategy of the planner keeps to them."""
 
     max_tensor_parallel: int | None = None
     max_pipeline_parallel: int | None = None
@@ -162,12 +162,13 @@ class Cluster:
 
     @property
     def library(self) -> Library | None:
-        """The one library whose GPUs may be used; None where nothing says which."""
+        """Return the one library whose GPUs may be used; None where nothing says which."""
         return self.limits.library or self.kept_to
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Every GPU, machine by machine in file order, in a machine in the order of its bus."""
+        """Return every GPU, machine by machine in file order, in a machine in the order of its
+        bus."""
         return tuple(
             device
             for islands in self.machines.values()
@@ -176,12 +177,12 @@ class Cluster:
 
     @cached_property
     def node_by_name(self) -> dict[str, Node]:
-        """Nodes (islands apart) by their names."""
+        """Map names to nodes (islands apart)."""
         return {n.name: n for n in self.nodes}
 
     @cached_property
     def machines(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes that each machine of the file is: itself, or its islands."""
+        """Map each machine of the file to its nodes: itself, or its islands."""
         found: dict[str, tuple[Node, ...]] = {}
         for node in self.nodes:
             found[node.machine] = (*found.get(node.machine, ()), node)
@@ -189,11 +190,11 @@ class Cluster:
 
     @cached_property
     def device_by_name(self) -> dict[str, Device]:
-        """Every GPU by its name in files, "machine:index"."""
+        """Map the names of GPUs in files, "machine:index", to GPUs."""
         return {device.name: device for device in self.devices}
 
     def node_of(self, device: str) -> Node:
-        """The node of the GPU called "machine:index".
+        """Return the node of the GPU called "machine:index".
 
         Raises:
             KeyError: the cluster has no such GPU.
@@ -202,18 +203,18 @@ class Cluster:
 
     @cached_property
     def link_summary(self) -> LinkSummary:
-        """The links between nodes by pairs of sites."""
+        """Group the links between nodes by pairs of sites."""
         return summarise_links({n.name: n.site for n in self.nodes}, self.node_links)
 
     @cached_property
     def site_places(self) -> dict[str, int]:
-        """Each site's place in the order in which rings visit them (`site_tour`)."""
+        """Return each site's place in the order in which rings visit them (`site_tour`)."""
         tour = site_tour([node.site for node in self.nodes], self.link_summary.usual)
         return {site: place for place, site in enumerate(tour)}
 
     @cached_property
     def without_link_terms(self) -> Cluster:
-        """The same with links of latency and bandwidth alone; itself if they are."""
+        """Return the same cluster with links of latency and bandwidth alone; itself if they are."""
         links = self.link_summary
         every = (*(n.link for n in self.nodes), *links.usual.values(), *links.others.values())
         if not any(link.terms for link in every):
@@ -226,14 +227,14 @@ class Cluster:
 
     @cached_property
     def has_lines(self) -> bool:
-        """Whether paths between nodes share anything."""
+        """Return whether paths between nodes share anything."""
         return bool(self.site_lines) or any(
             n.is_island or n.uplink_bytes_per_s != inf for n in self.nodes
         )
 
     def lines(self, here: str, there: str) -> tuple[Line, ...]:
-        """What all that goes from one node to another shares with other pairs of nodes, in the
-        order in which a byte meets it; empty inside a node."""
+        """Return the lines that the path from one node to another shares with other pairs of nodes,
+        in the order in which a byte meets them; empty inside a node."""
         key = here, there
         if key not in self._lines:
             self._lines[key] = self._lines_between(here, there) if here != there else ()
@@ -264,7 +265,7 @@ class Cluster:
         return self.node_by_name[device.node].gpu_type
 
     def link(self, sender: Device, receiver: Device) -> Link:
-        """Path from one device to another (not itself)."""
+        """Return the path from one device to another (not itself)."""
         if sender.node == receiver.node:
             return self.node_by_name[sender.node].link
         return self.node_links[sender.node, receiver.node]

@@ -39,12 +39,12 @@ class Mesh:
 
     @property
     def num_devices(self) -> int:
-        """Expert parallelism takes its GPUs from the data-parallel ones."""
+        """Count the GPUs; expert parallelism takes its own from the data-parallel ones."""
         return self.tp * self.cp * self.dp * self.pp
 
 
 def from_flagscale(flags: GivenFlags) -> Conversion:
-    """The layout that FlagScale's flags describe.
+    """Read the layout that FlagScale's flags describe.
 
     Raises:
         UsageError: the numbers do not agree.
@@ -78,7 +78,7 @@ def from_flagscale(flags: GivenFlags) -> Conversion:
 
 
 def to_flagscale(layout: Layout) -> str:
-    """FlagScale's flags for a layout.
+    """Write FlagScale's flags for a layout.
 
     Raises:
         UnsupportedError: replicas that differ, or uneven shares: FlagScale has neither; or context
@@ -106,7 +106,7 @@ def to_flagscale(layout: Layout) -> str:
 
 
 def cluster_text(hostfile: Path) -> str:
-    """A first cluster.yaml from a typed host file (`HOST slots=8 type=A800`).
+    """Write a first cluster.yaml from a typed host file (`HOST slots=8 type=A800`).
 
     A host file knows no links; the text says which are missing, and is refused until they are in.
 
@@ -136,7 +136,8 @@ def cluster_text(hostfile: Path) -> str:
 def cluster_of_meshes(
     flags: GivenFlags, device_types: Sequence[str], gpus_per_node: int | None, source: str
 ) -> str:
-    """A first cluster.yaml of the GPUs that the meshes take, where no host file names the nodes.
+    """Write a first cluster.yaml of the GPUs that the meshes take, where no host file names the
+    nodes.
 
     Args:
         device_types: one for each mesh, or one for all; a type that the catalogue does not know

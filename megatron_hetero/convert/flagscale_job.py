@@ -1,4 +1,4 @@
-"""A FlagScale experiment (Hydra YAML) as a job of Megatron's, and what of it has no counterpart.
+"""A FlagScale experiment (Hydra YAML) as a Megatron job, with the keys that have no counterpart.
 
 FlagScale hands `train.system`, `train.model` and `train.data` to Megatron's parser: keys become
 flags, nested mappings are flattened, and of a flag that comes twice the last value counts
@@ -29,14 +29,14 @@ _LAYOUT = PLAN_FLAGS | {
     "--recompute-method-per-stage-micro-batch",
     "--recompute-num-layers-per-stage-micro-batch",
 }
-"""Flags of which `flagscale.from_flagscale` makes the layout and the stages' recompute."""
+"""Flags that `flagscale.from_flagscale` turns into the layout and the stages' recompute."""
 _FOLDERS = {
     "--save": "checkpoints",
     "--load": "checkpoints",
     "--tensorboard-dir": "tensorboard",
     "--wandb-save-dir": "wandb",
 }
-"""Where FlagScale's runner keeps what, below `experiment.exp_dir`, if the file does not say."""
+"""Folders of FlagScale's runner below `experiment.exp_dir`, if the file does not say."""
 
 _TOKENIZER = "a tokenizer of FlagScale's own; give Megatron's --tokenizer-type, --tokenizer-model"
 _WHY: Mapping[str, str] = {
@@ -71,7 +71,7 @@ _USED_ELSEWHERE = frozenset(
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A key without counterpart: its place, what it says, and why or what to do instead."""
+    """A key without counterpart: its place, its value, and the reason or the remedy."""
 
     key: str
     where: str
@@ -81,7 +81,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class FlagScaleJob:
-    """What an experiment says.
+    """The content of an experiment.
 
     `arguments`: all flags, FlagScale's own too, for `GivenFlags`; `options`: those that Megatron
     takes, without the layout; `gpus_per_node`: of the runner, None where it does not say.
@@ -96,7 +96,8 @@ class FlagScaleJob:
 
     @property
     def script(self) -> str:
-        """A script of the job for `plan --model`: Megatron's flags, and comments of the rest."""
+        """Write a script of the job for `plan --model`: Megatron's flags, and comments of the
+        rest."""
         lines = [
             "#!/usr/bin/env bash",
             f"# FlagScale's {self.path.name} in Megatron's flags; the layout is the plan's.",
@@ -109,7 +110,7 @@ class FlagScaleJob:
 
     @property
     def megatron_args(self) -> tuple[str, ...]:
-        """The options as one argument vector."""
+        """Return the options as one argument vector."""
         return tuple(token for option in self.options for token in option.tokens)
 
 
@@ -158,7 +159,8 @@ def read_flagscale_job(path: Path, typed: Sequence[Argument] = ()) -> FlagScaleJ
 
 
 def _arguments(train: Tree, prefix: str) -> Iterator[tuple[str, Argument]]:
-    """Flags with their keys, as FlagScale flattens them: a later part replaces a key of another."""
+    """Yield flags with their keys, as FlagScale flattens them: a later part replaces a key of
+    another."""
     merged = Tree()
     first_part: dict[str, str] = {}
     for part in _PARTS:
@@ -182,7 +184,7 @@ def _argument(name: str, value: Value) -> Argument:
 
 
 def _folders(tree: Tree) -> Iterator[Argument]:
-    """What FlagScale's runner adds: folders below `exp_dir`."""
+    """Yield the flags that FlagScale's runner adds: folders below `exp_dir`."""
     base = tree.find("experiment.exp_dir")
     if isinstance(base, Value) and isinstance(base.data, str):
         for flag, folder in _FOLDERS.items():
@@ -191,7 +193,8 @@ def _folders(tree: Tree) -> Iterator[Argument]:
 
 
 def _mlp_columns(found: Mapping[str, Argument]) -> Iterator[Option]:
-    """`multiple_of` and `hidden_dim_multiplier` as the width that FlagScale makes of them."""
+    """Convert `multiple_of` and `hidden_dim_multiplier` to the width that FlagScale makes of
+    them."""
     wanted = ("--multiple-of", "--swiglu", "--hidden-size")
     if "--ffn-hidden-size" in found or any(flag not in found for flag in wanted):
         return
@@ -223,7 +226,7 @@ def _words(argument: Argument | None) -> tuple[str, ...]:
 def _options(
     arguments: Iterable[Argument], keys: Mapping[str, str], left_out: list[LeftOut]
 ) -> Iterator[Option]:
-    """What Megatron takes; what it does not goes to `left_out`."""
+    """Yield the options that Megatron takes; append the others to `left_out`."""
     table = flag_table()
     for argument in arguments:
         flag = argument.flag
@@ -247,7 +250,7 @@ def _options(
 
 
 def _elsewhere(experiment: Experiment, prefix: str) -> Iterator[LeftOut]:
-    """Keys outside `train`: FlagScale's own, but for those that were taken over."""
+    """Yield the keys outside `train`: FlagScale's own, but for those that were taken over."""
     for key, value in experiment.tree.leaves():
         is_train = key.startswith("train.") if prefix else key.split(".")[0] in _PARTS
         unsaid = value.data is None or value.data in ("", [])

@@ -23,12 +23,12 @@ _LISTS = re.compile(r"(?:\s*\[\s*\d+(?:\s*,\s*\d+)*\s*\])+\s*")
 def stage_recompute(
     flags: GivenFlags, layers: Sequence[int], num_micro_batches: int, notes: list[str]
 ) -> tuple[StageRecompute, ...]:
-    """The recompute of every stage; empty if no flag gives it for each, or a stage changes it.
+    """Read the recompute of every stage; empty if no flag gives it for each, or a stage changes it.
 
     Args:
         layers: of each stage.
         num_micro_batches: of a replica, which the lists have to count.
-        notes: what cannot be said in a plan is added.
+        notes: extended by what a plan cannot say.
     Raises:
         UsageError: a list that is none, or does not count the stages or micro-batches.
     """
@@ -66,7 +66,7 @@ def stage_recompute(
 def _of_each_stage(
     flags: GivenFlags, flag: str, num_stages: int, num_micro_batches: int
 ) -> list[int | None]:
-    """A value for each stage; None where its micro-batches have several."""
+    """Read a value for each stage; None where its micro-batches have several."""
     text = flags.text(flag)
     if not _LISTS.fullmatch(text):
         raise UsageError(f"{flags.where(flag)}: {flag} {text}: lists such as [1, 30, 0, 2, 1]")
@@ -89,7 +89,8 @@ def _of_each_stage(
 
 
 def _of_the_job(flags: GivenFlags, flag: str) -> int | None:
-    """The job's own value of what is not given for each stage; None where it has none."""
+    """Read the job's own value of a setting that is not given for each stage; None where it has
+    none."""
     job = flag.removesuffix("-per-stage-micro-batch")
     if not flags.has(job):
         return None

@@ -15,7 +15,7 @@ from megatron_hetero.model.script import read_megatron_words
 
 @dataclass(frozen=True)
 class StageRecompute:
-    """What a stage computes twice: as `plan.Stage` says it."""
+    """The recompute of a stage, as `plan.Stage` says it."""
 
     recompute: Literal["none", "full"]
     num_layers: int | None = None
@@ -23,7 +23,7 @@ class StageRecompute:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A layout line, and what of the original it does not say.
+    """A layout line, and the parts of the original that it does not say.
 
     `recompute`: of each stage of every replica; empty where the job's flags say it for all.
     """
@@ -41,12 +41,12 @@ class GivenFlags:
         self._asked: set[str] = set()
 
     def has(self, flag: str) -> bool:
-        """Whether the flag was given."""
+        """Return whether the flag was given."""
         self._asked.add(flag)
         return flag in self._by_name
 
     def text(self, flag: str) -> str:
-        """Its values, joined by spaces.
+        """Return its values, joined by spaces.
 
         Raises:
             UsageError: the flag is missing, or only a running shell knows its value.
@@ -63,7 +63,7 @@ class GivenFlags:
         return " ".join(words[1:])
 
     def integers(self, flag: str) -> tuple[int, ...]:
-        """Its values as whole numbers above zero.
+        """Return its values as whole numbers above zero.
 
         Raises:
             UsageError: as `text`, or a value is not such a number.
@@ -74,7 +74,7 @@ class GivenFlags:
         return tuple(int(word) for word in words)
 
     def integer(self, flag: str) -> int:
-        """Its one value.
+        """Return its one value.
 
         Raises:
             UsageError: as `integers`, or there are several.
@@ -85,11 +85,11 @@ class GivenFlags:
         return values[0]
 
     def where(self, flag: str) -> str:
-        """File and line of a flag that was given."""
+        """Return the file and line of a flag that was given."""
         return self._by_name[flag].where
 
     def never_asked_for(self, prefixes: Sequence[str]) -> tuple[str, ...]:
-        """Flags with one of these prefixes that no question was about."""
+        """Return the flags with one of these prefixes that no question was about."""
         return tuple(
             name
             for name in self._by_name
@@ -98,7 +98,7 @@ class GivenFlags:
 
 
 def read_flags(script: Path | None, typed: Sequence[str]) -> GivenFlags:
-    """The flags of a script, with those typed by hand in their places.
+    """Read the flags of a script, with those typed by hand in their places.
 
     Raises:
         UsageError, ModelError, FileFormatError: the script cannot be read.

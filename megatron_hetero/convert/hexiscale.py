@@ -16,7 +16,7 @@ _LEFT_OUT = ("--hetero", "--pp_", "--default_dp_type", "--checkpoint-", "--recom
 
 
 def from_hexiscale(flags: GivenFlags) -> Conversion:
-    """The layout that HexiScale's flags describe.
+    """Read the layout that HexiScale's flags describe.
 
     Raises:
         UsageError: the lists do not agree, or a batch is no whole number of micro-batches.
@@ -50,7 +50,7 @@ def from_hexiscale(flags: GivenFlags) -> Conversion:
 
 
 def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
-    """HexiScale's flags for a layout.
+    """Write HexiScale's flags for a layout.
 
     Args:
         micro_batch_size: the job's, for replicas that name none.
@@ -89,7 +89,7 @@ def to_hexiscale(layout: Layout, micro_batch_size: int | None) -> str:
 
 
 def _for_each(flags: GivenFlags, flag: str, count: int) -> tuple[int, ...]:
-    """A number for each pipeline; one number stands for all."""
+    """Return a number for each pipeline; one number stands for all."""
     values = flags.integers(flag)
     if len(values) == 1:
         return values * count

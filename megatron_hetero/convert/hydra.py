@@ -24,14 +24,14 @@ _REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*(?:\.[\w-]+)*)\}")
 _TO_FILL_IN = re.compile(r"\?\?\?|/?x{3,}")
 MAX_FILES = 64
 MAX_REFERENCES = 64
-"""How many keys one reference may lead through."""
+"""Keys through which one reference may lead."""
 MAX_REPLACED = 1 << 20
 """Characters that references may bring in: a small file must not be able to fill the memory."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """Null, a number, a text, a truth value or a list, and where it stands.
+    """Null, a number, a text, a truth value or a list, and its place in the files.
 
     A `reason` says why the value is not known; `data` is then what the file says.
     """
@@ -48,19 +48,19 @@ class Tree:
     entries: dict[str, Tree | Value] = field(default_factory=dict)
 
     def branch(self, name: str) -> Tree:
-        """The mapping of that name; an empty one where there is none."""
+        """Return the mapping of that name; an empty one where there is none."""
         found = self.entries.get(name)
         return found if isinstance(found, Tree) else Tree()
 
     def find(self, path: str) -> Tree | Value | None:
-        """What stands at `a.b.c`."""
+        """Return the entry at `a.b.c`; None where there is none."""
         found: Tree | Value | None = self
         for part in path.split("."):
             found = found.entries.get(part) if isinstance(found, Tree) else None
         return found
 
     def leaves(self, prefix: str = "") -> Iterator[tuple[str, Value]]:
-        """Values with their dotted keys, in the order of the files."""
+        """Yield values with their dotted keys, in the order of the files."""
         for name, entry in self.entries.items():
             key = f"{prefix}.{name}" if prefix else name
             if isinstance(entry, Tree):
@@ -69,7 +69,7 @@ class Tree:
                 yield key, entry
 
     def merge(self, other: Tree) -> None:
-        """Take over what `other` says: mappings are joined, everything else is replaced."""
+        """Merge `other` into this mapping: mappings are joined, everything else is replaced."""
         for name, entry in other.entries.items():
             own = self.entries.get(name)
             if isinstance(own, Tree) and isinstance(entry, Tree):
@@ -88,7 +88,7 @@ class Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Compose an experiment of the files that it names.
+    """Compose an experiment from the files that it names.
 
     Raises:
         FileFormatError: a file cannot be read, or refers to what is not there or to itself.
@@ -102,7 +102,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
-    """A file and those of its defaults, as the mapping of its own package."""
+    """Read a file and those of its defaults, as the mapping of its own package."""
     if path in opened or len(opened) >= MAX_FILES:
         raise FileFormatError(f"{path}:1: its defaults lead back to itself")
     document = read_yaml(path)
@@ -134,7 +134,8 @@ def _composed(path: Path, opened: tuple[Path, ...]) -> Tree:
 
 
 def _default(entry: Any, where: str) -> tuple[str, list[str]]:
-    """Group ("" for the folder of the file itself) and configurations of an entry of `defaults`."""
+    """Read group ("" for the folder of the file itself) and configurations of an entry of
+    `defaults`."""
     group, option = "", entry
     if isinstance(entry, dict) and len(entry) == 1:
         ((group, option),) = entry.items()
@@ -166,7 +167,7 @@ def _tree(document: Document, keypath: tuple[str | int, ...]) -> Tree:
 
 @dataclass
 class _Interpolations:
-    """Replaces `${a.b}`; `known` are the values of keys that were asked for."""
+    """References `${a.b}` and their values; `known` are the values of keys that were asked for."""
 
     root: Tree
     known: dict[str, Value] = field(default_factory=dict)
@@ -182,7 +183,7 @@ class _Interpolations:
                 tree.entries[name] = self.replaced(entry)
 
     def replaced(self, value: Value) -> Value:
-        """A value without references."""
+        """Return a value without references."""
         if isinstance(value.data, list):
             items = [self.replaced(Value(item, value.where)) for item in value.data]
             reason = next((item.reason for item in items if item.reason), "")
@@ -210,7 +211,7 @@ class _Interpolations:
         return Value(text, value.where, reason)
 
     def value_of(self, key: str, where: str) -> Value:
-        """The value of a key that is referred to at `where`."""
+        """Return the value of a key that is referred to at `where`."""
         if key in self.known:
             return self.known[key]
         if key in self.pending:

@@ -17,12 +17,15 @@ Nested = int | list["Nested"]
 
 
 def parse_pipelines(text: str, flag: str) -> list[list[int]]:
-    """A list of lists of whole numbers above zero.
+    """Parse a list of lists of whole numbers above zero.
 
     Args:
         flag: for the message.
     Raises:
         UsageError: anything else.
+
+    >>> parse_pipelines("[[1] * 2, [4]]", "--hetero_configs")
+    [[1, 1], [4]]
     """
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body, flag)

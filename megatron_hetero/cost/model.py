@@ -1,4 +1,4 @@
-"""One price list for a cluster and a workload: what any placement costs, cached piece by piece."""
+"""One price list for a cluster and a workload: the cost of any placement, cached piece by piece."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from megatron_hetero.model.spec import Workload
 
 
 class CostModel(UnitPrices):
-    """Prices of one workload on one cluster.  Pure: equal questions get equal answers.
+    """Prices of one workload on one cluster. Pure: equal questions get equal answers.
 
     Other prices are a subclass (`MakeCosts`): the search asks for unit prices where it builds
     plans, and for `replica` and `combine` where it compares them.
@@ -57,8 +57,8 @@ class CostModel(UnitPrices):
     are not the job's."""
 
     def _of_stage(self, replica: PlacedReplica, index: int) -> Self:
-        """The price list with what stage `index` does unlike the rest of the job; its recompute is
-        left to `stage`."""
+        """Return the price list under the settings of stage `index` alone, but for its
+        recompute."""
         parts = replica.stages[index].state_parts
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
@@ -66,7 +66,12 @@ class CostModel(UnitPrices):
         return self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
-        """Stage `index` of a replica."""
+        """Price stage `index` of a replica.
+
+        Args:
+            index: the stage's place in the replica.
+            rows: rows of the padded vocabulary.
+        """
         costs = self._of_stage(replica, index)
         if costs is not self:
             return costs.stage(replica, index, rows)
@@ -98,14 +103,14 @@ class CostModel(UnitPrices):
         )
 
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
-        """Memory of the GPU of stage `index` that has the least to spare."""
+        """Return the memory of the fullest GPU of stage `index`."""
         memories = self.stage_memories(replica, index, rows)
         return tightest(memories, replica.stages[index].num_layers)
 
     def stage_memories(
         self, replica: PlacedReplica, index: int, rows: int
     ) -> tuple[StageMemory, ...]:
-        """Memory of each GPU of stage `index`, in rank order; equal ones are one object.
+        """Return the memory of each GPU of stage `index`, in rank order; equal ones are one object.
 
         With launch counts of its own a replica runs in our runtime, which keeps a sent tensor until
         as many later ones are sent as its sender launches ahead (`runtime.parallel.boundary`).
@@ -120,7 +125,7 @@ class CostModel(UnitPrices):
             num_sends_kept = 0 if last else num_in_flight[index]
             num_sends_kept += 0 if first else num_in_flight[index - 1]
             # Its receives are posted ahead (`schedule.orders.delivery`): of each neighbour one more
-            # than the launch counts differ, of which `stage_memory` has the one itself.
+            # than the launch counts differ; `stage_memory` counts that one itself.
             for before, after in pairwise(num_in_flight[max(index - 1, 0) : index + 2]):
                 num_sends_kept += max(before - after, 0)
         model, made = self.workload.model, dict[tuple[str, int, TensorShare], StageMemory]()
@@ -144,7 +149,7 @@ class CostModel(UnitPrices):
         return tuple(found)
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
-        """Stages, hops and pipeline time of one replica.
+        """Price the stages, the hops and the pipeline of one replica.
 
         With the distributed optimizer, ask `sharded_as(placement)`: its memory depends on all
         replicas.
@@ -168,7 +173,7 @@ class CostModel(UnitPrices):
         return ReplicaCost(stages, forward, backward, max(ends_s), ends_s, least_s)
 
     def placement(self, placement: Placement) -> PlacementCost:
-        """The whole step."""
+        """Price the whole step."""
         rows = self.vocab_rows(placement.widths)
         costs = self.sharded_as(placement)
         return self.combine(
@@ -178,7 +183,7 @@ class CostModel(UnitPrices):
     def combine(
         self, placement: Placement, replicas: tuple[ReplicaCost, ...], vocab_rows: int
     ) -> PlacementCost:
-        """The step of replicas that are priced already."""
+        """Price the step of replicas that are priced already, in the placement's order."""
         lines: Mapping[str, float] = {}
         if self.cluster.has_lines:
             crossing = boundary_bytes(placement, replicas)
@@ -196,8 +201,8 @@ class CostModel(UnitPrices):
     def traffic(
         self, placement: Placement, cost: PlacementCost
     ) -> Iterator[tuple[tuple[int, int] | None, NodePair, float]]:
-        """What goes between nodes in a step: the boundary that it crosses as (replica, stage before
-        it), or None for the gradient exchange; sender and receiver; bytes."""
+        """Yield the transfers between nodes in a step: boundary as (replica, stage before it), or
+        None for gradients; sender and receiver; bytes."""
         yield from boundary_bytes(placement, cost.replicas)
         plain = self._plain
         rows, links = plain.vocab_rows(placement.widths), plain.cluster.node_links
@@ -207,7 +212,7 @@ class CostModel(UnitPrices):
     def bytes_between_nodes(
         self, placement: Placement, cost: PlacementCost
     ) -> dict[NodePair, float]:
-        """Bytes of a step on each path between two nodes: boundaries and gradient exchange."""
+        """Sum the bytes of a step on each path between two nodes, boundaries and gradients."""
         found: dict[NodePair, float] = {}
         for _, pair, num_bytes in self.traffic(placement, cost):
             found[pair] = found.get(pair, 0.0) + num_bytes
@@ -215,7 +220,7 @@ class CostModel(UnitPrices):
 
     @property
     def _plain(self) -> Self:
-        """The price list by latency and bandwidth alone, in which seconds of a path are bytes."""
+        """Return the price list by latency and bandwidth alone, where seconds are bytes."""
         if self._of_plain_links is None:
             cluster = self.cluster.without_link_terms
             is_plain = cluster is self.cluster
@@ -225,7 +230,7 @@ class CostModel(UnitPrices):
         return self._of_plain_links
 
     def sync_s(self, placement: Placement, vocab_rows: int) -> float:
-        """Seconds of the gradient exchange of a placement, hidden behind nothing."""
+        """Return the seconds of a placement's gradient exchange, hidden behind nothing."""
         return self._exchange.alone_s(placement, vocab_rows)
 
     @cached_property
@@ -238,8 +243,8 @@ class CostModel(UnitPrices):
         )
 
     def _stage_ends(self, replicas: tuple[ReplicaCost, ...], pipelines_s: float) -> list[StageEnd]:
-        """When stages may begin to exchange gradients, in the layout's order: their programme is
-        done, and what they sent has arrived.
+        """Return the times from which stages may exchange gradients, in the layout's order: their
+        passes are done and their sends have arrived.
 
         As in Megatron (`--align-grad-reduce`) only the first stage begins within its last backward
         pass.  Where the network sets the pace, all end with it.
@@ -257,9 +262,9 @@ class CostModel(UnitPrices):
         return ends
 
     def least_sync(self, node: Node, width: int, num_replicas: int) -> LeastSync:
-        """What a stage of `width` GPUs of a node exchanges at least between its own last backward
-        pass and the end of a step, in any placement of so many replicas or more; nothing where
-        that may hide or is no all-reduce.  The lower bound counts on it."""
+        """Bound the exchange of a stage of `width` GPUs of a node from below: seconds between its
+        last backward pass and the end of the step, with `num_replicas` replicas or more; zero where
+        it may hide or is no all-reduce."""
         training, model = self.workload.training, self.workload.model
         if training.overlap_grad_reduce or training.use_distributed_optimizer:
             return NO_SYNC
@@ -267,8 +272,8 @@ class CostModel(UnitPrices):
         return least_sync(self.cluster, model, node, width, num_replicas, gradient_bytes)
 
     def least_ends_sync(self, num_holders: int, cut: Cut) -> float:
-        """Seconds that the exchange of the word embedding adds at least to pipelines and update,
-        where its holders are on both sides of a cut.  The lower bound counts on it.
+        """Bound from below the seconds that the exchange of the word embedding adds to pipelines
+        and update where its holders are on both sides of a cut.
 
         First stages hold their first layer too, and exchange it when all of them are done unless
         backward passes hide that; so do those of a tied embedding, but not with all its holders.

@@ -1,4 +1,4 @@
-"""What it takes to go from one plan to another: who has to fetch what, from whom, and how long.
+"""Moving from one plan to another: the pieces that each device fetches, their holders, the seconds.
 
 Every device of the new plan fetches what it does not keep already, each piece from the holder in
 the old plan that is nearest and, of equals, has sent least; what no device keeps any more, or all
@@ -20,8 +20,7 @@ from megatron_hetero.cost.network.lines import line_seconds
 
 @dataclass(frozen=True)
 class Movement:
-    """`lost_bytes` are kept by no device any more and come from a checkpoint, if not from the store
-    then all the same.  `time_s` is None where there are such bytes and no store was named."""
+    """Bytes and seconds of going from one plan to another."""
 
     moved_bytes: float
     lost_bytes: float
@@ -56,7 +55,7 @@ class Mover:
                 found += [(interval, device) for interval in intervals]
 
     def to(self, wanted: Holdings) -> Movement:
-        """The movement to devices that keep `wanted`."""
+        """Price the movement to devices that keep `wanted`."""
         load = _Load()
         moved = lost = 0.0
         for device, tensors in sorted(wanted.items()):
@@ -97,7 +96,7 @@ class Mover:
             load.add(load.shared_s, name, line_s)
 
     def _pieces(self, tensor: Tensor, interval: Interval) -> Iterator[tuple[Interval, list[str]]]:
-        """An interval cut where its holders end, each piece with all who have it."""
+        """Cut an interval where its holders' parts end; yield each piece with all who have it."""
         start, stop = interval
         holders = self._holders.get(tensor, [])
         cuts = {start, stop}
@@ -127,10 +126,11 @@ class _Load:
 
 
 def _end(one: Device, other: Device) -> str:
-    """Where a device's traffic with another is counted: at its node's network, or at itself."""
+    """Name the place where a device's traffic with another is counted: its node's network, or
+    itself."""
     return one.name if one.node == other.node else one.node
 
 
 def surviving(kept: Holdings, alive: frozenset[str]) -> Holdings:
-    """What is kept by the devices that can still be asked."""
+    """Keep only the holdings of devices that can still be asked."""
     return {device: tensors for device, tensors in kept.items() if device in alive}

@@ -21,7 +21,16 @@ def pipeline_time_s(
     num_micro_batches: int,
     launch_counts: Sequence[int] | None = None,
 ) -> float:
-    """Makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds; see `stage_ends_s`."""
+    """Return the makespan of 1F1B (Narayanan et al. 2021, non-interleaved), seconds; see
+    `stage_ends_s`.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        num_micro_batches: of the replica in a step.
+        launch_counts: as of `stage_ends_s`.
+    """
     return max(stage_ends_s(stages, forward_hops, backward_hops, num_micro_batches, launch_counts))
 
 
@@ -32,7 +41,7 @@ def stage_ends_s(
     num_micro_batches: int,
     launch_counts: Sequence[int] | None = None,
 ) -> tuple[float, ...]:
-    """When each stage's last backward pass ends in 1F1B, shape [stage].
+    """Compute when each stage's last backward pass ends in 1F1B: seconds, shape [stage].
 
     Args:
         stages: forward and backward seconds of one micro-batch, shape [stage].
@@ -40,6 +49,10 @@ def stage_ends_s(
         backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
         launch_counts: forwards that a stage launches before its first backward, shape [stage],
             from 1 to `num_micro_batches`, falling along the pipeline; None is 1F1B's own.
+
+    >>> no_hop = BoundaryTime(0.0, 0.0)
+    >>> stage_ends_s([PassTimes(1.0, 2.0)] * 2, [no_hop], [no_hop], 2)
+    (9.0, 7.0)
     """
     num_stages = len(stages)
     if num_stages == 1:
@@ -94,7 +107,7 @@ def stage_ends_s(
 
 
 class _Steady:
-    """Skips rounds of a recurrence that does the same in each.
+    """Shortcut through the rounds of a recurrence that repeats itself.
 
     What depends on earlier times by `max` and `+` alone goes on as it did: if all times of a round
     are those of `length` rounds before and the same seconds more, so are those of every later round
@@ -112,7 +125,8 @@ class _Steady:
         self._times: list[float] | None = None
 
     def skip(self, k: int, rounds_left: int) -> int:
-        """Rounds after round `k`, at most `rounds_left`, that the state now has behind it."""
+        """Advance the state past rounds after round `k`, at most `rounds_left`; return their
+        number."""
         if self._times is None:
             self._remember(k)
             return 0
@@ -148,8 +162,16 @@ def least_pipeline_time_s(
     backward_hops: Sequence[BoundaryTime],
     num_micro_batches: int,
 ) -> float:
-    """No launch counts make the pipeline faster: all work of one stage, or of one direction of a
-    hop, between the way of the first micro-batch to it and that of the last one back from it."""
+    """Bound the makespan from below for any launch counts, seconds: all work of one stage, or of
+    one direction of a hop, between the first micro-batch's way to it and the last one's way
+    back.
+
+    Args:
+        stages: forward and backward seconds of one micro-batch, shape [stage].
+        forward_hops: boundary i carries the activation of stage i to i + 1, shape [stage - 1].
+        backward_hops: boundary i carries the gradient of stage i + 1 to i, shape [stage - 1].
+        num_micro_batches: of the replica in a step.
+    """
     there_s = back_s = least_s = 0.0
     for i, stage in enumerate(stages):
         least_s = max(least_s, there_s + num_micro_batches * stage.total_s + back_s)
@@ -171,11 +193,15 @@ def least_pipeline_time_s(
 def steady_period_s(
     stage_times_s: Sequence[float], round_trips_s: Sequence[float], busiest_link_s: float = 0.0
 ) -> float:
-    """Seconds per micro-batch in 1F1B's steady state: the largest mean of any dependency cycle.
+    """Return the seconds per micro-batch in 1F1B's steady state: the largest mean of any dependency
+    cycle.
 
     The cycle from stage i down to stage j and back passes every stage and hop between once and
     advances j - i + 1 micro-batches (1F1B keeps one more in flight per stage).
     `round_trips_s[i]`: forward plus backward crossing of boundary i.
+
+    >>> steady_period_s([1.0, 2.0], [2.0])  # (1 + 2 + 2) / 2 micro-batches
+    2.5
     """
     period_s = max([busiest_link_s, *stage_times_s])
     pairs = zip(stage_times_s[1:], round_trips_s, strict=True)
@@ -192,6 +218,11 @@ def steady_period_s(
 def quick_pipeline_time_s(
     stage_times_s: Sequence[float], round_trips_s: Sequence[float], num_micro_batches: int
 ) -> float:
-    """First micro-batch's way there and back, then one steady period for each further one."""
+    """Estimate the makespan, seconds: the first micro-batch's way there and back, then one steady
+    period for each further one.
+
+    >>> quick_pipeline_time_s([1.0, 2.0], [2.0], 3)  # 5 to fill, then 2 periods of 2.5
+    10.0
+    """
     fill_s = sum(stage_times_s) + sum(round_trips_s)
     return fill_s + (num_micro_batches - 1) * steady_period_s(stage_times_s, round_trips_s)

@@ -1,4 +1,4 @@
-"""Which devices hold which layers: the part of a plan that costs time and memory."""
+"""Layers on devices: the part of a plan that costs time and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StageSettings = tuple[tuple[int, ...] | None, Recompute | None, int | None, Stat
 """Shares, recompute, its number of layers, parts of optimizer states: as of `PlacedStage`."""
 
 NO_SETTINGS: StageSettings = (None, None, None, None)
-"""Of a stage that does all as the job's flags say."""
+"""Settings of a stage that does all as the job's flags say."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class PlacedStage:
 
     @cached_property
     def width(self) -> int:
-        """Tensor-parallel width."""
+        """Return the tensor-parallel width."""
         return len(self.devices) // self.context_parallel
 
     @property
     def groups(self) -> tuple[PlacedStage, ...]:
-        """Its tensor-parallel groups, each of which holds all of its weights."""
+        """Split the stage into its tensor-parallel groups; each holds all of its weights."""
         if self.context_parallel == 1:
             return (self,)
         return tuple(
@@ -63,7 +63,7 @@ class PlacedStage:
 
     @property
     def own_settings(self) -> StageSettings:
-        """What it does unlike the rest of the job."""
+        """Return the settings that the stage does not share with the job."""
         return self.shares, self.recompute, self.recompute_num_layers, self.state_parts
 
 
@@ -82,7 +82,7 @@ class PlacedReplica:
 
     @cached_property
     def first_layers(self) -> tuple[int, ...]:
-        """Index of each stage's first layer."""
+        """Return the index of each stage's first layer."""
         starts = [0]
         for stage in self.stages:
             starts.append(starts[-1] + stage.num_layers)
@@ -90,7 +90,8 @@ class PlacedReplica:
 
     @cached_property
     def num_in_flight(self) -> tuple[int, ...]:
-        """Micro-batches that each stage keeps for backward at its peak: what it launches ahead."""
+        """Return the micro-batches that each stage keeps for backward at its peak: its warm-up
+        depth."""
         counts = self.launch_counts or own_launch_counts(len(self.stages))
         return tuple(min(count, self.num_micro_batches) for count in counts)
 
@@ -103,33 +104,33 @@ class Placement:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Distinct tensor-parallel widths, ascending."""
+        """Return the distinct tensor-parallel widths, ascending."""
         return tuple(sorted({s.width for r in self.replicas for s in r.stages}))
 
     @cached_property
     def has_shares(self) -> bool:
-        """Whether some group divides the model by shares of its own."""
+        """Return whether some group divides the model by shares of its own."""
         return any(s.shares for r in self.replicas for s in r.stages)
 
     @cached_property
     def has_context_parallel(self) -> bool:
-        """Whether some stage divides its sequences among several groups."""
+        """Return whether some stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
     def devices(self) -> Iterator[Device]:
-        """Every device used, in layout order."""
+        """Yield every device used, in layout order."""
         for replica in self.replicas:
             for stage in replica.stages:
                 yield from stage.devices
 
 
 def own_launch_counts(num_stages: int) -> tuple[int, ...]:
-    """1F1B's own: one forward for each stage from this one to the last."""
+    """Return 1F1B's own launch counts: one forward for each stage from this one to the last."""
     return tuple(range(num_stages, 0, -1))
 
 
 def placement_of(plan: Plan, cluster: Cluster) -> Placement:
-    """The placement of a validated plan.
+    """Read the placement out of a validated plan.
 
     Raises:
         PlanFormatError: the plan names no devices, or one that the cluster lacks.
@@ -178,7 +179,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
 def with_optimizer_shares(
     placement: Placement, shares: Sequence[Sequence[int | None]]
 ) -> Placement:
-    """Stages that keep more or less of the optimizer's states than the other holders.
+    """Set how much of the optimizer's states each stage keeps beside the other holders.
 
     Each tensor-parallel group of a stage is a holder of its own.
 

@@ -1,4 +1,4 @@
-"""What a plan costs in money: machines by the hour, and bytes between sites.
+"""Money: machines by the hour, and bytes between sites.
 
 A machine with a price of its own is paid for whole once any of its GPUs is used; a GPU type's price
 is paid for each GPU in use.  Idle machines cost nothing here.
@@ -17,7 +17,7 @@ from megatron_hetero.cost.step_cost import PlacementCost
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one cause sends between two sites in a step, there and back, and what that costs.
+    """Bytes of one cause between two sites in a step, there and back, and their price.
 
     `boundary`: (replica, stage before it); None is the exchange of gradients, and of new weights.
     """
@@ -30,7 +30,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Price:
-    """In the currency of the cluster file: machines for an hour, traffic of one step.
+    """Costs in the currency of the cluster file: machines for an hour, traffic of one step.
 
     `traffic` is what costs something, the dearest first.
     """
@@ -40,20 +40,26 @@ class Price:
 
     @property
     def egress_per_step(self) -> float:
-        """What all traffic of a step costs."""
+        """Sum the price of all traffic of a step."""
         return sum(part.price for part in self.traffic)
 
     def of_step(self, step_time_s: float) -> float:
-        """What a step of so many seconds costs."""
+        """Price a step of `step_time_s` seconds."""
         return self.per_hour * step_time_s / 3600 + self.egress_per_step
 
     def of_tokens(self, num_tokens: float, step_time_s: float, tokens_per_step: float) -> float:
-        """What so many tokens of training cost."""
+        """Price the training of `num_tokens` tokens.
+
+        Args:
+            num_tokens: of the whole run.
+            step_time_s: seconds of a step.
+            tokens_per_step: tokens of the global batch.
+        """
         return self.of_step(step_time_s) * num_tokens / tokens_per_step
 
 
 def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
-    """Of the machines and GPUs in use; None where the price of one is not given."""
+    """Sum the hourly prices of the machines and GPUs in use; None where one is not given."""
     used: dict[str, int] = {}
     for device in devices:
         used[device.node] = used.get(device.node, 0) + 1
@@ -73,7 +79,7 @@ def price_per_hour(cluster: Cluster, devices: Iterable[Device]) -> float | None:
 
 
 def price_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Price | None:
-    """The price of a priced placement; None where a machine's is not given."""
+    """Price a placed and timed plan in money; None where a machine's price is not given."""
     per_hour = price_per_hour(costs.cluster, placement.devices())
     if per_hour is None:
         return None
@@ -83,7 +89,7 @@ def price_of(costs: CostModel, placement: Placement, cost: PlacementCost) -> Pri
 
 
 def _traffic(costs: CostModel, placement: Placement, cost: PlacementCost) -> tuple[Traffic, ...]:
-    """By cause and pair of sites."""
+    """Sum the traffic by cause and pair of sites."""
     nodes, prices = costs.cluster.node_by_name, costs.cluster.prices_per_gb
     found: dict[tuple[tuple[int, int] | None, tuple[str, str]], tuple[float, float]] = {}
     for boundary, (here, there), num_bytes in costs.traffic(placement, cost):

@@ -1,4 +1,4 @@
-"""What a placement costs: stages, replicas, the step; and what its boundaries carry."""
+"""Costs of a placement: stages, replicas, the step, and the bytes across its boundaries."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class StageCost:
     num_layers: int
     measured: bool
     unlike_memories: tuple[StageMemory, ...] = ()
-    """Of each device, in rank order, where they differ; `memory` is then the tightest of them."""
+    """Memory of each device, in rank order, where devices differ; `memory` is then the tightest."""
 
     def device_memory(self, tensor_rank: int) -> StageMemory:
-        """Memory of one device of the stage."""
+        """Return the memory of one device of the stage."""
         return self.unlike_memories[tensor_rank] if self.unlike_memories else self.memory
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that the tightest device lacks; zero or less when the stage fits."""
+        """Count the bytes that the tightest device lacks; zero or less when the stage fits."""
         return self.memory.peak_bytes(self.num_layers) - self.memory.capacity_bytes
 
 
 @dataclass(frozen=True)
 class ReplicaCost:
-    """The stages of one replica, its hops in both directions, its pipeline's makespan, when each of
-    its stages ends (empty where prices of others do not say), and what the makespan is at least
-    with any launch counts (0 where they do not say)."""
+    """Costs of one replica: its stages, its hops in both directions, its makespan. `ends_s` is when
+    each stage ends (empty where another system's prices do not say), `least_s` a lower bound of the
+    makespan with any launch counts (0 where they do not say)."""
 
     stages: tuple[StageCost, ...]
     forward_hops: tuple[BoundaryTime, ...]
@@ -53,7 +53,7 @@ class ReplicaCost:
 
 @dataclass(frozen=True)
 class PlacementCost:
-    """A step is: all pipelines, the gradient exchange, the slowest update.
+    """A step: all pipelines, then the gradient exchange, then the slowest update.
 
     `card_s`: what the busiest network path, or line that paths share, carries of all replicas'
     boundaries in a step.
@@ -66,35 +66,37 @@ class PlacementCost:
 
     @cached_property
     def pipelines_s(self) -> float:
-        """Until the last replica ends; replicas that cross the same path take turns on it."""
+        """Return the seconds until the last replica ends; replicas that cross the same path take
+        turns on it."""
         return max(self.card_s, *(r.pipeline_s for r in self.replicas))
 
     @cached_property
     def step_time_s(self) -> float:
-        """Seconds of one optimizer step."""
+        """Return the seconds of one optimizer step."""
         return self.pipelines_s + self.gradient_sync_s + self.update_s
 
     @cached_property
     def least_step_s(self) -> float:
-        """With any launch counts the step takes as long, if its gradient exchange does."""
+        """Bound the step from below for any launch counts, if its gradient exchange takes as
+        long."""
         least_s = max(self.card_s, *(replica.least_s for replica in self.replicas))
         return least_s + self.gradient_sync_s + self.update_s
 
     @cached_property
     def missing_bytes(self) -> int:
-        """Most bytes that any device lacks; zero or less when the placement fits."""
+        """Count the most bytes that any device lacks; zero or less when the placement fits."""
         return max(s.missing_bytes for r in self.replicas for s in r.stages)
 
     @cached_property
     def measured(self) -> bool:
-        """Whether every time used was measured."""
+        """Return whether every time used was measured."""
         return all(s.measured for r in self.replicas for s in r.stages)
 
 
 def path_seconds(
     placement: Placement, replicas: tuple[ReplicaCost, ...]
 ) -> dict[tuple[str, str], float]:
-    """Seconds for which boundaries take each path between two nodes in a step."""
+    """Return the seconds for which boundaries occupy each path between two nodes in a step."""
     card_s: dict[tuple[str, str], float] = {}
     for placed, cost in zip(placement.replicas, replicas, strict=True):
         nodes = [stage.devices[0].node for stage in placed.stages]
@@ -113,8 +115,8 @@ def path_seconds(
 def boundary_bytes(
     placement: Placement, replicas: Sequence[ReplicaCost]
 ) -> Iterator[tuple[tuple[int, int], NodePair, float]]:
-    """((replica, boundary), nodes, bytes in a step) of each path that boundaries take; there and
-    back."""
+    """Yield ((replica, boundary), nodes, bytes in a step) of each path that boundaries take, in
+    both directions."""
     for r, (placed, cost) in enumerate(zip(placement.replicas, replicas, strict=True)):
         for i, (here, there) in enumerate(pairwise(placed.stages)):
             for one, other, hop in (

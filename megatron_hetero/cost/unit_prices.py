@@ -27,7 +27,7 @@ from megatron_hetero.model.spec import Workload
 
 
 class UnitPrices:
-    """What one group, one GPU's memory and one boundary cost; `CostModel` adds them up.
+    """Prices of one group, one GPU's memory and one boundary; `CostModel` adds them up.
 
     Other prices override `widths`, `pieces`, `memory`, `send_loads_s` and `quick_times_s`, which
     the search asks where it builds plans.
@@ -54,9 +54,8 @@ class UnitPrices:
         recompute: Recompute | None = None,
         holders: StateHolders | None = None,
     ) -> Self:
-        """The price list of the same job for replicas or stages with a micro-batch size or
-        recompute of their own, or with optimizer states divided among `holders`; None is as
-        here."""
+        """Return the price list of the same job under another micro-batch size (sequences),
+        recompute, or division of the optimizer's states; None keeps the setting of this list."""
         training = self.workload.training
         own = (training.micro_batch_size, training.recompute, self.holders)
         key = (
@@ -76,8 +75,8 @@ class UnitPrices:
         return self._variants[key]
 
     def sharded_as(self, placement: Placement) -> Self:
-        """The price list with optimizer states divided as the replicas of `placement` do; itself
-        without the distributed optimizer."""
+        """Return the price list with optimizer states divided as the replicas of `placement` divide
+        them; itself without the distributed optimizer."""
         if not self.workload.training.use_distributed_optimizer:
             return self
         return self.variant(
@@ -87,28 +86,29 @@ class UnitPrices:
         )
 
     def sharded_among(self, num_replicas: int) -> Self:
-        """The price list for placements of so many replicas whose depth is not known yet: the
-        states of a tied embedding divided among as many stages as can hold it."""
+        """Return the price list for `num_replicas` replicas of unknown depth: the states of a tied
+        embedding are divided among as many stages as can hold it."""
         if not self.workload.training.use_distributed_optimizer:
             return self
         return self.variant(holders=StateHolders(num_replicas, 2 * num_replicas))
 
     @property
     def activation_bytes(self) -> int:
-        """Size of the tensor that crosses a stage boundary for one micro-batch."""
+        """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
         return activation_bytes(self.workload)
 
     def widths(self, node: Node) -> tuple[int, ...]:
-        """Tensor-parallel widths that this model can price on a node, ascending."""
+        """Return the tensor-parallel widths that can be priced on a node for this model,
+        ascending."""
         return usable_widths(self.cluster, self.workload, node)
 
     def vocab_rows(self, widths: Sequence[int]) -> int:
-        """Rows of the padded vocabulary for a plan of these widths."""
+        """Count the rows of the padded vocabulary for a plan of these widths."""
         return padded_vocab_size(self.workload.model, tuple(widths))
 
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
-        """Times of the model's pieces on a group of `width` GPUs of one node, in equal shares; if
-        the width does not divide the model, the least of a group in shares as equal as can be."""
+        """Time the model's pieces on a group of `width` GPUs of one node, in equal shares; where
+        the width does not divide the model, in shares as equal as can be, at least."""
         key = (node.name, width, vocab_rows)
         if key not in self._pieces:
             shares = least_shares(self.workload.model, width)
@@ -121,7 +121,8 @@ class UnitPrices:
     def group_pieces(
         self, devices: Sequence[Device], shares: tuple[int, ...] | None, vocab_rows: int
     ) -> PieceTimes:
-        """Times of the model's pieces on a group of any devices, in any shares."""
+        """Time the model's pieces on a group of any devices, in rank order, in any shares (None:
+        equal)."""
         nodes = tuple(device.node for device in devices)
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
@@ -139,7 +140,7 @@ class UnitPrices:
         return self._pieces[key]
 
     def stage_pieces(self, stage: PlacedStage, vocab_rows: int) -> PieceTimes:
-        """Times of the model's pieces on the GPUs of a stage."""
+        """Time the model's pieces on the GPUs of a stage."""
         if stage.context_parallel == 1:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
@@ -172,10 +173,14 @@ class UnitPrices:
         num_sends_kept: int | None = None,
         share: TensorShare | None = None,
     ) -> StageMemory:
-        """Memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
+        """Return the memory of one GPU of a stage, as a function of its layers; see `stage_memory`.
 
-        `share`: what it holds of a group of `width` in unequal shares; None is an equal one, or
-        the least that a width which does not divide the model leaves to one.
+        Args:
+            width: GPUs of its tensor-parallel group.
+            first, last: whether the stage holds the embedding, the head.
+            num_in_flight, num_sends_kept: micro-batches and messages kept at the peak.
+            share: what it holds of a group in unequal shares; None is an equal one, or the least
+                that a width which does not divide the model leaves to one.
         """
         key = (
             (node.gpu_type.name, node.gpu_type.memory_bytes),
@@ -202,7 +207,7 @@ class UnitPrices:
         return self._memories[key]
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
-        """One crossing of a stage boundary."""
+        """Time one crossing of a stage boundary."""
         key = (*[d.node for d in senders], "to", *[d.node for d in receivers])
         if key not in self._hops:
             self._hops[key] = boundary_time(
@@ -215,7 +220,7 @@ class UnitPrices:
         return self._hops[key]
 
     def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
-        """One crossing from a stage to another."""
+        """Time one crossing from a stage to another."""
         context = senders.context_parallel, receivers.context_parallel
         if context == (1, 1):
             return self.hop(senders.devices, receivers.devices)
@@ -237,7 +242,8 @@ class UnitPrices:
         return self._hops[key]
 
     def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
-        """Seconds of each micro-batch for which messages keep a stage from computing, [stage].
+        """Return the seconds of each micro-batch for which messages keep a stage from computing,
+        [stage].
 
         The sum of `hop_loads_s` over each stage's boundaries.
         """
@@ -250,8 +256,7 @@ class UnitPrices:
     def hop_loads_s(
         self, senders: Sequence[Device], receivers: Sequence[Device]
     ) -> tuple[float, float]:
-        """What one boundary, in both directions, adds to the time of the stage before it and of the
-        stage behind it.
+        """Return the seconds that one boundary adds to the stages before and behind it.
 
         Nothing here: the runtime sends beside computation.
         """
@@ -260,7 +265,8 @@ class UnitPrices:
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
     ) -> tuple[float, float]:
-        """About the seconds of a replica's first micro-batch, there and back, and of each further.
+        """Estimate the seconds of a replica's first micro-batch, there and back, and of each
+        further one.
 
         Args:
             stage_times_s: forward plus backward of one micro-batch, shape [stage].
@@ -278,7 +284,7 @@ class UnitPrices:
     def least_period_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]
     ) -> float:
-        """Seconds of each further micro-batch where stages launch as far ahead as it takes to hide
-        every hop; arguments as of `quick_times_s`."""
+        """Return the seconds of each further micro-batch where stages launch as far ahead as it
+        takes to hide every hop; arguments as of `quick_times_s`."""
         hops = [hop for a, b in pairwise(groups) for hop in (self.hop(a, b), self.hop(b, a))]
         return max([*stage_times_s, *[hop.serialisation_s for hop in hops]])

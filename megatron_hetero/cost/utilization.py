@@ -1,4 +1,4 @@
-"""Model FLOPs utilization (MFU): what a step computes, beside what the GPUs could at their peak.
+"""Model FLOPs utilization (MFU): the model's FLOPs in a step over the GPUs' peak.
 
 The definition of PaLM (Chowdhery et al. 2022, appendix B): the FLOPs of the model itself, forward
 and backward, without those that recompute repeats, over the dense peak of the GPUs.  Causal
@@ -23,8 +23,8 @@ MFU_MEANS = "model FLOPs without recompute over dense peak FLOPs in the job's pr
 
 @dataclass(frozen=True)
 class Utilization:
-    """Of one step: `mfu` beside the peak of the GPUs in use, `mfu_of_cluster` beside that of all
-    GPUs of the cluster; None where no data sheet gives a peak."""
+    """Use of the GPUs in one step: `mfu` beside the peak of the GPUs in use, `mfu_of_cluster`
+    beside that of all GPUs of the cluster; None where no data sheet gives a peak."""
 
     model_flops: float
     flops_per_s_per_gpu: float
@@ -33,7 +33,7 @@ class Utilization:
 
 
 def model_flops_per_step(workload: Workload) -> float:
-    """FLOPs of the model in one step, forward and backward, without recompute."""
+    """Sum the FLOPs of the model in one step, forward and backward, without recompute."""
     forward = sum(b.matmul_flops_forward + b.attention_flops_forward for b in blocks(workload))
     return _FORWARD_AND_BACKWARD * forward * workload.training.global_batch_size
 
@@ -41,7 +41,7 @@ def model_flops_per_step(workload: Workload) -> float:
 def utilization_of(
     plan: Plan, cluster: Cluster, step_time_s: float | None = None
 ) -> Utilization | None:
-    """How well a plan uses the GPUs; None without a workload or a step time.
+    """Compute how well a plan uses the GPUs; None without a workload or a step time.
 
     Args:
         plan: its devices are of `cluster`.
@@ -69,8 +69,8 @@ def utilization_of(
 
 
 def _peak(gpus: Iterable[GpuType], precision: str) -> float:
-    """Peaks together; those that lack the job's half precision (V100 in bf16) count with the
-    other."""
+    """Sum the peaks of some GPUs; one that lacks the job's half precision (V100 in bf16) counts
+    with the other."""
     kinds = (precision, *(k for k in _HALF_PRECISIONS if precision in _HALF_PRECISIONS))
     return sum(
         next((peak for kind in kinds if (peak := peak_flops_per_s(gpu, kind)) is not None), 0.0)

@@ -1,4 +1,4 @@
-"""Which GPUs of a node, and which tensor-parallel widths on them, a plan may use at all."""
+"""GPUs of a node that a plan may use, and tensor-parallel widths on them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 
 
 def usable_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:
-    """Tensor-parallel widths that node, model and limits allow, ascending; empty when the GPU
-    cannot train in the job's precision."""
+    """Return the tensor-parallel widths that node, model and limits allow, ascending; empty when
+    the GPU cannot train in the job's precision."""
     return tuple(w for w in _allowed(cluster, workload, node) if _divides(w, workload.model))
 
 
 def uneven_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int, ...]:
-    """Widths that do not divide the model: of groups in shares that differ by a head or so."""
+    """Return the widths that do not divide the model: groups in shares that differ by a head or
+    so."""
     model = workload.model
     most = min(model.num_query_groups, model.mlp_columns)
     return tuple(
@@ -42,7 +43,7 @@ def _divides(width: int, model: ModelSpec) -> bool:
 
 
 def usable_gpus(cluster: Cluster, node: Node) -> tuple[int, ...]:
-    """Indices of the GPUs of a node that neither the limits nor the library keep idle."""
+    """Return the indices of a node's GPUs that neither the limits nor the library keep idle."""
     if cluster.library not in (None, node.gpu_type.library):
         return ()
     idle = cluster.limits.idle_devices

@@ -80,12 +80,13 @@ def validate_document[Schema: BaseModel](
 
 
 def canonical_json(data: Any) -> str:
-    """The one JSON text of `data`: sorted keys, no spaces, ASCII."""
+    """Write the one JSON text of `data`: sorted keys, no spaces, ASCII."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def content_hash(data: Any) -> str:
-    """sha256 (hex) of parsed content; the order, spacing and comments of its file do not count."""
+    """Hash (sha256, hex) parsed content; the order, spacing and comments of its file do not
+    count."""
     return hashlib.sha256(canonical_json(data).encode()).hexdigest()
 
 

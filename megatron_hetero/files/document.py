@@ -19,7 +19,7 @@ KeyPath = tuple[str | int, ...]
 
 
 def format_keypath(keypath: Sequence[str | int]) -> str:
-    """`nodes[2].link.bandwidth`."""
+    """Write a key path as `nodes[2].link.bandwidth`."""
     text = ""
     for part in keypath:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -35,7 +35,8 @@ class Document:
     lines: Mapping[KeyPath, int]
 
     def existing(self, keypath: Sequence[str | int]) -> KeyPath:
-        """`keypath` without the parts that the file does not have (a schema's own labels)."""
+        """Return `keypath` without the parts that the file does not have (a schema's own
+        labels)."""
         known: KeyPath = ()
         for part in keypath:
             if (*known, part) in self.lines:
@@ -43,16 +44,18 @@ class Document:
         return known
 
     def line(self, keypath: Sequence[str | int]) -> int:
-        """Line of a key path, or of the innermost container of it that the file has."""
+        """Return the line of a key path, or of the innermost container of it that the file has."""
         return self.lines[self.existing(keypath)]
 
     def locate(self, keypath: Sequence[str | int]) -> str:
-        """`file:line` of a key path; a missing key is located at the mapping that lacks it."""
+        """Return `file:line` of a key path; a missing key is located at the mapping that lacks
+        it."""
         return f"{self.path}:{self.line(keypath)}"
 
 
 class DocumentBuilder:
-    """Builds plain data from a stream of keys, values and ends; refuses what is beyond the limits.
+    """Builder of plain data from a stream of keys, values and ends; it refuses what is beyond the
+    limits.
 
     `_keypath` is the place of the value that comes next or is open now: one part for each open
     container that has its key or index.
@@ -73,12 +76,12 @@ class DocumentBuilder:
 
     @property
     def expects_key(self) -> bool:
-        """Whether a key of a mapping has to come next."""
+        """Return whether a key of a mapping has to come next."""
         inside_mapping = bool(self._open) and isinstance(self._open[-1], dict)
         return inside_mapping and len(self._keypath) < len(self._open)
 
     def key(self, key: object, line: int) -> None:
-        """The key of the next value."""
+        """Take the key of the next value."""
         if not isinstance(key, str):
             self.fail(line, f"the key {key!r} is not text; put it in quotes")
         if key in self._open[-1]:
@@ -88,26 +91,26 @@ class DocumentBuilder:
         self._lines[tuple(self._keypath)] = line
 
     def scalar(self, value: Any, line: int) -> None:
-        """A value that holds no others."""
+        """Take a value that holds no others."""
         if isinstance(value, float) and not math.isfinite(value):
             self.fail(line, "NaN and infinite numbers are not allowed; write a finite number")
         self._place(value, line)
         self._leave()
 
     def begin(self, container: dict[str, Any] | list[Any], line: int) -> None:
-        """An empty mapping or list whose content comes next, up to `end`."""
+        """Open an empty mapping or list whose content comes next, up to `end`."""
         self._place(container, line)
         if len(self._open) == MAX_DEPTH:
             self.fail(line, f"nested deeper than {MAX_DEPTH} levels, the limit of a file")
         self._open.append(container)
 
     def end(self) -> None:
-        """The container begun last is complete."""
+        """Close the container begun last."""
         self._open.pop()
         self._leave()
 
     def document(self) -> Document:
-        """Everything that was built."""
+        """Return everything that was built."""
         if self._num_values == 0:
             self.fail(1, "the file is empty")
         return Document(self._root, self._path, self._lines)
@@ -135,7 +138,7 @@ class DocumentBuilder:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file of at most `MAX_FILE_BYTES` (a byte order mark is dropped).
+    """Read a UTF-8 file of at most `MAX_FILE_BYTES` (a byte order mark is dropped).
 
     Raises:
         FileFormatError: unreadable, too large, or not UTF-8.

@@ -80,7 +80,7 @@ def _feed_yaml_event(builder: DocumentBuilder, event: Any) -> None:
 
 
 def _plain_yaml_value(builder: DocumentBuilder, text: str, line: int) -> Any:
-    """Value of an unquoted scalar by the core schema."""
+    """Read an unquoted scalar by the core schema."""
     if _YAML_NULL.fullmatch(text):
         return None
     if _YAML_BOOL.fullmatch(text):
@@ -157,7 +157,7 @@ def _expect(builder: DocumentBuilder, token: _Token, *allowed: str) -> str:
 
 
 def _json_tokens(builder: DocumentBuilder, text: str) -> Iterator[_Token]:
-    """Tokens with their lines; after the last one, "end" for ever."""
+    """Yield tokens with their lines; after the last one, "end" for ever."""
     position, line = 0, 1
     while True:
         space = _JSON_SPACE.match(text, position)

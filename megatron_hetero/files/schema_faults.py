@@ -1,4 +1,4 @@
-"""What a schema found wrong with a file, in words for the person who wrote the file."""
+"""Faults that a schema found in a file, in words for the person who wrote the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatron_hetero.files.document import Document, format_keypath
 def describe_faults(
     document: Document, model_class: type[BaseModel], error: ValidationError
 ) -> list[str]:
-    """`file:line: key: fault`, one for each fault, in the order of the file."""
+    """Write `file:line: key: fault`, one for each fault, in the order of the file."""
     faults = []
     for fault in error.errors(include_url=False):
         keypath = document.existing(fault["loc"])
@@ -27,7 +27,7 @@ def describe_faults(
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
-    """` (did you mean "x"?)`, or nothing when no known name is near."""
+    """Write ` (did you mean "x"?)`, or nothing when no known name is near."""
     by_folded = {k.casefold(): k for k in known}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.6)
     if not near:
@@ -60,7 +60,8 @@ def _keys(model: type[BaseModel] | None) -> list[str]:
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
-    """The schema class that describes the value at `location`, None where that is ambiguous."""
+    """Find the schema class that describes the value at `location`; None where that is
+    ambiguous."""
     candidates: list[Any] = [model]
     for part in location:
         following: list[Any] = []
@@ -73,7 +74,7 @@ def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[Bas
 
 
 def _children(annotation: Any, part: str | int) -> list[Any]:
-    """Annotations of what stands at `part` of a value annotated `annotation`."""
+    """Return the annotations of the entry `part` of a value annotated `annotation`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [
             field.annotation

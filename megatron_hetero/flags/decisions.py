@@ -1,4 +1,4 @@
-"""What the plan decides of Megatron's flags: the ones it prints, and the ones it contradicts."""
+"""Flags that a plan decides: their values, and the conflicts with flags of the user."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from megatron_hetero.schedule.stock import common_recompute, micro_batch_size
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan's say on one flag.
+    """Value that a plan gives to one Megatron flag.
 
-    `values` are the flag's own (empty for a switch); None if the plan leaves no room for it at all.
-    `printed`: the flag is written when the user did not.  `meaning` is what the plan has, in words.
+    `values` are the arguments of the flag: empty for a switch, None if every use of the flag
+    contradicts the plan. `printed` flags are written where the user has not given them. `meaning`
+    says in words what the plan has, for error messages.
     """
 
     name: str
@@ -29,9 +30,10 @@ _GROUP_SIZE = "--microbatch-group-size-per-virtual-pipeline-stage"
 
 
 def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iterator[Decision]:
-    """For a plan that stock Megatron expresses (`stock.is_stock`).
+    """Yield the decisions of a plan that stock Megatron expresses (`stock.is_stock`).
 
-    `job_micro_batch_size` is the user's, in sequences, for replicas of which the plan says none.
+    `job_micro_batch_size` is the user's, in sequences; it counts for replicas without a size in the
+    plan.
     """
     replica = plan.replicas[0]
     width, depth = replica.stages[0].shape.tensor_parallel, len(replica.stages)
@@ -62,7 +64,10 @@ def stock_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iter
 
 
 def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Iterator[Decision]:
-    """For a plan that needs the plug-in; `--hetero-...` itself is written by `emit`."""
+    """Yield the decisions of a plan that needs the plug-in; `emit` writes the `--hetero-` flags.
+
+    `job_micro_batch_size` is the user's, in sequences; it counts where plan and workload have none.
+    """
     widths = plan.layout.tensor_parallel_widths
     depths = tuple(sorted({len(replica.stages) for replica in plan.replicas}))
     yield _same_everywhere("--tensor-model-parallel-size", widths, "tensor-parallel width")
@@ -115,7 +120,7 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
 
 
 def _recompute_decisions(plan: Plan) -> Iterator[Decision]:
-    """Only where the stages say something else than the job, whose flags are the user's own."""
+    """Yield the recompute flags, only where the stages differ from the job's own setting."""
     granularity, num_layers = common_recompute(plan) or (None, None)
     job = None if plan.workload is None else plan.workload.training.recompute
     if granularity is None or (granularity == job and num_layers is None):
@@ -139,6 +144,6 @@ def _number(name: str, value: int, what: str, *, printed: bool = False) -> Decis
 
 
 def _same_everywhere(name: str, values: tuple[int, ...], what: str) -> Decision:
-    """One value may be written, as it agrees; several leave no room for the flag."""
+    """Return a decision that allows a flag only if all stages share its value."""
     shown = f"{what} {', '.join(map(str, values))}"
     return Decision(name, (str(values[0]),) if len(values) == 1 else None, shown)

@@ -1,4 +1,4 @@
-"""From a plan to Megatron's argument vector, and its two renderings for a shell."""
+"""Megatron's argument vector of a plan, and its two renderings for a shell."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ NOT_FROM_A_PLAN = {
 
 
 def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
-    """The arguments after the entry script: the user's flags, then the plan's.
+    """Return the arguments that follow the entry script: the user's flags, then the plan's.
 
-    A plan that stock Megatron can express comes out as stock flags alone; any other as the user's
-    flags and `--hetero-plan` (if it says more than a layout can) or `--hetero-layout`.
+    A plan that stock Megatron can express becomes stock flags only. Any other plan becomes the
+    user's flags and `--hetero-layout`, or `--hetero-plan` where a layout cannot hold all of the
+    plan.
 
     Args:
         plan: a valid plan.
-        plan_path: where the job will find the plan file.
+        plan_path: path of the plan file on the machines of the job.
     Raises:
-        UsageError: a user's flag is unknown or contradicts the plan; a plan that needs its file has
-            no `plan_path`; or a bare stock layout gives no micro-batch size.
+        UsageError: a user's flag is unknown or contradicts the plan; `plan_path` is missing
+            although the plan needs its file; or a bare stock layout gives no micro-batch size.
     """
     table = flag_table()
     options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
@@ -46,10 +47,10 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
 
 
 def check_user_flags(megatron_args: Sequence[str]) -> tuple[Option, ...]:
-    """The last option of each of the user's flags; whatever the plan, these must hold.
+    """Return the last occurrence of each flag of the user, after checks that hold for every plan.
 
     Raises:
-        UsageError: a flag is unknown to Megatron, is given wrongly, or may not stand in a plan.
+        UsageError: a flag is unknown to Megatron, has wrong values, or may not stand in a plan.
     """
     options = last_of_each(flag_table().split(megatron_args))
     _refuse_foreign(options)
@@ -57,9 +58,9 @@ def check_user_flags(megatron_args: Sequence[str]) -> tuple[Option, ...]:
 
 
 def plan_arguments(plan: Plan, given: Sequence[str]) -> tuple[str, ...]:
-    """The Megatron flags that a plan adds to a command line on which a user gave it.
+    """Return the Megatron flags that a plan adds to a command line of the user's.
 
-    `given` is that command line without the `--hetero-` flags.
+    `given` is that command line without its `--hetero-` flags.
 
     Raises:
         UsageError: a flag of `given` is unknown or contradicts the plan.
@@ -72,7 +73,7 @@ def plan_arguments(plan: Plan, given: Sequence[str]) -> tuple[str, ...]:
 
 
 def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
-    """A bash array, one flag with its values a line; use it as `"${NAME[@]}"`."""
+    """Return a bash array with one flag and its values per line, for use as `"${NAME[@]}"`."""
     lines: list[list[str]] = []
     for token in argv:
         if token.startswith("--") or not lines:
@@ -82,7 +83,7 @@ def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
 
 
 def render_line(argv: Sequence[str]) -> str:
-    """One line for a shell; `shlex.split` gives `argv` back."""
+    """Return one line for a shell; `shlex.split` gives `argv` back."""
     return shlex.join(argv)
 
 
@@ -97,8 +98,10 @@ _RECOMPUTE_FLAGS = frozenset(
 
 
 def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, ...]:
-    """The user's flags without those in whose place a stock plan has settings of its own; other
-    plans say them beside the flags, by replica and stage."""
+    """Drop the user's flags that a stock plan replaces: micro-batch size and recompute.
+
+    Other plans keep these flags, and carry the settings by replica and stage in the plan file.
+    """
     training = None if plan.workload is None else plan.workload.training
     size, stage = plan.replicas[0].micro_batch_size, plan.replicas[0].stages[0]
     overridden: set[str] = set()
@@ -126,7 +129,7 @@ def _refuse_foreign(options: Sequence[Option]) -> None:
 def _settle(
     table: FlagTable, options: Sequence[Option], decisions: Sequence[Decision]
 ) -> tuple[Option, ...]:
-    """The options to add; refuses the user's that contradict a decision."""
+    """Return the options to add to the user's; refuse user's options that contradict a decision."""
     given = {option.flag.dest: option for option in options}
     added = []
     # Megatron takes a global batch size or a schedule of batches, not both.

@@ -15,7 +15,7 @@ from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 
 TIGHT_PART = 0.02
-"""Of a GPU's memory, left beside the reserve; allocators lose as much to fragmentation."""
+"""Part of a GPU's memory left beside the reserve; allocators lose as much to fragmentation."""
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _NO_FRAGMENTS = "expandable_segments:True"
 NODE_VARIABLE = "MEGATRON_HETERO_NODE"
@@ -25,7 +25,7 @@ _NO_PEER_TO_PEER = ("RTX-40", "RTX-50")
 
 
 @dataclass(frozen=True)
-class Setting:
+class EnvironmentSetting:
     """One variable, its value, and why it is set."""
 
     name: str
@@ -34,27 +34,29 @@ class Setting:
 
 
 def visible_devices_variable(library: Library) -> str:
-    """The variable with which a process sees some of a machine's GPUs; HIP's own name for it is
-    read by every release, CUDA's not."""
+    """Return the variable that limits a process to some GPUs of its machine.
+
+    Every release of HIP reads HIP_VISIBLE_DEVICES; not every one reads CUDA's name.
+    """
     return "HIP_VISIBLE_DEVICES" if library == "RCCL" else "CUDA_VISIBLE_DEVICES"
 
 
 def has_no_peer_to_peer(gpu_type: str) -> bool:
-    """GeForce cards whose driver offers none (NVIDIA/nccl-tests#117)."""
+    """Tell if the driver offers no peer-to-peer for a GeForce card (NVIDIA/nccl-tests#117)."""
     return gpu_type.startswith(_NO_PEER_TO_PEER)
 
 
-def job_settings(plan: Plan) -> Iterator[Setting]:
-    """The same on every node."""
+def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
+    """Yield the variables that are the same on every node."""
     on_rocm = bool(plan.hosts) and library_of(plan.hosts[0]) == "RCCL"
     if plan.hosts and not on_rocm:  # HIP has one order alone
-        yield Setting(
+        yield EnvironmentSetting(
             "CUDA_DEVICE_ORDER",
             "PCI_BUS_ID",
             "number the GPUs as nvidia-smi does, which the plan's indices follow",
         )
     if plan.layout.tensor_parallel_widths[-1] > 1:
-        yield Setting(
+        yield EnvironmentSetting(
             "CUDA_DEVICE_MAX_CONNECTIONS",
             "1",
             "Megatron wants it with tensor parallelism on GPUs that torch numbers below 10, as "
@@ -64,7 +66,7 @@ def job_settings(plan: Plan) -> Iterator[Setting]:
             "start in the order of their launches",
         )
     if _is_tight(plan) and not on_rocm:  # torch has such segments on CUDA
-        yield Setting(
+        yield EnvironmentSetting(
             ALLOCATOR_VARIABLE,
             _NO_FRAGMENTS,
             "the plan fills a GPU to within 2 %, which fragments of the allocator would take",
@@ -75,12 +77,12 @@ def job_settings(plan: Plan) -> Iterator[Setting]:
             "unlike nodes may settle on unlike algorithms and hang: one for all (check the values "
             "that come back with `megatron-hetero doctor`)"
         )
-        yield Setting("NCCL_ALGO", "Ring", reason)
-        yield Setting("NCCL_PROTO", "Simple", reason)
+        yield EnvironmentSetting("NCCL_ALGO", "Ring", reason)
+        yield EnvironmentSetting("NCCL_PROTO", "Simple", reason)
 
 
 def wastes_no_memory(allocator: str | None) -> bool:
-    """Whether torch's allocator, as `ALLOCATOR_VARIABLE` sets it, lets its blocks grow."""
+    """Tell if the value of `ALLOCATOR_VARIABLE` gives torch's allocator expandable segments."""
     return allocator is not None and _NO_FRAGMENTS in allocator
 
 
@@ -91,11 +93,11 @@ def _is_tight(plan: Plan) -> bool:
     return any(d.capacity_bytes - d.peak_bytes < TIGHT_PART * d.capacity_bytes for d in devices)
 
 
-def peer_to_peer_settings(host: Host) -> Iterator[Setting]:
-    """What keeps NCCL from peer-to-peer that drivers lack, where the host has such cards.
+def peer_to_peer_settings(host: Host) -> Iterator[EnvironmentSetting]:
+    """Yield the variable that keeps NCCL from peer-to-peer where a card of the host lacks it.
 
-    `NCCL_P2P_DISABLE` switches NVLink off too; `NCCL_P2P_LEVEL=NVL` keeps it, between those of the
-    other cards that it joins, and nothing else (NCCL's documentation, environment variables).
+    `NCCL_P2P_DISABLE` switches NVLink off too. `NCCL_P2P_LEVEL=NVL` allows peer-to-peer over NVLink
+    only, and so keeps it between the other cards (NCCL's documentation, environment variables).
     """
     types = list(host.type_by_device.values())
     without = [t for t in dict.fromkeys(types) if has_no_peer_to_peer(t)]
@@ -105,15 +107,17 @@ def peer_to_peer_settings(host: Host) -> Iterator[Setting]:
         f"{' and '.join(without)} has no peer-to-peer, and some drivers hang where NCCL tries it"
     )
     if sum(not has_no_peer_to_peer(t) for t in types) > 1:
-        yield Setting("NCCL_P2P_LEVEL", "NVL", f"{reason}; NVLink between other cards stays")
+        yield EnvironmentSetting(
+            "NCCL_P2P_LEVEL", "NVL", f"{reason}; NVLink between other cards stays"
+        )
     else:
-        yield Setting("NCCL_P2P_DISABLE", "1", reason)
+        yield EnvironmentSetting("NCCL_P2P_DISABLE", "1", reason)
 
 
-def node_settings(host: Host) -> Iterator[Setting]:
-    """What one node alone needs."""
+def node_settings(host: Host) -> Iterator[EnvironmentSetting]:
+    """Yield the variables of one node."""
     yield from peer_to_peer_settings(host)
-    yield Setting(
+    yield EnvironmentSetting(
         visible_devices_variable(library_of(host)),
         ",".join(map(str, host.gpu_indices)),
         "the plan's GPUs of this node, in rank order",

@@ -8,11 +8,12 @@ from megatron_hetero.schedule.stock import is_stock
 
 
 def undivided_batches(plan: Plan) -> tuple[int, ...]:
-    """Batches of which some replica's part is no whole number of micro-batches: every replica runs
-    the part of a batch that it runs of the plan's (`runtime.job.batches`).
+    """Return the batches, in sequences, that give some replica no whole number of micro-batches.
 
-    Empty without a schedule, where stock Megatron runs the plan, and where the text is none that
-    Megatron reads (THRESHOLD:BATCH with blanks between), which Megatron refuses by itself.
+    Every replica keeps its part of the plan's global batch as the batch grows
+    (`runtime.job.batches`). The result is empty without a schedule, for a plan that stock Megatron
+    runs, and for a text that Megatron cannot read (it wants THRESHOLD:BATCH, divided by blanks) and
+    refuses by itself.
     """
     if plan.workload is None or is_stock(plan):
         return ()

@@ -1,7 +1,7 @@
 """A complete starter script of a training job: Megatron's flags by subject, each with its meaning.
 
-`plan --model` reads it as it reads any script.  What nobody but the user can know stands there as a
-comment that begins with MISSING; `preflight` finds the same flags missing until they are filled in.
+`plan --model` reads it like any other script. Values that only the user knows stand in it as
+comments that begin with MISSING; `preflight` reports the same flags until they are filled in.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.arguments import Argument
 
 MISSING = "# MISSING:"
-"""How a line begins that the user has to fill in."""
+"""Beginning of a line that the user has to fill in."""
 
 
 @dataclass(frozen=True)
 class _ScriptSection:
-    """One bash array.  `flags`: those that belong there, in order, each with what a comment says;
-    `defaults`: the arguments written where the source has none."""
+    """One bash array of the script.
+
+    `flags` belong to it, in order, each with the text of its comment; `defaults` are the arguments
+    written where the source has none.
+    """
 
     name: str
     title: str
@@ -117,13 +120,13 @@ _TAIL = """\
 
 
 def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
-    """The script of a job.
+    """Return the text of a job's script.
 
     Args:
-        arguments: of the model, and whatever else the source says (`model.arguments`); they take
-            the place of what this page would write.
-        source: where they come from.
-        name: the script's own file name.
+        arguments: flags of the model, and all others that the source gives (`model.arguments`);
+            they replace the defaults of the sections.
+        source: origin of the arguments, for the first comment.
+        name: file name of the script itself.
     """
     known = {argument.flag: argument for argument in arguments}
     lines = [
@@ -151,7 +154,7 @@ def job_script(arguments: Sequence[Argument], source: str, name: str) -> str:
 
 
 def _missing(known: dict[str, Argument]) -> tuple[Needed, ...]:
-    """What neither the source nor a default of ours says."""
+    """Return the needed flags that neither the source nor a default of the sections gives."""
     given = {flag: argument.words[1:] for flag, argument in known.items() if argument.words}
     for section in _SECTIONS:
         for default in section.defaults:
@@ -160,7 +163,7 @@ def _missing(known: dict[str, Argument]) -> tuple[Needed, ...]:
 
 
 def _body(section: _ScriptSection, known: dict[str, Argument]) -> Iterator[str]:
-    """The lines of a section; what is missing stands where it belongs."""
+    """Yield the lines of a section; a missing flag stands in its place as a comment."""
     defaults = {default.split()[0]: default for default in section.defaults}
     missing = {needed.flags[0]: needed for needed in _missing(known)}
     for flag, meaning in section.flags:
@@ -178,7 +181,7 @@ def _body(section: _ScriptSection, known: dict[str, Argument]) -> Iterator[str]:
 
 
 def _replaced(flag: str, known: dict[str, Argument]) -> bool:
-    """Whether the source has another flag that does the same."""
+    """Tell if the source gives another flag for the same need."""
     others = next((needed.flags for needed in NEEDED if flag in needed.flags), ())
     return any(other in known for other in others)
 
@@ -191,7 +194,7 @@ def _line(argument: Argument, meaning: str = "") -> str:
 
 
 def _help(flag: str) -> str:
-    """Megatron's own sentence, where it is short enough to stand behind the flag."""
+    """Return Megatron's help for a flag; "" if it is too long for a comment."""
     known = flag_table().by_name.get(flag)
     text = _one_line(known.help).rstrip(".") if known is not None else ""
     return text if len(text) <= 60 else ""
@@ -202,5 +205,5 @@ def _commented(line: str, meaning: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text that cannot end a comment."""
+    """Return a text on one line, without characters that could end a comment."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

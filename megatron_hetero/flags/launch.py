@@ -1,4 +1,4 @@
-"""How a plan is started: one `torchrun` line for each node, and what every global rank is.
+"""Start of a plan: one `torchrun` line for each node, and the place of every global rank.
 
 Nodes may contribute different numbers of GPUs: torchrun's static rendezvous numbers the ranks node
 by node from each node's own `--nproc-per-node`.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.emit import is_stock, megatron_args
-from megatron_hetero.flags.environment import Setting, job_settings, node_settings
+from megatron_hetero.flags.environment import EnvironmentSetting, job_settings, node_settings
 from megatron_hetero.plan.checks.devices import is_host_name
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -25,7 +25,7 @@ DEFAULT_MASTER_PORT = 29500
 
 @dataclass(frozen=True)
 class NodeLaunch:
-    """What to start on one node.  `host` is None for a plan without hosts: start it anywhere."""
+    """Command of one node. `host` is None for a plan without hosts, which may start anywhere."""
 
     node_rank: int
     host: str | None
@@ -34,14 +34,14 @@ class NodeLaunch:
 
     @property
     def line(self) -> str:
-        """The command for a shell on the node."""
+        """Return the command for a shell on the node."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
         return " ".join([*assignments, shlex.join(self.argv)])
 
 
 @dataclass(frozen=True)
 class RankRow:
-    """One process: where it runs and which place of the plan it has.
+    """One process: its machine and GPU, and its place in the plan.
 
     Host and GPU are None for a plan without hosts.
     """
@@ -61,21 +61,21 @@ class RankRow:
 def torchrun_lines(
     plan: Plan, plan_path: str | None = None, *, master_port: int = DEFAULT_MASTER_PORT
 ) -> tuple[str, ...]:
-    """One shell line for each node, in node-rank order; `node_launches` has them as data."""
+    """Return one shell line for each node, by node rank; `node_launches` returns them as data."""
     return tuple(launch.line for launch in node_launches(plan, plan_path, master_port=master_port))
 
 
 def node_launches(
     plan: Plan, plan_path: str | None = None, *, master_port: int = DEFAULT_MASTER_PORT
 ) -> tuple[NodeLaunch, ...]:
-    """The `torchrun` command of every node.
+    """Return the `torchrun` command of every node, by node rank.
 
     Args:
         plan: a valid plan.
-        plan_path: where the nodes find the plan file, if the plan needs it.
+        plan_path: path of the plan file on the nodes, if the plan needs it.
         master_port: port of the rendezvous on the first host.
     Raises:
-        UsageError: as `megatron_args`; or the port is not one.
+        UsageError: as `megatron_args`; or `master_port` is out of range.
         PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
     """
     check_master_port(master_port)
@@ -100,12 +100,12 @@ def node_launches(
     )
 
 
-def _pairs(settings: Iterable[Setting]) -> tuple[tuple[str, str], ...]:
+def _pairs(settings: Iterable[EnvironmentSetting]) -> tuple[tuple[str, str], ...]:
     return tuple((setting.name, setting.value) for setting in settings)
 
 
 def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
-    """Every process of the launch by global rank; `plan` is valid."""
+    """List every process of the launch by global rank; `plan` has to be valid."""
     places = rank_table(plan)
     if not plan.hosts:
         return tuple(
@@ -160,7 +160,7 @@ def check_master_port(master_port: int) -> None:
 
 
 def check_hosts(hosts: tuple[Host, ...]) -> None:
-    """Refuse hosts that nothing can be started on.
+    """Refuse hosts on which no process can be started.
 
     Raises:
         PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.

@@ -1,9 +1,9 @@
-"""What a training job cannot start without, beside its model: asked before anything is launched.
+"""Flags, beside the model's, without which a training job cannot start.
 
-A Hugging Face config.json knows no training at all, and many files of flags name only the model:
-plans can be made from them, jobs cannot.  Megatron stops for each of these by itself, one after the
-other, after all processes have started (`megatron.training.arguments.validate_args`); without an
-evaluation interval it divides by None.
+A Hugging Face config.json has no training settings, and many files of flags describe only the
+model: they suffice for a plan, not for a job. Megatron reports these flags one by one, after all
+processes have started (`megatron.training.arguments.validate_args`); without an evaluation interval
+it divides by None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatron_hetero.model.spec import Workload
 
 @dataclass(frozen=True)
 class Needed:
-    """One of `flags` has to be given; `example` is how it may look."""
+    """A need of every job: one of `flags`. `example` shows one with a value."""
 
     flags: tuple[str, ...]
     what: str
@@ -67,11 +67,11 @@ _NOT_TO_EVALUATE = ("--train-iters", "--lr")
 def missing_flags(
     given: Mapping[str, tuple[str, ...]], unknown: Collection[str] = ()
 ) -> tuple[Needed, ...]:
-    """What of `NEEDED` a job lacks, in its order.
+    """Return the entries of `NEEDED` that a job lacks, in their order.
 
     Args:
-        given: values by name of flag.
-        unknown: flags that are given too, with values that only a running shell would know.
+        given: flag -> its values.
+        unknown: more flags that are given, with values that only a running shell knows.
     """
     names = {*given, *unknown}
     found = [needed for needed in NEEDED if names.isdisjoint(needed.flags)]
@@ -83,9 +83,9 @@ def missing_flags(
 
 
 def missing_in_job(workload: Workload | None, more: Collection[str] = ()) -> tuple[Needed, ...]:
-    """What the flags of a plan lack for a start, with `more` flags beside them.
+    """Return the needs that the flags of a plan, together with `more` flags, do not meet.
 
-    Nothing where the plan carries no flags: it was made in Python or of a bare layout.
+    The result is empty for a plan without flags: one made in Python or from a bare layout.
 
     Raises:
         UsageError: Megatron would not read the flags.
@@ -98,5 +98,5 @@ def missing_in_job(workload: Workload | None, more: Collection[str] = ()) -> tup
 
 
 def missing_line(missing: Collection[Needed]) -> str:
-    """One line for a terminal or a comment."""
+    """Name missing flags on one line, for a terminal or a comment."""
     return ", ".join(f"{needed.flags[0]} ({needed.what})" for needed in missing)

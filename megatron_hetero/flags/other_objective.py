@@ -1,4 +1,4 @@
-"""What a plan with other micro-batches than the job's trains otherwise than the job would."""
+"""Objective of a plan whose micro-batch sizes differ from the job's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _BALANCED_WITHIN_A_MICRO_BATCH = ("aux_loss",)
 
 
 def other_objective(plan: Plan) -> str | None:
-    """Why another micro-batch size is another objective for this job; None where it is none.
+    """Explain why another micro-batch size changes the objective of this job; None if it does not.
 
-    Without `--calculate-per-token-loss` Megatron takes the mean over each micro-batch's tokens, and
-    the mean of these: where micro-batches count unlike numbers of tokens, a token's weight
-    depends on which sequences it shares a micro-batch with.
+    Without `--calculate-per-token-loss` Megatron averages over the tokens of each micro-batch, then
+    over micro-batches. Where micro-batches have unequal token counts, the weight of a token then
+    depends on the sequences in its micro-batch.
     """
     if plan.workload is None:
         return None
@@ -35,7 +35,8 @@ def other_objective(plan: Plan) -> str | None:
         reasons.append("experts are balanced within a micro-batch (aux_loss)")
     if not reasons:
         return None
+    unit = "sequence" if sizes == [1] else "sequences"
     return (
-        f"micro-batches of {' and '.join(map(str, sizes))} sequences, the job says "
+        f"micro-batches of {' and '.join(map(str, sizes))} {unit}, the job says "
         f"{training.micro_batch_size}: {'; '.join(reasons)}"
     )

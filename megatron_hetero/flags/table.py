@@ -22,7 +22,7 @@ TABLE_PATH = Path(__file__).with_name("megatron_flags.json")
 Scalar = str | int | float | bool | None
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
-"""What argparse takes for a value although it begins with '-'."""
+"""Tokens that argparse takes for values although they begin with '-'."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Flag:
 
     @property
     def bounds(self) -> tuple[int, int | None]:
-        """Fewest and most values; None for no upper bound."""
+        """Return the fewest and the most values; None for no upper bound."""
         if self.action != "store":
             return 0, 0
         if self.nargs is None:
@@ -64,10 +64,11 @@ class Option:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """As arguments.  A value that begins with '-' is joined: `--flag=-1`.
+        """Return the option as arguments; a value that begins with '-' is joined: `--flag=-1`.
 
         Raises:
-            UsageError: such a value among several; argparse has no way to be sure of it.
+            UsageError: a list of several values has such a value; argparse could take it for a
+                flag.
         """
         if not any(value.startswith("-") for value in self.values):
             return (self.name, *self.values)
@@ -94,11 +95,11 @@ class FlagTable:
         return {name: flag for flag in self.flags for name in flag.names}
 
     def option(self, name: str, *values: str) -> Option:
-        """The option of a name that Megatron knows, with values that it takes.
+        """Return the option of a known name and valid values.
 
         Raises:
-            UsageError: unknown name (near ones are proposed), too few or many values, a value that
-                is not of the flag's type or not among its choices.
+            UsageError: the name is unknown (the message proposes similar ones), the number of
+                values is wrong, or a value is not of the flag's type or not among its choices.
         """
         flag = self.by_name.get(name)
         if flag is None:
@@ -119,7 +120,7 @@ class FlagTable:
         """Cut an argument vector into options.
 
         Raises:
-            UsageError: something that Megatron's parser would refuse.
+            UsageError: Megatron's parser would refuse the vector.
         """
         options = []
         position = 0
@@ -145,9 +146,9 @@ class FlagTable:
         return tuple(options)
 
     def known_part(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """`argv` without the flags (and their values) that Megatron does not know.
+        """Drop the flags that Megatron does not know, with their values, from `argv`.
 
-        For the command line of a script with flags of its own, whose parser judges them.
+        A script with flags of its own has such a command line; its own parser judges them.
         """
         kept: list[str] = []
         is_kept = False
@@ -160,7 +161,7 @@ class FlagTable:
 
 
 def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
-    """Without options that a later one overrides, as argparse lets the last one win."""
+    """Drop the options that a later one overrides; as in argparse, the last one wins."""
     kept: dict[str, Option] = {}
     for option in options:
         kept.pop(option.flag.dest, None)
@@ -170,7 +171,7 @@ def last_of_each(options: Iterable[Option]) -> tuple[Option, ...]:
 
 @lru_cache(maxsize=1)
 def flag_table() -> FlagTable:
-    """The committed table of the supported Megatron."""
+    """Return the committed table of the supported Megatron release."""
     data = read_json(TABLE_PATH).data
     return FlagTable(
         data["megatron_core_version"],
@@ -195,7 +196,7 @@ def _frozen(default: Scalar | list[Scalar]) -> Scalar | tuple[Scalar, ...]:
 
 
 def _is_value(token: str) -> bool:
-    """Whether argparse reads a token as a value rather than as a flag."""
+    """Tell if argparse reads a token as a value rather than as a flag."""
     return not token.startswith("-") or token == "-" or bool(_NEGATIVE_NUMBER.match(token))
 
 

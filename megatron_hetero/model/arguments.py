@@ -36,7 +36,7 @@ _EXCLUSIVE = (
     frozenset({"--recompute-activations", "--recompute-granularity"}),
     frozenset({"--position-embedding-type", "--use-rotary-position-embeddings"}),
 )
-"""Flags of which one, given by hand, takes the place of the others."""
+"""Sets of flags; one of a set, given by hand, takes the place of the others."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Argument:
 
     @property
     def words(self) -> tuple[str, ...] | None:
-        """The argument as Megatron gets it; None when the script has to be run to know it.
+        """Return the argument as Megatron gets it; None when the script has to be run to know it.
 
         An unknown word after a known value (`--split 949,50,1 $MORE`) is taken to be empty, which
         to the shell is no word at all.
@@ -64,12 +64,12 @@ class Argument:
 
 
 def command_line_words(args: Sequence[str]) -> tuple[Word, ...]:
-    """Words that a person typed after `--`."""
+    """Wrap the words that a person typed after `--`."""
     return tuple(Word(text, COMMAND_LINE) for text in args)
 
 
 def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:
-    """Flags with the words up to the next flag; `--flag=value` is split.
+    """Group flags with the words up to the next flag; `--flag=value` is split.
 
     Raises:
         ModelError: a word stands before the first flag.
@@ -92,7 +92,8 @@ def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:
 def merge_arguments(
     arguments: Sequence[Argument], typed: Sequence[Argument]
 ) -> tuple[Argument, ...]:
-    """A script's arguments, without those that the plan decides, overridden by the typed ones.
+    """Merge a script's arguments, without those that the plan decides, with the typed ones, which
+    win.
 
     A flag that occurs twice keeps its last values, in its first place, as in Megatron's parser.
 

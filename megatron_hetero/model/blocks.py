@@ -17,7 +17,7 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 
 @dataclass(frozen=True)
 class Block:
-    """What cannot be divided between two stages.
+    """An indivisible part of the model: it stays within one stage.
 
     `num_replicated_parameters` of `num_parameters` are held by every rank of a tensor-parallel
     group (norms, biases of row-parallel products, position embeddings, router); the rest is
@@ -35,7 +35,7 @@ class Block:
 
 
 def blocks(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> tuple[Block, ...]:
-    """Embedding, `num_layers` decoder layers, head (final norm and output layer).
+    """Return embedding, `num_layers` decoder layers, head (final norm and output layer).
 
     Args:
         tensor_parallel_widths: every width in use, which decides the padding of the vocabulary.
@@ -61,7 +61,7 @@ def blocks(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> 
 
 
 def padded_vocab_size(model: ModelSpec, tensor_parallel_widths: Sequence[int] = (1,)) -> int:
-    """Rows of the embedding: the vocabulary, padded so that every width divides it.
+    """Count the rows of the embedding: the vocabulary, padded so that every width divides it.
 
     With one width this is Megatron's `calculate_padded_vocab_size`.
     """
@@ -70,7 +70,7 @@ def padded_vocab_size(model: ModelSpec, tensor_parallel_widths: Sequence[int] = 
 
 
 def num_parameters(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> int:
-    """Parameters of the whole model; a tied embedding counts once."""
+    """Count the parameters of the whole model; a tied embedding counts once."""
     return sum(b.num_parameters for b in blocks(workload, tensor_parallel_widths))
 
 
@@ -84,7 +84,8 @@ def _embedding(model: ModelSpec, vocab_size: int) -> Block:
 
 
 def _head(model: ModelSpec, vocab_size: int) -> Block:
-    """Final norm and output layer; the weights of a tied output layer are the embedding's."""
+    """Build the final norm and output layer; the weights of a tied output layer are the
+    embedding's."""
     norm = norm_parameters(model)
     output = 0 if model.tied_embeddings else vocab_size * model.hidden_size
     flops = 2.0 * model.seq_length * vocab_size * model.hidden_size
@@ -109,7 +110,7 @@ def _layer(model: ModelSpec) -> Block:
 
 
 def _matmul_weights(model: ModelSpec) -> int:
-    """Weights that one token is multiplied with in a layer."""
+    """Count the weights that one token is multiplied with in a layer."""
     weights = model.hidden_size * (_qkv_size(model) + _query_size(model))
     matrices = 3 if model.gated_mlp else 2
     if not model.num_experts:
@@ -119,12 +120,13 @@ def _matmul_weights(model: ModelSpec) -> int:
 
 
 def norm_parameters(model: ModelSpec, size: int | None = None) -> int:
-    """Parameters of one norm over `size` (the hidden size) channels."""
+    """Count the parameters of one norm over `size` (the hidden size) channels."""
     return (size or model.hidden_size) * (2 if model.normalization == "LayerNorm" else 1)
 
 
 def attention_parameters(model: ModelSpec) -> tuple[int, int]:
-    """Parameters of one attention, and how many of them every tensor-parallel rank holds."""
+    """Count the parameters of one attention, and those of them that every tensor-parallel rank
+    holds."""
     num_parameters = model.hidden_size * (_qkv_size(model) + _query_size(model))
     num_replicated = 0
     if model.add_bias_linear or model.add_qkv_bias:
@@ -137,7 +139,8 @@ def attention_parameters(model: ModelSpec) -> tuple[int, int]:
 
 
 def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
-    """Parameters of one MLP or of all experts with their router, and the replicated ones of them.
+    """Count the parameters of one MLP or of all experts with their router, and the replicated ones
+    of them.
 
     An expert has the shape of a dense MLP of width `moe_ffn_hidden_size`.
     """

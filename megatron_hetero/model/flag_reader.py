@@ -48,7 +48,7 @@ class FlagReader:
         raise ModelError(f"{self._source}: {message}")
 
     def switch(self, flag: str) -> bool:
-        """Whether a flag without value is given."""
+        """Return whether a flag without value is given."""
         argument = self._arguments.get(flag)
         if argument is None:
             return False
@@ -61,14 +61,14 @@ class FlagReader:
         return True
 
     def text(self, flag: str, default: str, allowed: Sequence[str]) -> str:
-        """One of `allowed`."""
+        """Read one of `allowed`."""
         value = self._value(flag)
         if value is not None and value not in allowed:
             self.fail([flag], f'{flag} is "{value}"; allowed: {", ".join(allowed)}')
         return default if value is None else value
 
     def words(self, flag: str) -> tuple[str, ...] | None:
-        """All values of a flag that takes several."""
+        """Read all values of a flag that takes several."""
         argument = self._arguments.get(flag)
         if argument is None:
             return None
@@ -79,13 +79,14 @@ class FlagReader:
         return tuple(v.text for v in argument.values if v.text is not None)
 
     def known_text(self, flag: str) -> str | None:
-        """The one value of a flag; None where it is not given, or only a running shell knows it."""
+        """Read the one value of a flag; None where it is not given, or only a running shell knows
+        it."""
         argument = self._arguments.get(flag)
         words = None if argument is None or argument.reason else argument.words
         return words[1] if words is not None and len(words) == 2 else None
 
     def optional_size(self, flag: str, minimum: int = 1) -> int | None:
-        """An integer of at least `minimum`, None when the flag is not given."""
+        """Read an integer of at least `minimum`; None when the flag is not given."""
         value = self._value(flag)
         if value is None:
             return None
@@ -98,12 +99,12 @@ class FlagReader:
         return number
 
     def size(self, flag: str, default: int, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
+        """Read an integer of at least `minimum`."""
         value = self.optional_size(flag, minimum)
         return default if value is None else value
 
     def fraction(self, flag: str, default: float) -> float:
-        """A probability: 0 or more, below 1."""
+        """Read a probability: 0 or more, below 1."""
         value = self._value(flag)
         if value is None:
             return default
@@ -138,7 +139,7 @@ class FlagReader:
         self.fail([], f"{what} {verb} missing; {remedy}: -- {words}")
 
     def required_size(self, flag: str) -> int:
-        """An integer of a flag that `require` has seen."""
+        """Read an integer of a flag that `require` has seen."""
         value = self.optional_size(flag)
         if value is None:
             self.fail([], f"{flag} is missing")
@@ -161,11 +162,11 @@ class FlagReader:
         )
 
     def kept(self) -> tuple[str, ...]:
-        """Every argument that is known, as Megatron gets it."""
+        """Return every argument that is known, as Megatron gets it."""
         return tuple(word for a in self._arguments.values() for word in self._words(a) or ())
 
     def unknown(self) -> tuple[str, ...]:
-        """Flags whose value is not known without running the script."""
+        """Return the flags whose value is not known without running the script."""
         return tuple(a.flag for a in self._arguments.values() if self._words(a) is None)
 
     def _words(self, argument: Argument) -> tuple[str, ...] | None:

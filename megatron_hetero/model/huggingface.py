@@ -6,12 +6,15 @@ from the user's flags.
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
-
 from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.files import Document, near_names, validate_document
+from megatron_hetero.model.huggingface_config import (
+    Gpt2Config,
+    HuggingFaceConfig,
+    LlamaConfig,
+    NeoxConfig,
+    OptConfig,
+)
 from megatron_hetero.model.script import Word
 
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
@@ -20,87 +23,9 @@ SUPPORTED_MODEL_TYPES = (*_LLAMA_LIKE, "gpt_neox", "opt", "gpt2")
 _PRECISION_FLAGS = {"bfloat16": ("--bf16",), "float16": ("--fp16",)}
 
 
-class _Config(BaseModel):
-    """The keys that decide the shape; a config has many more, about generation and tokens."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-    model_type: str
-    vocab_size: int = Field(ge=1)
-    torch_dtype: str | None = Field(None, validation_alias=AliasChoices("torch_dtype", "dtype"))
-    tie_word_embeddings: bool | None = None
-
-
-class _LlamaConfig(_Config):
-    num_hidden_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int | None = Field(None, ge=1)
-    head_dim: int | None = Field(None, ge=1)
-    max_position_embeddings: int = Field(ge=1)
-    hidden_act: str = "silu"
-    rms_norm_eps: float = Field(1e-6, gt=0)
-    rope_theta: float | None = Field(None, gt=0)
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    num_local_experts: int | None = Field(
-        None, ge=1, validation_alias=AliasChoices("num_local_experts", "num_experts")
-    )
-    num_experts_per_tok: int | None = Field(None, ge=1)
-    moe_intermediate_size: int | None = Field(None, ge=1)
-    norm_topk_prob: bool = False
-    decoder_sparse_step: int = Field(1, ge=1)
-    mlp_only_layers: list[int] = []
-
-
-class _NeoxConfig(_Config):
-    num_hidden_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    max_position_embeddings: int = Field(ge=1)
-    hidden_act: str = "gelu"
-    layer_norm_eps: float = Field(1e-5, gt=0)
-    rotary_pct: float = Field(0.25, gt=0, le=1)
-    rotary_emb_base: float = Field(10000.0, gt=0)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    hidden_dropout: float = Field(0.0, ge=0, lt=1)
-    use_parallel_residual: bool = True
-
-
-class _OptConfig(_Config):
-    num_hidden_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    ffn_dim: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    max_position_embeddings: int = Field(ge=1)
-    word_embed_proj_dim: int | None = Field(None, ge=1)
-    activation_function: str = "relu"
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    dropout: float = Field(0.1, ge=0, lt=1)
-    do_layer_norm_before: bool = True
-    enable_bias: bool = True
-
-
-class _Gpt2Config(_Config):
-    n_layer: int = Field(ge=1)
-    n_embd: int = Field(ge=1)
-    n_inner: int | None = Field(None, ge=1)
-    n_head: int = Field(ge=1)
-    n_positions: int = Field(ge=1)
-    activation_function: str = "gelu_new"
-    attn_pdrop: float = Field(0.1, ge=0, lt=1)
-    embd_pdrop: float = Field(0.1, ge=0, lt=1)
-    resid_pdrop: float = Field(0.1, ge=0, lt=1)
-    layer_norm_epsilon: float = Field(1e-5, gt=0)
-
-
 def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word, ...]]:
-    """Source (with what Megatron does differently) and the Megatron flags of a `config.json`.
+    """Translate a `config.json` to its source (with the differences of Megatron's model) and its
+    Megatron flags.
 
     Raises:
         ModelError: keys are missing or malformed, or the model type is not supported.
@@ -109,19 +34,19 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     model_type = document.data.get("model_type") if isinstance(document.data, dict) else None
     differences: list[str] = []
     if model_type in _LLAMA_LIKE:
-        llama = validate_document(document, _LlamaConfig, ModelError)
-        config: _Config = llama
+        llama = validate_document(document, LlamaConfig, ModelError)
+        config: HuggingFaceConfig = llama
         flags = _llama_flags(document, llama)
     elif model_type == "gpt_neox":
-        neox = validate_document(document, _NeoxConfig, ModelError)
+        neox = validate_document(document, NeoxConfig, ModelError)
         config = neox
         flags = _neox_flags(neox, differences)
     elif model_type == "opt":
-        opt = validate_document(document, _OptConfig, ModelError)
+        opt = validate_document(document, OptConfig, ModelError)
         config = opt
         flags = _opt_flags(document, opt, differences)
     elif model_type == "gpt2":
-        config = gpt2 = validate_document(document, _Gpt2Config, ModelError)
+        config = gpt2 = validate_document(document, Gpt2Config, ModelError)
         flags = _gpt2_flags(gpt2, differences)
     else:
         _refuse_latent_attention(document)
@@ -139,7 +64,7 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
 
 
 def _refuse_latent_attention(document: Document) -> None:
-    """Name what keeps DeepSeek-V2, -V3, Kimi K2 and their like out: their flags would not help."""
+    """Refuse DeepSeek-V2, -V3, Kimi K2 and their like by name: their flags would not help."""
     for key in ("kv_lora_rank", "q_lora_rank"):
         if isinstance(document.data, dict) and document.data.get(key) is not None:
             raise UnsupportedError(
@@ -150,7 +75,7 @@ def _refuse_latent_attention(document: Document) -> None:
             )
 
 
-def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:
+def _llama_flags(document: Document, config: LlamaConfig) -> list[str]:
     _require(document, "hidden_act", config.hidden_act, "silu")
     _require(document, "mlp_bias", config.mlp_bias, False)
     if config.model_type != "qwen2":
@@ -186,7 +111,7 @@ def _llama_flags(document: Document, config: _LlamaConfig) -> list[str]:
     return flags
 
 
-def _qwen3_experts(document: Document, config: _LlamaConfig) -> list[str]:
+def _qwen3_experts(document: Document, config: LlamaConfig) -> list[str]:
     _require(document, "decoder_sparse_step", config.decoder_sparse_step, 1)
     _require(document, "mlp_only_layers", config.mlp_only_layers, [])
     flags = ["--num-experts", str(config.num_local_experts or 128)]
@@ -198,8 +123,9 @@ def _qwen3_experts(document: Document, config: _LlamaConfig) -> list[str]:
     return flags
 
 
-def _rope_flags(document: Document, config: _LlamaConfig) -> list[str]:
-    """Position flags; newer files keep theta and scaling together in `rope_parameters`."""
+def _rope_flags(document: Document, config: LlamaConfig) -> list[str]:
+    """Translate position embeddings to flags; newer files keep theta and scaling together in
+    `rope_parameters`."""
     parameters = config.rope_parameters or {}
     theta = config.rope_theta or parameters.get("rope_theta") or 10000.0
     scaling = config.rope_scaling or parameters
@@ -221,7 +147,7 @@ def _rope_flags(document: Document, config: _LlamaConfig) -> list[str]:
     return flags
 
 
-def _neox_flags(config: _NeoxConfig, differences: list[str]) -> list[str]:
+def _neox_flags(config: NeoxConfig, differences: list[str]) -> list[str]:
     if config.use_parallel_residual:
         differences.append("attention and MLP run one after the other, not in parallel")
     _note_activation(config.hidden_act, differences)
@@ -241,7 +167,7 @@ def _neox_flags(config: _NeoxConfig, differences: list[str]) -> list[str]:
     return flags
 
 
-def _opt_flags(document: Document, config: _OptConfig, differences: list[str]) -> list[str]:
+def _opt_flags(document: Document, config: OptConfig, differences: list[str]) -> list[str]:
     projection = config.word_embed_proj_dim or config.hidden_size
     _require(document, "word_embed_proj_dim", projection, config.hidden_size)
     _require(document, "do_layer_norm_before", config.do_layer_norm_before, True)
@@ -258,7 +184,7 @@ def _opt_flags(document: Document, config: _OptConfig, differences: list[str]) -
     return flags + _untied_flag(config)
 
 
-def _gpt2_flags(config: _Gpt2Config, differences: list[str]) -> list[str]:
+def _gpt2_flags(config: Gpt2Config, differences: list[str]) -> list[str]:
     _note_activation(config.activation_function, differences)
     flags = _shape_flags(
         config.n_layer,
@@ -277,8 +203,9 @@ def _gpt2_flags(config: _Gpt2Config, differences: list[str]) -> list[str]:
     return flags + _untied_flag(config)
 
 
-def _untied_flag(config: _Config) -> list[str]:
-    """OPT and GPT-2 tie the embeddings unless the file says otherwise."""
+def _untied_flag(config: HuggingFaceConfig) -> list[str]:
+    """Return the flag of untied embeddings where the file asks for it; OPT and GPT-2 tie them by
+    default."""
     return ["--untie-embeddings-and-output-weights"] if config.tie_word_embeddings is False else []
 
 
@@ -296,12 +223,13 @@ def _shape_flags(
 
 
 def _dropout_flags(attention: float, hidden: float) -> list[str]:
-    """Always written: without them Megatron drops 0.1."""
+    """Write both dropouts always: without the flags Megatron drops 0.1."""
     return ["--attention-dropout", repr(attention), "--hidden-dropout", repr(hidden)]
 
 
 def _note_activation(activation: str, differences: list[str]) -> None:
-    """Megatron's activation without a flag is gelu; the shape and the cost are the same."""
+    """Note an activation other than gelu, Megatron's without a flag; shape and cost are the
+    same."""
     if not activation.startswith("gelu"):
         differences.append(f"the activation is gelu, not {activation}")
 

@@ -24,7 +24,7 @@ from megatron_hetero.model.spec import Workload
 def load_workload(
     path: Path | str | None, megatron_args: Sequence[str] = (), is_planned: bool = True
 ) -> Workload:
-    """Read what is to be trained.
+    """Read the model and the training job.
 
     Args:
         path: a bash script that starts Megatron, a file of Megatron flags, or (`.json`) a Hugging
@@ -45,7 +45,7 @@ def load_workload(
 def load_arguments(
     path: Path | str | None, megatron_args: Sequence[str] = ()
 ) -> tuple[str, tuple[Argument, ...]]:
-    """What `load_workload` is made of: the name of the source, and its arguments.
+    """Read the name of the source and its arguments, from which `load_workload` starts.
 
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
@@ -58,7 +58,7 @@ def load_arguments(
 
 
 def workload_hash(workload: Workload) -> str:
-    """sha256 of the model, the training and the flags; not of where they were read."""
+    """Hash (sha256) the model, the training and the flags; not the place where they were read."""
     return content_hash(
         {
             "model": asdict(workload.model),
@@ -69,7 +69,7 @@ def workload_hash(workload: Workload) -> str:
 
 
 def _read(path: Path) -> tuple[str, tuple[Word, ...]]:
-    """What to call the source, and the Megatron words of it."""
+    """Read the name of a source and its Megatron words."""
     if path.suffix == ".json":
         return megatron_words_from_huggingface(read_json(path))
     if path.suffix in (".yaml", ".yml"):

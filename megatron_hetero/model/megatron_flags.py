@@ -69,12 +69,14 @@ def workload_from_arguments(
     takes_flags: bool = True,
     is_planned: bool = True,
 ) -> Workload:
-    """Model and training of merged arguments (`model.arguments.merge_arguments`).
+    """Build model and training from merged arguments (`model.arguments.merge_arguments`).
 
-    `megatron_args` keeps every argument but those whose value is not known without running the
-    script; `source` names these.  `takes_flags`: a missing flag can be added to the source.
-    `is_planned`: what the cost model knows nothing of is refused.
+    `megatron_args` keeps the arguments that are known without running the script; `source` names
+    the others.
 
+    Args:
+        takes_flags: a missing flag can be added to the source.
+        is_planned: refuse what the cost model does not know.
     Raises:
         ModelError: a flag is missing, malformed, or contradicts another.
         UnsupportedError: a flag asks for what cannot be planned yet.
@@ -98,7 +100,8 @@ def workload_from_arguments(
 
 
 def flags_left_to_the_shell(workload: Workload) -> tuple[str, ...]:
-    """Flags of the script whose values only a running shell would know: no plan has them."""
+    """Return the flags of the script whose values only a running shell would know: no plan has
+    them."""
     begin, end = _UNKNOWN.split("{}")
     _, found, rest = workload.source.rpartition(begin)
     return tuple(rest.removesuffix(end).split(", ")) if found and rest.endswith(end) else ()
@@ -150,7 +153,8 @@ def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
 
 
 def _ffn_hidden_size(flags: FlagReader, hidden_size: int, swiglu: bool) -> int:
-    """Megatron's default, which --swiglu (but not --quick-geglu) shrinks to 2/3, by 64."""
+    """Read --ffn-hidden-size, by default Megatron's, which --swiglu (but not --quick-geglu) shrinks
+    to 2/3, by 64."""
     default = int((4 * hidden_size * 2 / 3) / 64) * 64 if swiglu else 4 * hidden_size
     if default == 0 and "--ffn-hidden-size" not in flags:
         flags.fail(
@@ -162,7 +166,7 @@ def _ffn_hidden_size(flags: FlagReader, hidden_size: int, swiglu: bool) -> int:
 
 
 def _num_query_groups(flags: FlagReader, num_heads: int) -> int:
-    """Without --group-query-attention Megatron ignores --num-query-groups."""
+    """Read --num-query-groups, which Megatron ignores without --group-query-attention."""
     if not flags.switch("--group-query-attention"):
         return num_heads
     groups = flags.size("--num-query-groups", 1)
@@ -250,7 +254,7 @@ def _precision(flags: FlagReader) -> Precision:
 
 
 def _recompute(flags: FlagReader, num_layers: int) -> Literal["none", "selective", "full"]:
-    """Megatron's granularity; refuses the forms whose memory cannot be planned yet."""
+    """Read Megatron's granularity; refuse the forms whose memory cannot be planned yet."""
     granularity = flags.text("--recompute-granularity", "none", _RECOMPUTE)
     if flags.switch("--recompute-activations"):
         granularity = "selective"
@@ -283,7 +287,8 @@ def _fused_activation(flags: FlagReader, model: ModelSpec) -> bool:
 
 
 def _flash_attention(flags: FlagReader) -> bool:
-    """Whether the scores are never stored: Transformer Engine's default, not the local layers'."""
+    """Return whether the scores are never stored: Transformer Engine's default, not the local
+    layers'."""
     implementation = flags.text(
         "--transformer-impl",
         "transformer_engine",

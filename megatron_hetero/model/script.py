@@ -1,8 +1,8 @@
-"""Words of a training script: what a bash script would put on Megatron's command line.
+"""Words that a bash script would put on Megatron's command line.
 
 Nothing is run.  The reader knows what such scripts are made of: assignments, arrays, expansions of
 both (`$A`, `${A}`, `${A:-default}`, `"${ARGS[@]}"`), quotes, comments, continued lines, and `if`
-where the text alone decides it (`shell_conditions`), for a script started without arguments.  What
+where the text alone decides it (`shell.conditions`), for a script started without arguments.  What
 only a running shell could know (command substitution, positional parameters, the branches of
 another `if`) becomes a word without text, which is an error only where somebody needs it.
 """
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
-from megatron_hetero.model.shell_conditions import Operand, ShellBody, negated, tested
-from megatron_hetero.model.shell_lexer import Command, ShellWord, WordPart, commands
+from megatron_hetero.model.shell.conditions import Operand, ShellBody, negated, tested
+from megatron_hetero.model.shell.lexer import commands
+from megatron_hetero.model.shell.words import Command, ShellWord, WordPart
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<append>\+?)=")
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset", "eval", "env"}
@@ -44,7 +45,7 @@ class Word:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it begins a flag (`--x`, but not a bare `--` nor a negative number)."""
+        """Return whether it begins a flag (`--x`, but not a bare `--` nor a negative number)."""
         return self.text is not None and re.match(r"--[A-Za-z]", self.text) is not None
 
 
@@ -67,12 +68,12 @@ class _Shell:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether a branch is open that the script does not take."""
+        """Return whether a branch is open that the script does not take."""
         return any(block.runs is False for block in self.blocks)
 
     @property
     def uncertain(self) -> str:
-        """Why what stands here may not be run; empty where it is."""
+        """Explain why the current command may not be run; empty where it is."""
         for block in reversed(self.blocks):
             if block.runs is None:
                 return f"inside the `{block.keyword}` of line {block.line}"
@@ -80,7 +81,7 @@ class _Shell:
 
 
 def read_megatron_words(path: Path, text: str) -> tuple[Word, ...]:
-    """Megatron's part of the command line of a script, or all words of a file of flags.
+    """Read Megatron's part of the command line of a script, or all words of a file of flags.
 
     The command is the last one that names a `pretrain*.py` (else any `.py`), and its flags are what
     follows that name.  Without such a command: the lines that begin with a flag, else all arrays
@@ -147,7 +148,7 @@ def _run(shell: _Shell, command: Command) -> None:
 
 
 def _operand(shell: _Shell, word: ShellWord) -> Operand:
-    """A word of a test; without arguments `$#` is 0."""
+    """Expand a word of a test; without arguments `$#` is 0."""
     if [piece.text for piece in word.pieces if piece.text] == ["$#"]:
         return Operand("0")
     value = _joined(shell, word.pieces, f"{shell.path}:{word.line}")
@@ -155,7 +156,7 @@ def _operand(shell: _Shell, word: ShellWord) -> Operand:
 
 
 def _assign(shell: _Shell, word: ShellWord, reason: str) -> bool:
-    """Carry out `NAME=value`, `NAME+=value`, `NAME=( ... )`; False when it is none of them.
+    """Execute `NAME=value`, `NAME+=value`, `NAME=( ... )`; return False when it is none of them.
 
     A value that is only set under a condition (`reason`) is not known; flags added to an array
     under a condition keep their text, so that a refusal can name them.
@@ -182,7 +183,7 @@ def _assign(shell: _Shell, word: ShellWord, reason: str) -> bool:
 
 
 def _expand(shell: _Shell, word: ShellWord) -> tuple[Word, ...]:
-    """The words that a word becomes: none, one, or many."""
+    """Expand a word to words: none, one, or many."""
     where = f"{shell.path}:{word.line}"
     arrays = [p for p in word.pieces if p.kind == "array"]
     if arrays and not any(p.text for p in word.pieces if p.kind != "array"):
@@ -213,7 +214,7 @@ def _concatenate(parts: tuple[Word, ...]) -> Word:
 
 
 def _value(shell: _Shell, piece: WordPart, where: str) -> Word:
-    """What a piece stands for, as one word."""
+    """Expand a piece to one word."""
     if piece.kind == "text":
         return Word(piece.text, where)
     if piece.kind == "unknown":
@@ -234,7 +235,7 @@ def _value(shell: _Shell, piece: WordPart, where: str) -> Word:
 
 
 def _launched(commands: list[tuple[Word, ...]]) -> tuple[Word, ...]:
-    """What follows the training script in the last command that has one."""
+    """Return the words that follow the training script in the last command that has one."""
     found: dict[bool, tuple[Word, ...]] = {}
     for command in commands:
         words = tuple(_unwrapped(command))
@@ -249,7 +250,7 @@ def _launched(commands: list[tuple[Word, ...]]) -> tuple[Word, ...]:
 
 
 def _unwrapped(command: tuple[Word, ...]) -> Iterator[Word]:
-    """A command line inside one word (`srun sh -c "torchrun ..."`) as words of its own."""
+    """Split a command line inside one word (`srun sh -c "torchrun ..."`) into words of its own."""
     for word in command:
         if word.text is None or not re.search(r"\.py\s", word.text):
             yield word

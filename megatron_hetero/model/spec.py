@@ -1,4 +1,4 @@
-"""What is trained, in Megatron's words, without torch: shapes, batch, precision, user's flags."""
+"""Model and training in Megatron's words, without torch: shapes, batch, precision, user's flags."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ class ModelSpec:
 
     @property
     def mlp_columns(self) -> int:
-        """Columns of every layer's MLP, or of each expert: what a tensor-parallel group divides."""
+        """Return the columns of every layer's MLP, or of each expert: the part that a
+        tensor-parallel group divides."""
         return self.moe_ffn_hidden_size if self.num_experts else self.ffn_hidden_size
 
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """How it is trained, as far as time, memory and equality depend on it.
+    """Settings of the training on which time, memory and equality depend.
 
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
@@ -74,13 +75,13 @@ class TrainingSpec:
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight in products, and of an activation."""
+        """Return the bytes of a weight in products, and of an activation."""
         return _ELEMENT_BYTES[self.precision]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, how it is trained, and the user's Megatron flags from which both were read.
+    """A model, its training, and the user's Megatron flags from which both were read.
 
     `megatron_args` is the user's argument vector without any flag that the plan decides (TP, PP,
     layout): `flags` prints it back.  `source` says where it was read, for people.

@@ -17,8 +17,8 @@ from megatron_hetero.model.flag_reader import FlagReader
 
 _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 _USUAL = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-"""Of tokenizers whose type has one published vocabulary: GPT-2's, and that of Llama 2, Mistral 7B
-v0.1 and Mixtral."""
+"""Sizes by type, where a type has one published vocabulary: GPT-2's, and that of Llama 2, Mistral
+7B v0.1 and Mixtral."""
 _PUBLISHED = {
     "gpt2": 50257,
     "meta-llama/Llama-2-": 32000,
@@ -27,7 +27,7 @@ _PUBLISHED = {
     "meta-llama/Meta-Llama-3": 128256,
     "meta-llama/Llama-3": 128256,
 }
-"""By the beginning of a Hugging Face name; with added tokens, as `len(tokenizer)` counts them."""
+"""Sizes by the beginning of a Hugging Face name, added tokens included (`len(tokenizer)`)."""
 _TIKTOKEN_DEFAULT = 131072
 """`DEFAULT_TIKTOKEN_MAX_VOCAB` of Megatron, whatever the file holds."""
 _MAX_MODEL_BYTES = 64 << 20
@@ -37,14 +37,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Its size without padding, and where that is known from."""
+    """The size of a vocabulary without padding, and the source of that number."""
 
     size: int
     note: str
 
 
 def vocabulary_of(flags: FlagReader) -> Vocabulary | None:
-    """What the tokenizer's flags and files say; None where they say nothing.
+    """Read the vocabulary from the tokenizer's flags and files; None where they say nothing.
 
     Raises:
         ModelError: a file of the tokenizer is there and cannot be read.
@@ -78,7 +78,7 @@ def vocabulary_of(flags: FlagReader) -> Vocabulary | None:
 
 
 def _read(kind: str, path: Path) -> Vocabulary | None:
-    """The vocabulary of a tokenizer's file; None where there is no such file."""
+    """Read the vocabulary of a tokenizer's file; None where there is no such file."""
     if kind == "HuggingFaceTokenizer" and path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
@@ -101,7 +101,7 @@ def _length(data: object) -> int:
 
 
 def _with_added_tokens(data: object) -> int:
-    """Distinct tokens of a `tokenizer.json`."""
+    """Count the distinct tokens of a `tokenizer.json`."""
     if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
         return 0
     vocab = data["model"].get("vocab")
@@ -121,8 +121,8 @@ def _bounded(path: Path) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[int]:
-    """Field numbers at the top of a protocol buffer, in order; field 1 of a SentencePiece model is
-    one piece of its vocabulary."""
+    """Yield the field numbers at the top of a protocol buffer, in order; field 1 of a SentencePiece
+    model is one piece of its vocabulary."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)

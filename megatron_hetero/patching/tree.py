@@ -1,7 +1,7 @@
-"""A Megatron-LM source tree and the patch that belongs to it.
+"""A Megatron-LM source tree, and the patch that belongs to it.
 
-A tree is known by the sha256 of the file that is patched, before and after: what cannot be
-recognised is not touched, and reverting gives back the very bytes.
+The sha256 of the patched file, before and after the patch, identifies a tree. An unknown tree is
+left untouched, and reverting restores the original bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageE
 from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
 
 _CORES = ("0.19.", "0.20.")
-"""Of trees in which the runtime works: the release, and main in development."""
+"""Versions of Megatron core with which the runtime works: the release, and main in development."""
 _MAX_QUOTED = 72
 
 State = Literal["unpatched", "patched"]
 
 
 class Release(BaseModel):
-    """One entry of `patches/releases.json`: a release and the hash of its file on either side."""
+    """One entry of `patches/releases.json`: a release, and its file's hashes on both sides."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,29 +51,29 @@ class SourceTree:
 
     @property
     def path(self) -> Path:
-        """The file that the patch changes."""
+        """Return the file that the patch changes."""
         return self.root / self.release.file
 
 
 def patches_folder() -> Path:
-    """`patches/`: beside the package in a checkout, within it once installed."""
+    """Return `patches/`: beside the package in a checkout, within it once installed."""
     package = Path(megatron_hetero.__file__).parent
     inside = package / "patches"
     return inside if inside.is_dir() else package.parent / "patches"
 
 
 def releases() -> tuple[Release, ...]:
-    """Every release that there is a patch for."""
+    """Return every release that has a patch."""
     text = (patches_folder() / "releases.json").read_text(encoding="utf-8")
     return tuple(TypeAdapter(list[Release]).validate_json(text))
 
 
 def recognise(root: Path) -> SourceTree:
-    """Which release a source tree is, and whether it is patched.
+    """Identify the release of a source tree, and its state: patched or not.
 
     Raises:
-        UsageError: not a folder.
-        MegatronVersionError: none of the known trees; says what was found.
+        UsageError: `root` is not a folder.
+        MegatronVersionError: no known tree has these files; the message says what was found.
     """
     if not root.is_dir():
         raise UsageError(f"{root}: not a folder. Give the root of a Megatron-LM checkout.")
@@ -106,7 +106,10 @@ def recognise(root: Path) -> SourceTree:
 
 
 def _what_to_do(version: str | None) -> str:
-    """Not `megatron_hetero.launch` in a tree whose own core the runtime does not work with."""
+    """Return the advice for an unknown tree.
+
+    It names `megatron_hetero.launch` only if the runtime works with the tree's own Megatron core.
+    """
     checkout = "check one of these commits out (undo your own changes of that file first)."
     if version is not None and not version.startswith(_CORES):
         return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
@@ -117,8 +120,10 @@ def _what_to_do(version: str | None) -> str:
 
 
 def _edits(path: Path, data: bytes, known: Sequence[Release]) -> Iterator[str]:
-    """The first line at which each known release's hook would not find what it expects; where it
-    finds all of it, that the edits stand elsewhere."""
+    """Yield, for each known release, the first line that its patch does not find as expected.
+
+    Where the patch finds all its lines, the text says that other lines of the file are edited.
+    """
     text = data.decode("utf-8", errors="replace")
     for release in known:
         hunks = hunks_of(patch_text(release), release.patch)
@@ -141,7 +146,7 @@ def _quoted(line: str | None) -> str:
 
 
 def megatron_core_version(root: Path) -> str | None:
-    """What the tree says of itself, read without running it."""
+    """Read Megatron core's version from a tree's text, without running it; None if absent."""
     path = root / "megatron" / "core" / "package_info.py"
     if not path.is_file():
         return None
@@ -150,10 +155,10 @@ def megatron_core_version(root: Path) -> str | None:
 
 
 def apply(tree: SourceTree) -> None:
-    """Put the hook in.
+    """Put the hook into the tree.
 
     Raises:
-        UsageError: it is there already.
+        UsageError: the tree has it already.
     """
     if tree.state == "patched":
         raise UsageError(f"{tree.path} is patched already; nothing was changed")
@@ -161,10 +166,10 @@ def apply(tree: SourceTree) -> None:
 
 
 def revert(tree: SourceTree) -> None:
-    """Take the hook out: the file has its original bytes again.
+    """Take the hook out: the file gets its original bytes back.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: the tree does not have it.
     """
     if tree.state == "unpatched":
         raise UsageError(f"{tree.path} is not patched; nothing was changed")
@@ -172,7 +177,7 @@ def revert(tree: SourceTree) -> None:
 
 
 def patch_text(release: Release) -> str:
-    """The patch itself."""
+    """Read the patch of a release."""
     return (patches_folder() / release.patch).read_bytes().decode("utf-8")
 
 

@@ -1,7 +1,7 @@
-"""Applying a unified diff of one file, exactly or not at all.
+"""Application of a unified diff of one file, exactly or not at all.
 
-Only for text that is known by its hash: no fuzz, no offsets.  `patch -p1` and `git apply` read the
-same files.
+The text is known by its hash, so there is no fuzz and no offset. `patch -p1` and `git apply` read
+the same files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines `before` from line `start` (counted from 1) become `after`, at `new_start`."""
+    """Lines `before` from line `start` (counted from 1), and `after` at `new_start`."""
 
     start: int
     new_start: int
@@ -26,17 +26,18 @@ class Hunk:
 
     @property
     def reversed(self) -> Hunk:
-        """The hunk that undoes this one."""
+        """Return the hunk that undoes this one."""
         return Hunk(self.new_start, self.start, self.after, self.before)
 
 
 def hunks_of(diff: str, name: str) -> tuple[Hunk, ...]:
-    """The hunks of a unified diff of one file.
+    """Parse the hunks of a unified diff of one file.
 
     Args:
-        name: of the diff, for the message.
+        diff: the text of the diff.
+        name: its name, for error messages.
     Raises:
-        FileFormatError: not a unified diff.
+        FileFormatError: the text is not a unified diff.
     """
     found: list[Hunk] = []
     lines = iter(_lines(diff))
@@ -71,10 +72,10 @@ def _sides(
 
 
 def apply_hunks(text: str, hunks: tuple[Hunk, ...], name: str) -> str:
-    """`text` with every hunk applied.
+    """Return `text` with every hunk applied; `name` stands in error messages.
 
     Raises:
-        FileFormatError: the text is not the one that the diff was made from.
+        FileFormatError: the diff was made from another text.
     """
     lines = _lines(text)
     for hunk in reversed(hunks):
@@ -86,8 +87,11 @@ def apply_hunks(text: str, hunks: tuple[Hunk, ...], name: str) -> str:
 
 
 def first_difference(text: str, hunk: Hunk) -> tuple[int, str, str | None] | None:
-    """Where a text is not what a hunk expects: the line's number, what is expected, what is there
-    (None past the end); None where the hunk's lines stand together somewhere in it."""
+    """Find the first line of a hunk that a text does not have.
+
+    Returns the line's number, the expected line, and the line found (None past the end). Returns
+    None if all lines of the hunk stand together somewhere in the text.
+    """
     lines = _lines(text)
     size = len(hunk.before)
     if any(tuple(lines[i : i + size]) == hunk.before for i in range(len(lines) - size + 1)):
@@ -100,5 +104,5 @@ def first_difference(text: str, hunk: Hunk) -> tuple[int, str, str | None] | Non
 
 
 def _lines(text: str) -> list[str]:
-    """Lines with their ends; `str.splitlines` would end one at a carriage return too."""
+    """Split a text into lines with their ends, but not at carriage returns."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -8,8 +8,6 @@ hosts         machines of a launch, in rank order
 place         devices for a plan that names none
 ranks         which global rank is which place
 stock_ranks   Megatron's two orders of ranks
-shards        shard tables: where each device's piece begins and ends
-stage_ranges  parts of an activation on the ranks of a stage
 chunks        the chain of model chunks of a replica
 order         the text form of a stage's computations
 libraries     communication libraries of a plan's machines

@@ -1,4 +1,4 @@
-"""Making a plan: from a layout line, or from replicas on devices (hosts and their rank order)."""
+"""Construction of plans: from a layout line, or from replicas on devices (hosts, rank order)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_hetero.plan.plan import Host, Layout, Plan, Replica, ReplicaShape,
 
 
 def plan_from_layout(layout: Layout, workload: Workload | None = None) -> Plan:
-    """The plan of a bare layout: no devices, nothing but what the line says.
+    """Build the plan of a bare layout: no devices, nothing but what the line says.
 
     Raises:
         PlanFormatError: the layout breaks an invariant (of `workload`'s model too, when given).
@@ -24,7 +24,7 @@ def plan_from_layout(layout: Layout, workload: Workload | None = None) -> Plan:
 
 
 def replica_from_shape(shape: ReplicaShape) -> Replica:
-    """A replica without devices whose stages hold layers 0, 1, ... one after the other."""
+    """Build a replica without devices whose stages hold layers 0, 1, ... one after the other."""
     stages = []
     first_layer = 0
     for stage_shape in shape.stages:
@@ -34,10 +34,10 @@ def replica_from_shape(shape: ReplicaShape) -> Replica:
 
 
 def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host, ...]:
-    """The nodes that the replicas use, in the order of plans that stock Megatron cannot number
-    (for the others see `stock_ranks.hosts_in_rank_order`).
+    """Order the nodes that the replicas use, in plans that stock Megatron cannot number (for the
+    others see `stock_ranks.hosts_in_rank_order`).
 
-    Nodes come site by site, on the way through the sites on which rings are short
+    Nodes come site by site, on the tour of the sites on which rings are short
     (`Cluster.site_places`), and in cluster order on a site.  But the site, and there the node, of
     the plan's last device comes last: Megatron prints the log on the last global rank, which has to
     be the last tensor rank of the last stage of the last replica.  Inside a node, GPUs come in the
@@ -60,7 +60,7 @@ def canonical_hosts(replicas: Sequence[Replica], cluster: Cluster) -> tuple[Host
 
 
 def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[Replica, ...]:
-    """The replicas with every stage's devices (and their shares) in global rank order."""
+    """Sort every stage's devices (and their shares) into global rank order."""
     devices = (f"{host.node}:{index}" for host in hosts for index in host.gpu_indices)
     rank_of_device = {device: rank for rank, device in enumerate(devices)}
     return tuple(

@@ -1,4 +1,4 @@
-"""The chain of model chunks of a replica: which stage holds which piece of the model, in order."""
+"""The chain of model chunks of a replica: the stage of each piece of the model, in order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from megatron_hetero.plan.plan import LayerRange, Replica, Stage
 
 
 def stage_chunks(stage: Stage) -> tuple[LayerRange, ...]:
-    """A stage's pieces of the model, one for a stage that names none."""
+    """Return a stage's pieces of the model, one for a stage that names none."""
     return stage.chunks or (LayerRange(stage.first_layer, stage.shape.num_layers),)
 
 
 def layer_ranges(stage: Stage) -> str:
-    """The layers of a stage in words: `0-4`, `3`, or of chunks `0-2, 9-10`."""
+    """Write the layers of a stage in words: `0-4`, `3`, or of chunks `0-2, 9-10`."""
     return ", ".join(
         str(chunk.first_layer)
         if chunk.num_layers == 1
@@ -21,7 +21,8 @@ def layer_ranges(stage: Stage) -> str:
 
 
 def chain(replica: Replica) -> tuple[int, ...]:
-    """[virtual stage] -> stage, in the order of the layers; one chunk on each stage is 0, 1, ..."""
+    """Return the stage of each virtual stage, in the order of the layers; one chunk on each stage
+    is 0, 1, ..."""
     if not any(stage.chunks for stage in replica.stages):
         return tuple(range(len(replica.stages)))
     pieces = [

@@ -1,4 +1,4 @@
-"""What differs between two plans, in words: replicas, stages, layers, devices, estimates."""
+"""Differences between two plans, in words: replicas, stages, layers, devices, estimates."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Difference:
 
 
 def diff_plans(before: Plan, after: Plan) -> tuple[Difference, ...]:
-    """Every difference that matters to a run or to its prediction, what matters most first; empty
-    for equal plans."""
+    """Find every difference that matters to a run or to its prediction, the most important first;
+    empty for equal plans."""
     return tuple(
         difference
         for source in (_estimates, _replicas, _job, _devices, _memory, _inputs)
@@ -95,19 +95,19 @@ _DEFAULTS = {
     "order": "1F1B",
     "optimizer_share": "1",
 }
-"""What a stage's setting is when it is None."""
+"""Meaning of a stage's setting that is None."""
 
 
 def _changed_setting(
     where: str, what: str, before: Any, after: Any, default: str = _OF_THE_JOB
 ) -> Iterator[Difference]:
-    """For what has a meaning when it is None: that is a value, not an absence."""
+    """Compare a setting for which None has a meaning: it is a value, not an absence."""
     if before != after:
         yield Difference(where, what, _text(before) or default, _text(after) or default)
 
 
 def _devices(before: Plan, after: Plan) -> Iterator[Difference]:
-    """Moves by device: easier to follow than two lists for each stage."""
+    """Report moves by device: easier to follow than two lists for each stage."""
     old, new = _place_of_device(before), _place_of_device(after)
     for device in sorted(old.keys() | new.keys()):
         if old.get(device) != new.get(device):
@@ -152,7 +152,7 @@ def _job(before: Plan, after: Plan) -> Iterator[Difference]:
 
 
 def _values_of_flags(args: tuple[str, ...]) -> dict[str, str]:
-    """Flag -> its values; a switch is "given"."""
+    """Map flags to their values; a switch is "given"."""
     values: dict[str, list[str]] = {}
     name = ""
     for word in args:
@@ -214,7 +214,7 @@ def _memory(before: Plan, after: Plan) -> Iterator[Difference]:
 def _number(
     where: str, what: str, old: float | None, new: float | None, show: Callable[[float], str]
 ) -> Iterator[Difference]:
-    """Both values and, where it says something, their ratio."""
+    """Report both values and, where it says something, their ratio."""
     if old == new:
         return
     before = None if old is None else show(old)

@@ -46,13 +46,14 @@ def save_plan(plan: Plan, path: Path | str) -> None:
 
 
 def plan_to_data(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON data.  Times stay floats even where they are whole, so bytes stay equal."""
+    """Convert a plan to JSON data.  Times stay floats even where they are whole, so bytes stay
+    equal."""
     data = _to_data(plan, Plan)
     return typing.cast(dict[str, Any], data)
 
 
 def plan_from_data(data: Any, source: str = "plan") -> Plan:
-    """The validated plan of parsed JSON data; `source` stands where errors name the file.
+    """Validate parsed JSON data and build its plan; `source` stands where errors name the file.
 
     Raises:
         PlanFormatError: as `load_plan`.
@@ -61,7 +62,7 @@ def plan_from_data(data: Any, source: str = "plan") -> Plan:
 
 
 def plan_json_schema() -> dict[str, Any]:
-    """The JSON Schema of plan.json, for editors."""
+    """Return the JSON Schema of plan.json, for editors."""
     schema = _plan_model().model_json_schema()
     return {"$schema": JSON_SCHEMA_DIALECT, **schema}
 
@@ -79,7 +80,8 @@ def _plan_from_document(document: Document) -> Plan:
 
 
 def _check_schema_version(document: Document) -> None:
-    """Before anything else: the keys of another version mean nothing to this one."""
+    """Check the version before anything else: the keys of another version mean nothing to this
+    one."""
     data = document.data
     if not isinstance(data, dict) or "schema_version" not in data:
         raise PlanFormatError(
@@ -117,7 +119,7 @@ def _plan_model() -> type[BaseModel]:
 
 
 def _schema_model(dataclass_type: type[Any]) -> type[BaseModel]:
-    """The pydantic model with the fields, defaults and documentation of a dataclass."""
+    """Build the pydantic model with the fields, defaults and documentation of a dataclass."""
     fields: dict[str, Any] = {}
     hints = typing.get_type_hints(dataclass_type)
     for field in dataclasses.fields(dataclass_type):
@@ -136,7 +138,7 @@ def _schema_model(dataclass_type: type[Any]) -> type[BaseModel]:
 
 
 def _schema_type(hint: Any) -> Any:
-    """A field's type with every dataclass in it replaced by its model."""
+    """Replace every dataclass in a field's type by its model."""
     if dataclasses.is_dataclass(hint):
         return _schema_model(typing.cast(type[Any], hint))
     arguments = typing.get_args(hint)
@@ -151,7 +153,7 @@ def _schema_type(hint: Any) -> Any:
 
 
 def _from_model(value: Any, hint: Any) -> Any:
-    """A validated value of `_schema_type(hint)` as a value of `hint`."""
+    """Convert a validated value of `_schema_type(hint)` to a value of `hint`."""
     hint = _without_none(hint)
     if value is None:
         return None
@@ -168,7 +170,7 @@ def _from_model(value: Any, hint: Any) -> Any:
 
 
 def _to_data(value: Any, hint: Any) -> Any:
-    """A value of `hint` as JSON data."""
+    """Convert a value of `hint` to JSON data."""
     hint = _without_none(hint)
     if value is None:
         return None
@@ -185,7 +187,7 @@ def _to_data(value: Any, hint: Any) -> Any:
 
 
 def _without_none(hint: Any) -> Any:
-    """`X` of `X | None`; the plan has no other unions."""
+    """Return `X` of `X | None`; the plan has no other unions."""
     if typing.get_origin(hint) is types.UnionType:
         (hint,) = (a for a in typing.get_args(hint) if a is not types.NoneType)
     return hint

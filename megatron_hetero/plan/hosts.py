@@ -1,4 +1,4 @@
-"""The machines of a launch: which GPUs each contributes, in which order."""
+"""The machines of a launch: the GPUs that each contributes, in rank order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from megatron_hetero.plan.plan import Host
 
 
 def hosts_of(devices: Iterable[str], cluster: Cluster) -> tuple[Host, ...]:
-    """The machines of some devices, by first appearance; in each its devices in the order given.
+    """Group devices by machine, machines by first appearance; in each its devices in the order
+    given.
 
     `devices` ("node:index") are of `cluster`.
     """

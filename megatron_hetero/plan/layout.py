@@ -35,6 +35,9 @@ def parse_layout(text: str) -> Layout:
     Raises:
         PlanFormatError: the line breaks the grammar or a bound; the message has the column, the
             line and a caret below the place.
+
+    >>> str(parse_layout("tp4:20, tp2(5:3):12@12 |tp1:32 @4"))
+    'tp4:20,tp2(5:3):12 @12 | tp1:32 @4'
     """
     if len(text) > MAX_LAYOUT_CHARACTERS:
         raise PlanFormatError(
@@ -45,7 +48,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def format_layout(layout: Layout) -> str:
-    """The layout as a line, which `parse_layout` reads."""
+    """Write the layout as a line, which `parse_layout` reads."""
     return str(layout)
 
 

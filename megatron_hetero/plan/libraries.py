@@ -10,12 +10,13 @@ from megatron_hetero.plan.plan import Host
 
 
 def library_of(host: Host) -> Library:
-    """What a host of a plan speaks: as it says, else as its type of GPU is known."""
+    """Return the library of a host of a plan: the one it names, else that of its type of GPU."""
     return host.library or _usual(next(iter(host.type_by_device.values()), ""))
 
 
 def stated(gpu: GpuType) -> Library | None:
-    """What a host with this GPU has to say of its library: nothing where the name says it."""
+    """Return what a host with this GPU has to say of its library: nothing where the name says
+    it."""
     return None if gpu.library == _usual(gpu.name) else gpu.library
 
 

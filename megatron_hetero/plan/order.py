@@ -27,6 +27,9 @@ def parse_order(text: str) -> tuple[Pass, ...]:
 
     Raises:
         PlanFormatError: names the character that is no pass, and its place.
+
+    >>> parse_order("F F1 B1 B")
+    (('F', 0), ('F', 1), ('B', 1), ('B', 0))
     """
     passes: list[Pass] = []
     compact = "".join(text.split())

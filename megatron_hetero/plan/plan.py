@@ -20,7 +20,7 @@ from megatron_hetero.model.spec import Precision, Workload
 PLAN_SCHEMA_VERSION = 1
 
 ScheduleName = Literal["1f1b", "interleaved", "zero-bubble", "synthesised"]
-"""How the stages' orders came about; "1f1b" where they have none."""
+"""Origin of the stages' orders; "1f1b" where they have none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class StageShape:
 
 @dataclass(frozen=True)
 class ReplicaShape:
-    """One data-parallel copy of the model: its stages, and what it does of each global batch.
+    """One data-parallel copy of the model: its stages, and its micro-batches of each global batch.
 
     `micro_batch_size` is None when it is the job's (`--micro-batch-size`).
     """
@@ -90,12 +90,12 @@ class Layout:
 
     @property
     def tensor_parallel_widths(self) -> tuple[int, ...]:
-        """Distinct widths, ascending."""
+        """Return the distinct widths, ascending."""
         return tuple(sorted({s.tensor_parallel for r in self.replicas for s in r.stages}))
 
     @property
     def has_context_parallel(self) -> bool:
-        """Whether some stage divides its sequences among several groups."""
+        """Return whether some stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
 
 
@@ -167,17 +167,17 @@ class Host:
     gpu_indices: tuple[int, ...]
     gpu_types: tuple[str, ...] = ()
     library: Library | None = None
-    """What its GPUs exchange tensors with; None where the name of their type says it."""
+    """Communication library of its GPUs; None where the name of their type says it."""
 
     @property
     def type_by_device(self) -> dict[str, str]:
-        """Type of each GPU that it contributes, by "node:index", in rank order."""
+        """Map each GPU that it contributes, by "node:index" in rank order, to its type."""
         types = self.gpu_types or (self.gpu_type or "",) * len(self.gpu_indices)
         return {f"{self.node}:{i}": t for i, t in zip(self.gpu_indices, types, strict=True)}
 
     @property
     def kind(self) -> str:
-        """Its GPU type for people, or its types with their numbers."""
+        """Name its GPU type for people, or its types with their numbers."""
         return self.gpu_type or " + ".join(
             f"{number} x {name}" for name, number in Counter(self.gpu_types).items()
         )
@@ -185,7 +185,7 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceEstimate:
-    """Predicted peak memory of one device, bytes, and where it goes (keys: weights, gradients,
+    """Predicted peak memory of one device, bytes, and its parts (keys: weights, gradients,
     optimizer, activations, buffers, reserve)."""
 
     capacity_bytes: int
@@ -195,9 +195,10 @@ class DeviceEstimate:
 
 @dataclass(frozen=True)
 class TrafficEstimate:
-    """What one cause sends between two sites, there and back, and what that costs.
+    """Traffic of one cause between two sites, there and back, and its price.
 
-    `cause`: "replica 0, stages 2 to 3", or "gradients" (and new weights)."""
+    `cause`: "replica 0, stages 2 to 3", or "gradients" (and new weights).
+    """
 
     cause: str
     sites: tuple[str, ...]
@@ -207,7 +208,7 @@ class TrafficEstimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What the planner predicts.  `bound_s` is a lower bound on the step time of any plan of the
+    """Predictions of the planner.  `bound_s` is a lower bound on the step time of any plan of the
     space searched, `gap = step_time_s / bound_s - 1`; both None when no bound was computed.
     `measured` is False when no profile.json stood behind the numbers."""
 
@@ -225,13 +226,13 @@ class Estimates:
     bound_relaxes: str = ""
     measured: bool = False
     price_per_hour: float | None = None
-    """Of the machines in use, in the cluster file's currency; None where it gives no price."""
+    """Price of the machines in use, in the cluster file's currency; None where it gives none."""
     price_per_million_tokens: float | None = None
-    """With what the traffic between sites costs."""
+    """Price of machines, and of traffic between sites."""
     traffic_price_per_hour: float | None = None
-    """Of all traffic between sites that costs something; beside `price_per_hour`."""
+    """Price of all traffic between sites; beside `price_per_hour`."""
     traffic: tuple[TrafficEstimate, ...] = ()
-    """Where it comes from, the dearest first; small causes of large plans are one, "others"."""
+    """Causes of traffic, the dearest first; small causes of large plans are one, "others"."""
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,11 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        """The asymmetric part, which one line can say."""
+        """Return the asymmetric part, which one line can say."""
         return Layout(tuple(r.shape for r in self.replicas))
 
     @cached_property
     def type_by_device(self) -> dict[str, str]:
-        """GPU type of every device in use, by "node:index", in rank order; empty without hosts."""
+        """Map every device in use, by "node:index" in rank order, to its GPU type; empty without
+        hosts."""
         return {d: t for host in self.hosts for d, t in host.type_by_device.items()}

@@ -1,4 +1,4 @@
-"""Which global rank is which place of the plan: the binding of processes to GPUs.
+"""The place of every global rank in the plan: the binding of processes to GPUs.
 
 `torchrun` numbers processes host by host, in `--node-rank` order and, inside a host, by local rank.
 `Plan.hosts` holds both orders, so global rank r is the r-th (host, GPU) pair.  A plan made from a
@@ -28,7 +28,8 @@ class Position:
 
 
 def positions(layout: Layout) -> tuple[Position, ...]:
-    """Every place of a layout in reading order: replica, stage, context rank, tensor rank."""
+    """Return every place of a layout in reading order: replica, stage, context rank, tensor
+    rank."""
     return tuple(
         Position(r, s, i % stage.tensor_parallel, None, i // stage.tensor_parallel)
         for r, replica in enumerate(layout.replicas)
@@ -38,7 +39,7 @@ def positions(layout: Layout) -> tuple[Position, ...]:
 
 
 def rank_table(plan: Plan) -> tuple[Position, ...]:
-    """The place of every global rank, indexed by rank.
+    """Return the place of every global rank, indexed by rank.
 
     `plan` has passed `validate_plan`: its devices are each in one stage and on one host.
     """

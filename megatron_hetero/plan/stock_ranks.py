@@ -47,10 +47,17 @@ class StockArrangement:
 def places_by_rank(
     order: RankOrder, num_replicas: int, num_stages: int, width: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(replica, stage, tensor rank) of global ranks 0, 1, ... of equal replicas.
+    """Yield (replica, stage, tensor rank) of global ranks 0, 1, ... of equal replicas.
 
     Place (d, p, k) has, by `parallel_state.RankGenerator`, rank k + t (d + D p) in the default
     order tp-cp-ep-dp-pp, and k + t (p + P d) in tp-cp-ep-pp-dp of `--use-tp-pp-dp-mapping`.
+
+    Args:
+        order: Megatron's.
+        num_replicas, num_stages, width: the one shape of all replicas.
+
+    >>> list(places_by_rank("tp-dp-pp", 2, 2, 1))
+    [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
     """
     if order == "tp-dp-pp":
         cells = ((d, p) for p in range(num_stages) for d in range(num_replicas))
@@ -62,7 +69,7 @@ def places_by_rank(
 
 
 def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
-    """Which of Megatron's orders give every global rank of the plan its place; the default first.
+    """Find Megatron's orders that give every global rank of the plan its place; the default first.
 
     Empty too when replicas, depths or widths differ, for which Megatron has no order.
     """
@@ -74,7 +81,7 @@ def rank_orders(plan: Plan) -> tuple[RankOrder, ...]:
 
 
 def node_grid(plan: Plan) -> NodeGrid:
-    """The nodes of a plan with devices."""
+    """Return the nodes of a plan with devices, [replica][stage][tensor rank]."""
     return tuple(
         tuple(tuple(device_place(name)[0] for name in s.devices) for s in replica.stages)
         for replica in plan.replicas
@@ -83,7 +90,7 @@ def node_grid(plan: Plan) -> NodeGrid:
 
 @lru_cache(maxsize=4096)
 def find_stock_arrangement(nodes: NodeGrid) -> StockArrangement | None:
-    """The arrangement of equal replicas for which ranks follow one of Megatron's orders.
+    """Find the arrangement of equal replicas for which ranks follow one of Megatron's orders.
 
     The default order is preferred, then the order in which replicas and nodes are given.  None if
     there is none, or (with many nodes that several replicas share) none was found in
@@ -99,14 +106,14 @@ def find_stock_arrangement(nodes: NodeGrid) -> StockArrangement | None:
 def hosts_in_rank_order(
     replicas: Sequence[Replica], order: RankOrder, cluster: Cluster
 ) -> tuple[Host, ...]:
-    """The hosts of replicas that are arranged as `find_stock_arrangement` says."""
+    """Return the hosts of replicas that are arranged as `find_stock_arrangement` says."""
     shape = len(replicas), len(replicas[0].stages), replicas[0].stages[0].shape.tensor_parallel
     places = places_by_rank(order, *shape)
     return hosts_of((replicas[d].stages[p].devices[k] for d, p, k in places), cluster)
 
 
 def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None:
-    """A node whose ranks would not be consecutive if the replicas kept their given order.
+    """Find a node whose ranks would not be consecutive if the replicas kept their given order.
 
     Returns:
         Its name and the two neighbours among its ranks with others' ranks between; None if all
@@ -124,7 +131,8 @@ def split_node(nodes: NodeGrid, order: RankOrder) -> tuple[str, int, int] | None
 
 
 class _OrderSearch:
-    """Lays nodes one after the other along the ranks, and steps back where no replica fits.
+    """Backtracking search that lays nodes one after the other along the ranks, and steps back where
+    no replica fits.
 
     Every data-parallel rank is followed as the stages that it has so far, each as the nodes of its
     tensor ranks.  The ranks so far can be completed exactly if for every such beginning there are
@@ -144,7 +152,7 @@ class _OrderSearch:
         self.ranks: list[str] = []
 
     def run(self) -> tuple[int, ...] | None:
-        """The replica for each data-parallel rank, or None."""
+        """Find the replica for each data-parallel rank, or None."""
         if not self._lay_all():
             return None
         replicas_with: dict[Pipeline, list[int]] = {}
@@ -153,7 +161,8 @@ class _OrderSearch:
         return tuple(replicas_with[replica].pop() for replica in self.filled)
 
     def _lay_all(self) -> bool:
-        """Depth first, without recursion: a cluster may have more nodes than Python has frames."""
+        """Search depth first, without recursion: a cluster may have more nodes than Python has
+        frames."""
         most = _MAX_NODES_TRIED + len(self.num_gpus) ** 2
         laid: dict[str, int] = {}
         choices = [iter(self.num_gpus)]
@@ -177,7 +186,7 @@ class _OrderSearch:
         return False
 
     def _lay(self, node: str) -> bool:
-        """Give the next ranks to `node`; whether some replica fits to every stage completed."""
+        """Give the next ranks to `node`; return whether some replica fits every stage completed."""
         for _ in range(self.num_gpus[node]):
             self.ranks.append(node)
             if len(self.ranks) % self.width == 0:

@@ -18,14 +18,16 @@ def check_plan_on_cluster(
     environment: Sequence[str] = (),
     profile: Profile | None = None,
 ) -> tuple[Finding, ...]:
-    """Everything that plan and cluster file show, errors first.
+    """Check everything that plan and cluster file show; return the findings, errors first.
 
     Args:
-        plan: valid by itself.
-        environment: `NAME=VALUE` or `NODE:NAME=VALUE`, beside what the launch lines set.
+        plan: a plan that is valid by itself.
+        cluster: the cluster that it is to run on.
+        environment: `NAME=VALUE` or `NODE:NAME=VALUE`, beside the variables of the launch lines.
+        profile: measurements behind the memory estimate; without one the catalogue answers.
     Raises:
         PlanFormatError: the plan names no devices.
-        UsageError: `environment` is not in that form.
+        UsageError: an entry of `environment` is not in that form.
     """
     unfit = check_fit(plan, cluster)
     if unfit:
@@ -38,7 +40,7 @@ def check_plan_on_cluster(
 
 
 def check_fit(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
-    """Whether the plan can be started on this cluster at all; no other check makes sense if not."""
+    """Check that the plan can be started on this cluster; other checks make sense only then."""
     return (
         *plan_checks.plan_is_for_the_cluster(plan, cluster),
         *plan_checks.flags_are_in_order(plan),
@@ -46,7 +48,7 @@ def check_fit(plan: Plan, cluster: Cluster) -> tuple[Finding, ...]:
 
 
 def check_figures(job: Job, profile: Profile | None) -> tuple[Finding, ...]:
-    """Memory, and whether the plan is of this cluster file."""
+    """Check memory, and that the plan was made for this cluster file."""
     return (
         *plan_checks.figures_are_fresh(job.plan, job.cluster),
         *plan_checks.memory_suffices(job.plan, job.cluster, profile, job.environment),
@@ -54,11 +56,11 @@ def check_figures(job: Job, profile: Profile | None) -> tuple[Finding, ...]:
 
 
 def check_job(job: Job) -> tuple[Finding, ...]:
-    """What GPUs, flags and environment of a job show."""
+    """Check the GPUs, flags and environment of a job."""
     checks = (*gpu_checks.CHECKS, *flag_checks.CHECKS, *network_checks.CHECKS)
     return tuple(finding for check in checks for finding in check(job))
 
 
 def errors_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Errors before warnings, each in the order of the checks."""
+    """Sort errors before warnings, each in the order of the checks."""
     return tuple(sorted(findings, key=lambda f: f.severity != "error"))

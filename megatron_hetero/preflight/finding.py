@@ -1,4 +1,4 @@
-"""What a check of the preflight reports."""
+"""The report of one check of the preflight."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ figures of the plan do not hold."""
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to mend.
+    """A fault of a job, with its remedy.
 
-    `id` is stable, for programs and for the table in the docs; `where` names the place in the plan,
-    the node or the flag; `remedy` says what to set.
+    `id` is stable, for programs and for the table in the docs. `where` names the place in the plan,
+    the node or the flag. `what` describes the fault, `remedy` says what to set.
     """
 
     id: str
@@ -26,5 +26,5 @@ class Finding:
 
 
 def has_errors(findings: tuple[Finding, ...]) -> bool:
-    """Whether anything found would stop the job."""
+    """Tell if any finding would stop the job."""
     return any(finding.severity == "error" for finding in findings)

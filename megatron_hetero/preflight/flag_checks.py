@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.needed import missing_in_job, missing_line
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.gpu_checks import capability
 from megatron_hetero.preflight.job import Job
@@ -19,7 +19,10 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def launches_are_serialised(job: Job) -> Iterator[Finding]:
-    """`validate_args`: tensor parallelism before Blackwell wants the variable to be 1."""
+    """Check that CUDA_DEVICE_MAX_CONNECTIONS is 1 where `validate_args` wants it.
+
+    It does for tensor parallelism on GPUs before Blackwell.
+    """
     if job.plan.layout.tensor_parallel_widths[-1] == 1:
         return
     for node, value in job.variable(CONNECTIONS).items():
@@ -36,8 +39,7 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
 
 
 def the_runtime_follows_every_flag(job: Job) -> Iterator[Finding]:
-    """What `runtime.job.support` refuses by name before anything starts
-    (docs/megatron-flags.md)."""
+    """Find flags that the runtime refuses before the start (docs/megatron-flags.md)."""
     for option in refused_options(job.plan):
         yield Finding(
             "flag-refused",
@@ -49,7 +51,7 @@ def the_runtime_follows_every_flag(job: Job) -> Iterator[Finding]:
 
 
 def the_job_is_complete(job: Job) -> Iterator[Finding]:
-    """Megatron stops for these one after the other, when all processes have started."""
+    """Find needed flags that are missing; Megatron reports them one by one, after the start."""
     missing = missing_in_job(job.plan.workload)
     if missing:
         examples = " ".join(needed.example for needed in missing)
@@ -64,7 +66,10 @@ def the_job_is_complete(job: Job) -> Iterator[Finding]:
 
 
 def growing_batches_divide(job: Job) -> Iterator[Finding]:
-    """Every replica runs the same part of each batch (`runtime.job.batches`)."""
+    """Find batches of a schedule that a replica cannot run in whole micro-batches.
+
+    Every replica runs the same part of each batch (`runtime.job.batches`).
+    """
     batches = undivided_batches(job.plan)
     if batches:
         yield Finding(
@@ -78,8 +83,11 @@ def growing_batches_divide(job: Job) -> Iterator[Finding]:
 
 
 def local_layers_have_their_kernels(job: Job) -> Iterator[Finding]:
-    """Without Transformer Engine the fused norm and gradient accumulation come from Apex; without
-    Apex `WrappedTorchNorm` and `ColumnParallelLinear` refuse the defaults."""
+    """Find local layers whose default kernels come from Apex.
+
+    Without Transformer Engine the fused norm and gradient accumulation come from Apex; without
+    Apex, `WrappedTorchNorm` and `ColumnParallelLinear` refuse the defaults.
+    """
     if job.value("--transformer-impl") != "local":
         return
     wanted = ("--no-persist-layer-norm", "--no-gradient-accumulation-fusion")
@@ -96,7 +104,10 @@ def local_layers_have_their_kernels(job: Job) -> Iterator[Finding]:
 
 
 def flash_attention_is_used(job: Job) -> Iterator[Finding]:
-    """Local layers compute attention unfused (`core.transformer.dot_product_attention`)."""
+    """Find a request for fused attention on local layers, which ignore it.
+
+    Local layers compute attention unfused (`core.transformer.dot_product_attention`).
+    """
     wants = job.value("--attention-backend") in ("flash", "fused") or job.has("--use-flash-attn")
     if wants and job.value("--transformer-impl") == "local":
         yield Finding(
@@ -110,7 +121,10 @@ def flash_attention_is_used(job: Job) -> Iterator[Finding]:
 
 
 def sequence_parallelism_has_a_width(job: Job) -> Iterator[Finding]:
-    """`validate_args` disables it at width 1.  Planning experts asks for it all the same."""
+    """Find sequence parallelism at width 1, where `validate_args` disables it.
+
+    Planning with experts asks for the flag all the same.
+    """
     if job.has("--num-experts"):
         return
     if job.has("--sequence-parallel") and job.plan.layout.tensor_parallel_widths == (1,):
@@ -124,7 +138,7 @@ def sequence_parallelism_has_a_width(job: Job) -> Iterator[Finding]:
 
 
 def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
-    """Overlaps that `validate_args` refuses or drops without another flag."""
+    """Find overlaps that `validate_args` refuses or drops because another flag is missing."""
     rules = (
         ("--overlap-param-gather", ("--use-distributed-optimizer", "--use-megatron-fsdp"),
          "parameters are gathered by the distributed optimizer alone"),

@@ -1,4 +1,4 @@
-"""What the GPUs of a plan cannot compute: precisions, formats, kernels.
+"""Precisions, formats and kernels that the GPUs of a plan lack.
 
 Sources: support matrix of Transformer Engine (fp8 per tensor from compute capability 8.9, block
 scaling 9.0, MXFP8 and NVFP4 10.0), FlashAttention-2 (8.0 and up), and `validate_args` of
@@ -21,7 +21,7 @@ _FIRST_UNTESTED_CAPABILITY = 12.0
 
 
 def capability(gpu: GpuType) -> float | None:
-    """Compute capability as a number; None for a GPU without one (AMD)."""
+    """Return the compute capability as a number; None for a GPU without one (AMD)."""
     return None if gpu.compute_capability is None else float(gpu.compute_capability)
 
 
@@ -42,7 +42,7 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
-    """What GPUs before Ampere cost the job of newer ones: precision and kernels."""
+    """Find GPUs before Ampere beside newer ones, which then lose bf16 and fused attention."""
     versions = {gpu.name: capability(gpu) for gpu in job.gpu_types}
     known = {name: version for name, version in versions.items() if version is not None}
     old = [f"{name} ({v})" for name, v in known.items() if v < _FLASH_CAPABILITY]
@@ -74,7 +74,7 @@ def fp8_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def flash_attention_is_supported(job: Job) -> Iterator[Finding]:
-    """Find GPUs that FlashAttention does not run on, or was not tested on."""
+    """Find GPUs on which FlashAttention does not run, or was not tested."""
     if job.value("--attention-backend") != "flash" and not job.has("--use-flash-attn"):
         return
     yield from _needs(job, "flash-attention-unsupported", "FlashAttention", _FLASH_CAPABILITY,
@@ -100,8 +100,10 @@ def grouped_gemm_is_supported(job: Job) -> Iterator[Finding]:
 
 
 def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
-    """Megatron's `validate_args` asks the local GPU 0, so that unlike nodes settle on unlike
-    arguments."""
+    """Find flags whose effect depends on the local GPU 0: unlike nodes get unlike arguments.
+
+    Megatron's `validate_args` reads the architecture of that GPU.
+    """
     flags = ("--use-megatron-fsdp", "--use-torch-fsdp2", "--tensor-parallel-num-weight-shards")
     given = [flag for flag in flags if job.has(flag)]
     versions = {capability(gpu) or 0.0 for gpu in job.gpu_types}
@@ -117,7 +119,15 @@ def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
 
 
 def _needs(job: Job, id_: str, what: str, needed: float, remedy: str) -> Iterator[Finding]:
-    """One finding for each type of GPU below a compute capability."""
+    """Yield one finding for each type of GPU below a compute capability.
+
+    Args:
+        job: the job under test.
+        id_: id of the finding.
+        what: subject of the message.
+        needed: least compute capability.
+        remedy: remedy of the finding.
+    """
     for gpu in job.gpu_types:
         version = capability(gpu)
         if version is not None and version < needed:

@@ -1,7 +1,7 @@
-"""Which ranks of a plan talk to each other: the groups that the preflight puts to the test.
+"""Groups of ranks that exchange values during training, for the tests on the machines.
 
 The groups are those of the runtime: the tensor-parallel group of each stage, the two stages of each
-boundary, the holders of each slice of each layer (its gradient sync), and the whole job.
+boundary, the holders of each slice of each layer (gradient sync), and the whole job.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from megatron_hetero.plan.ranks import rank_table
 
 @dataclass(frozen=True)
 class GroupTest:
-    """`ranks` exchange values: in a collective, or (a boundary) each of `senders` with each of the
-    others, both ways."""
+    """A group to test: `ranks` exchange values in a collective, or across a boundary.
+
+    At a boundary each of `senders` exchanges with each of the other ranks, both ways.
+    """
 
     name: str
     kind: Literal["collective", "boundary"]
@@ -28,7 +30,7 @@ class GroupTest:
 
 
 def group_tests(plan: Plan) -> tuple[GroupTest, ...]:
-    """Every distinct group of a plan with more than one rank, small ones first."""
+    """Return every distinct group of a plan with more than one rank, small groups first."""
     ranks_of: dict[tuple[int, int], list[int]] = {}
     for rank, place in enumerate(rank_table(plan)):
         ranks_of.setdefault((place.replica, place.stage), []).append(rank)
@@ -65,7 +67,10 @@ def _boundaries(ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTes
 
 
 def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> Iterator[GroupTest]:
-    """Each layer is cut at the union of all shard edges; a slice has one holder in each replica."""
+    """Yield the holders of each slice of each layer, one or more ranks in each replica.
+
+    A layer is cut at the union of all shard edges.
+    """
     num_layers = plan.layout.replicas[0].num_layers
     for layer in range(num_layers):
         holders = [
@@ -87,7 +92,7 @@ def _gradient_groups(plan: Plan, ranks_of: dict[tuple[int, int], list[int]]) -> 
 
 
 def _edges(stage: Stage) -> tuple[Fraction, ...]:
-    """Where the shards of a stage begin and end, as parts of the whole."""
+    """Return the shard edges of a stage, as parts of the whole."""
     shares = stage.shape.shares or (1,) * stage.shape.tensor_parallel
     total = sum(shares)
     return tuple(Fraction(edge, total) for edge in accumulate(shares, initial=0))

@@ -1,4 +1,4 @@
-"""The job that the preflight looks at: plan, cluster, Megatron flags, environment of each node."""
+"""The job under test: plan, cluster, Megatron flags, and the environment of each node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatron_hetero.plan.plan import Plan, Stage
 
 @dataclass(frozen=True)
 class StageOnNode:
-    """A stage with the node that it is on."""
+    """A stage with its node."""
 
     replica: int
     stage: int
@@ -25,19 +25,19 @@ class StageOnNode:
 
     @property
     def gpu(self) -> GpuType:
-        """The type of its GPUs."""
+        """Return the type of its GPUs."""
         return self.node.gpu_type
 
     @property
     def where(self) -> str:
-        """For a finding's `where`."""
+        """Name the stage, for the `where` of a finding."""
         place = f"{self.gpu.name} of {self.node.machine}"
         return f"replica {self.replica}, stage {self.stage} ({place})"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A plan that names devices of `cluster`, as it would be started.
+    """A plan that names devices of `cluster`, with the settings of its start.
 
     `environment[node]` holds the variables of the processes on a node: those of the launch lines,
     and the user's.
@@ -49,12 +49,12 @@ class Job:
 
     @cached_property
     def options(self) -> Mapping[str, tuple[str, ...]]:
-        """Megatron's flags in force: longest name -> values (empty for a switch)."""
+        """Return Megatron's flags in force: longest name -> values (empty for a switch)."""
         given = () if self.plan.workload is None else self.plan.workload.megatron_args
         return {o.flag.names[0]: o.values for o in last_of_each(flag_table().split(given))}
 
     def value(self, name: str) -> str | None:
-        """The value of a flag, or Megatron's default; None where neither says."""
+        """Return the value of a flag, or Megatron's default; None if it has neither."""
         values = self.options.get(name)
         if values:
             return values[0]
@@ -62,12 +62,12 @@ class Job:
         return None if default is None else str(default)
 
     def has(self, *names: str) -> bool:
-        """Whether one of these flags is given."""
+        """Tell if one of these flags is given."""
         return any(name in self.options for name in names)
 
     @cached_property
     def stages(self) -> tuple[StageOnNode, ...]:
-        """Every stage on its node."""
+        """Return every stage with its node."""
         return tuple(
             StageOnNode(r, s, stage, self.cluster.node_of(stage.devices[0]))
             for r, s, stage in stages(self.plan)
@@ -75,31 +75,32 @@ class Job:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes in use (islands of a machine apart), in node-rank order."""
+        """Return the nodes in use, islands of one machine apart, by node rank."""
         used = [self.cluster.node_of(device) for device in self.plan.type_by_device]
         return tuple({node.name: node for node in used}.values())
 
     @cached_property
     def gpu_types(self) -> tuple[GpuType, ...]:
-        """Distinct types in use, in launch order."""
+        """Return the distinct GPU types in use, in launch order."""
         return tuple({node.gpu_type.name: node.gpu_type for node in self.nodes}.values())
 
     def variable(self, name: str) -> dict[str, str | None]:
-        """A variable on each node of the launch."""
+        """Return the value of a variable on each node of the launch."""
         return {
             host.node: self.environment.get(host.node, {}).get(name) for host in self.plan.hosts
         }
 
 
 def make_job(plan: Plan, cluster: Cluster, given: Sequence[str] = ()) -> Job:
-    """The job as the launch lines start it, with the user's variables.
+    """Build the job as the launch lines start it, with the user's variables.
 
     Args:
-        plan: valid, and valid on `cluster`.
+        plan: a plan that is valid by itself and on `cluster`.
+        cluster: the cluster with the plan's devices.
         given: `NAME=VALUE` for all nodes or `NODE:NAME=VALUE` for one; later ones win.
     Raises:
         PlanFormatError: the plan names no devices, or a host that no launch line can hold.
-        UsageError: a variable is not one, or its node is not in the launch.
+        UsageError: a variable is malformed, or its node is not in the launch.
     """
     if not plan.hosts:
         raise PlanFormatError(

@@ -1,4 +1,4 @@
-"""What one process sees of its machine, as data that travels to rank 0 as JSON."""
+"""Facts that one process sees of its machine, sent to rank 0 as JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 class MachineFacts(BaseModel):
-    """One rank's machine.  What is None or empty could not be found out, or there is no GPU.
+    """Facts of one rank's machine; a fact that is unknown, or that needs a GPU, is None or empty.
 
-    `gpu_architectures`: what the installed torch was built for, as `torch.cuda.get_arch_list()`
-    says (`sm_80`, `compute_90`).  `environment` holds the variables that steer NCCL, gloo and CUDA.
-    `bus_place` is the card's number among all of the machine, by their PCI bus ids; `peers` are the
-    local ranks whose cards the driver lets it reach.
+    `gpu_architectures` lists what the installed torch was built for, as
+    `torch.cuda.get_arch_list()` names it (`sm_80`, `compute_90`). `environment` holds the variables
+    that steer NCCL, gloo and CUDA. `bus_place` is the number of the card among all of the machine,
+    by PCI bus id. `peers` are the local ranks whose cards it can reach by peer-to-peer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,6 +1,6 @@
-"""What the machines of a launch show when they are looked at side by side.
+"""Checks of the machines of a launch, side by side.
 
-`facts` have one entry for each rank, in rank order; `job` is what the plan wants of them.
+`facts` have one entry for each rank, in rank order; `job` has what the plan expects of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSIONS: tuple[tuple[str, str, Callable[[MachineFacts], str | None]], ...] = (
 
 
 def versions_are_alike(job: Job, facts: Facts) -> Iterator[Finding]:
-    """NVIDIA/nccl#354, #889: unlike NCCL builds fail or hang when they meet."""
+    """Find unlike versions of libraries; NCCL fails or hangs then (NVIDIA/nccl#354, #889)."""
     for id_, name, of in _VERSIONS:
         ranks: dict[str, list[int]] = {}
         for fact in facts:
@@ -48,8 +48,10 @@ def versions_are_alike(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
-    """NVIDIA/nccl#1184: all-reduce between DGX A100 and H100 hung, and gave wrong values with
-    NCCL_PROTO=SIMPLE, from 2.18 to 2.20."""
+    """Find NCCL 2.18 to 2.20 between A100 and H100 (NVIDIA/nccl#1184).
+
+    All-reduce between DGX A100 and H100 hung there, and gave wrong values with NCCL_PROTO=SIMPLE.
+    """
     kinds = {fact.gpu_capability for fact in facts}
     if not {"8.0", "9.0"} <= kinds:
         return
@@ -94,7 +96,7 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
-    """CUDA's own order puts the fastest card first; plans number cards by the bus."""
+    """Find processes with another card than the plan's; CUDA orders by speed, not by the bus."""
     places = {
         fact.rank: device_place(rank_table(job.plan)[fact.rank].device or "") for fact in facts
     }
@@ -122,7 +124,7 @@ def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def screens_have_their_memory(job: Job, facts: Facts) -> Iterator[Finding]:
-    """Find cards that drive a screen whose memory the cluster file does not set aside."""
+    """Find cards with a screen for which the cluster file sets no memory aside."""
     for fact in facts:
         device = rank_table(job.plan)[fact.rank].device or ""
         if not fact.drives_screen or fact.total_bytes is None:
@@ -140,7 +142,7 @@ def screens_have_their_memory(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def bridges_are_there(job: Job, facts: Facts) -> Iterator[Finding]:
-    """A link of the file that only NVLink has, between cards that cannot reach each other."""
+    """Find links of the cluster file that only NVLink has, between cards without peer-to-peer."""
     by_device = {rank_table(job.plan)[fact.rank].device or "": fact for fact in facts}
     for host in job.plan.hosts:
         local_ranks = {device: i for i, device in enumerate(host.type_by_device)}
@@ -255,7 +257,7 @@ def _place(job: Job, fact: MachineFacts) -> str:
 
 
 def _is_built(fact: MachineFacts) -> bool:
-    """A cubin runs on its own major version from its minor one up; PTX on everything newer."""
+    """Tell if torch has a cubin of the GPU's major version, no newer minor, or older PTX."""
     major, minor = map(int, (fact.gpu_capability or "0.0").split("."))
     for name in fact.gpu_architectures:
         kind, _, digits = name.partition("_")
@@ -291,5 +293,5 @@ CHECKS = (
 
 
 def check_machines(job: Job, facts: Facts) -> tuple[Finding, ...]:
-    """What the machines show, beside what plan and cluster file show."""
+    """Check the machines of a launch; `check_job` has checked plan and cluster file."""
     return tuple(finding for check in CHECKS for finding in check(job, facts))

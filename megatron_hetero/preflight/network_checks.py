@@ -1,4 +1,4 @@
-"""What makes NCCL hang, choose unlike algorithms, or find no way between the nodes of a plan.
+"""Settings that make NCCL hang, choose unlike algorithms, or find no path between nodes.
 
 The facts are from NCCL's documentation and from issues of NVIDIA/nccl (numbers beside each check).
 """
@@ -37,13 +37,13 @@ def consumer_cards_do_not_try_p2p(job: Job) -> Iterator[Finding]:
 
 
 def _is_held_back(job: Job, node: str) -> bool:
-    """Whether NCCL uses peer-to-peer over NVLink at most there."""
+    """Tell if NCCL's peer-to-peer on a node is off or limited to NVLink."""
     is_off = job.variable("NCCL_P2P_DISABLE")[node] == "1"
     return is_off or job.variable("NCCL_P2P_LEVEL")[node] in ("LOC", "0", "NVL")
 
 
 def nvlink_is_not_switched_off(job: Job) -> Iterator[Finding]:
-    """NCCL_P2P_DISABLE=1 and NCCL_P2P_LEVEL=LOC leave NVLink unused too."""
+    """Find nodes whose NVLink goes unused by NCCL_P2P_DISABLE=1 or NCCL_P2P_LEVEL=LOC."""
     for host in job.plan.hosts:
         is_off = job.variable("NCCL_P2P_DISABLE")[host.node] == "1"
         level = job.variable("NCCL_P2P_LEVEL")[host.node]
@@ -61,7 +61,7 @@ def nvlink_is_not_switched_off(job: Job) -> Iterator[Finding]:
 
 
 def bridged_cards(job: Job, host: Host) -> Iterator[tuple[str, str]]:
-    """Pairs of the host's cards that the cluster file joins faster than PCIe could."""
+    """Yield pairs of the host's cards that the cluster file joins faster than PCIe could."""
     for one, other in combinations(host.type_by_device, 2):
         a, b = (job.cluster.device_by_name[name] for name in (one, other))
         types = host.type_by_device[one], host.type_by_device[other]
@@ -71,7 +71,7 @@ def bridged_cards(job: Job, host: Host) -> Iterator[tuple[str, str]]:
 
 
 def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
-    """NVIDIA/nccl#1136, #1110, #794: unlike nodes may settle on unlike algorithms, and hang."""
+    """Find unlike nodes whose algorithms may differ, and hang (NVIDIA/nccl#1136, #1110, #794)."""
     if len(job.plan.hosts) == 1 and len(job.gpu_types) == 1:
         return
     for name in _COLLECTIVES:
@@ -96,7 +96,10 @@ def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
 
 
 def algorithm_list_serves_every_collective(job: Job) -> Iterator[Finding]:
-    """From NCCL 2.31 on a list that names collectives leaves all others without an algorithm."""
+    """Find values of NCCL_ALGO that leave some collective without an algorithm.
+
+    From NCCL 2.31 on, a list that names collectives leaves all others without one.
+    """
     for node, value in job.variable("NCCL_ALGO").items():
         if value and ":" in value and all(":" in part for part in value.split(";")):
             yield Finding(
@@ -110,7 +113,7 @@ def algorithm_list_serves_every_collective(job: Job) -> Iterator[Finding]:
 
 
 def nodes_use_one_fabric(job: Job) -> Iterator[Finding]:
-    """NVIDIA/nccl#878: one communicator cannot use InfiniBand here and TCP there."""
+    """Find communicators with InfiniBand on one node and TCP on another (NVIDIA/nccl#878)."""
     for name in ("NCCL_NET", "NCCL_IB_DISABLE"):
         values = job.variable(name)
         chosen = {v or "" for v in values.values()}

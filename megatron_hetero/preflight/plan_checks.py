@@ -1,4 +1,4 @@
-"""Does the plan still fit the cluster it is to run on: places, limits, memory, age."""
+"""Checks of a plan against the cluster it is to run on: places, limits, memory, age."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def plan_is_for_the_cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
-    """Whatever `validate --cluster` refuses; no other check makes sense after it."""
+    """Find what `validate --cluster` refuses; no other check makes sense after it."""
     for violation in first_violations(plan, cluster):
         yield Finding(
             "plan-not-for-cluster",
@@ -50,7 +50,14 @@ def memory_suffices(
     profile: Profile | None,
     environment: Mapping[str, Mapping[str, str]],
 ) -> Iterator[Finding]:
-    """Against the prediction, on each device; `environment` is `Job`'s."""
+    """Find devices whose predicted peak, reserve included, exceeds or nearly fills their memory.
+
+    Args:
+        plan: the plan; one without a workload is not checked.
+        cluster: the cluster with its devices.
+        profile: measurements behind the estimate; without one the catalogue answers.
+        environment: node -> variables of its processes, as in `Job`.
+    """
     if plan.workload is None:
         return
     try:
@@ -90,7 +97,7 @@ def memory_suffices(
 
 
 def flags_are_in_order(plan: Plan) -> Iterator[Finding]:
-    """Whatever `megatron-hetero flags` refuses."""
+    """Find what `megatron-hetero flags` refuses."""
     from megatron_hetero.flags.launch import node_launches
 
     try:

@@ -1,4 +1,4 @@
-"""What the same plan would take on a slightly different cluster: which change is worth money.
+"""Step times of the same plan on slightly different clusters: which change is worth money.
 
 The plan stays as it is (a new plan may do better); each variation changes one thing and simulates
 the step again.
@@ -30,8 +30,13 @@ class Variation:
 
 
 def variations(plan: Plan, cluster: Cluster, profile: Profile | None) -> tuple[Variation, ...]:
-    """Links between nodes and inside them at twice and half their speed, and each GPU type at 90 %
-    of its own, worst for the plan first."""
+    """Simulate the plan with links between nodes and inside them at twice and half their speed, and
+    with each GPU type at 90 % of its own; worst for the plan first.
+
+    Args:
+        plan: valid on `cluster`, with a workload and devices.
+        profile: measured times; those of a GPU type change with it.
+    """
 
     def step_time_s(cluster: Cluster, profile: Profile | None) -> float:
         return simulate_plan(plan, cluster, profile=profile).step_time_s
@@ -73,7 +78,7 @@ def _changed(
 def _with_gpu_speed(
     cluster: Cluster, profile: Profile | None, name: str, speed: float
 ) -> tuple[Cluster, Profile | None]:
-    """The cluster, and the profile, with every GPU of a type at `speed` of its own."""
+    """Change every GPU of a type, in the cluster and the profile, to `speed` of its own."""
     nodes = tuple(
         replace(n, gpu_type=_at_speed(n.gpu_type, speed)) if n.gpu_type.name == name else n
         for n in cluster.nodes
@@ -112,7 +117,7 @@ def _at_speed(gpu: GpuType, speed: float) -> GpuType:
 
 
 def _profile_at_speed(profile: Profile | None, gpu_name: str, speed: float) -> Profile | None:
-    """Measured times of the type (the first part of each key) stretched likewise."""
+    """Stretch the measured times of a type (the first part of each key)."""
     if profile is None:
         return None
     points = {

@@ -1,9 +1,9 @@
-"""CPU as a first-class backend: all that Megatron takes for granted about CUDA, bridged here.
+"""CPU as a first-class backend: substitutes for everything that Megatron assumes of CUDA.
 
-`activate_cpu_backend()` makes Megatron's own training loop run on a machine without a GPU: `cuda`
-devices become `cpu`, streams and synchronisation become nothing, and the CUDA random state becomes
-the CPU one.  It refuses to be switched on where CUDA works, so on GPUs it is inert: it is never
-active there, and importing this module changes nothing.
+`activate_cpu_backend()` lets Megatron's own training loop run on a machine without a GPU: `cuda`
+devices become `cpu`, streams and synchronisation become no-ops, and the CUDA random state becomes
+the CPU one. It refuses to be switched on where CUDA works, so it is never active on GPUs, and
+importing this module changes nothing.
 
 Nothing here touches numbers: tensors, kernels and collectives are torch's own CPU ones.
 """
@@ -42,7 +42,7 @@ CPU_FLAGS: tuple[str, ...] = (
 
 
 def cuda_is_usable() -> bool:
-    """True when torch sees a CUDA device (asked before anything here is switched on)."""
+    """Tell if torch sees a CUDA device; False while this backend is active."""
     return _active is None and torch.cuda.is_available()
 
 
@@ -53,7 +53,7 @@ def _is_cuda(device: Any) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Rewrites the device of every torch call that names `cuda`."""
+    """Mode that replaces `cuda` by `cpu` in the device of every torch call."""
 
     def __torch_function__(
         self,
@@ -85,7 +85,7 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 
 class _NullStream:
-    """Stands for a CUDA stream or event: the CPU runs in order, so there is nothing to wait for."""
+    """Substitute for a CUDA stream or event; on a CPU there is nothing to wait for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -123,7 +123,7 @@ def _seed_cpu(seed: int) -> None:
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, value) of everything that is replaced while the backend is active."""
+    """Yield (owner, attribute, value) of everything that the active backend replaces."""
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.utils import StragglerDetector
 
@@ -187,10 +187,10 @@ _active: _ActiveBackend | None = None
 
 
 def activate_cpu_backend() -> None:
-    """Run Megatron on the CPU from here on, in this process.  Calling it twice is calling it once.
+    """Run Megatron on the CPU from here on, in this process. A second call changes nothing.
 
     Raises:
-        EnvironmentMismatchError: torch sees a CUDA device; training there needs no bridge.
+        EnvironmentMismatchError: torch sees a CUDA device; training there needs no substitutes.
     """
     global _active
     if _active is not None:
@@ -214,7 +214,7 @@ def activate_cpu_backend() -> None:
 
 
 def deactivate_cpu_backend() -> None:
-    """Put back all that `activate_cpu_backend` replaced."""
+    """Restore everything that `activate_cpu_backend` replaced."""
     global _active
     if _active is None:
         return
@@ -227,7 +227,7 @@ def deactivate_cpu_backend() -> None:
 
 @contextlib.contextmanager
 def cpu_backend() -> Iterator[None]:
-    """`activate_cpu_backend` for the length of a `with` block."""
+    """Activate the backend for the length of a `with` block."""
     activate_cpu_backend()
     try:
         yield

@@ -1,8 +1,8 @@
 """Deadlock check: a schedule can run if no instruction waits, in the end, for itself.
 
 Operations of one instruction are posted together; a receive ends only when its send is posted.
-What a send waits for is the transport's: nothing, where it is buffered (our runtime waits for its
-receives alone), or its receive too, which is rendezvous, the strictest that a transport may be.
+The transport decides how long a send waits: not at all where it is buffered (our runtime waits for
+its receives alone), or for its receive, which is rendezvous, the strictest that a transport may be.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_schedule(schedule: Schedule, sends: Sends = "buffered") -> None:
 
 
 def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place]]:
-    """For every instruction, those that must be posted for its messages to end.
+    """Find for every instruction those that must be posted for its messages to end.
 
     Raises:
         CheckFailedError: a message has no partner, or a channel's orders differ.
@@ -72,7 +72,8 @@ def message_partners(schedule: Schedule, sends: Sends) -> dict[Place, list[Place
 
 
 def find_cycle(schedule: Schedule, sends: Sends) -> list[Place]:
-    """Instructions that wait for each other in a ring, or an empty list.
+    """Find instructions that wait for each other in a ring; return an empty list where there are
+    none.
 
     Every programme is run as far as it goes; if some do not reach their end, following "waits for"
     from any of them must come back to where it has been.
@@ -126,7 +127,7 @@ def _check_work(schedule: Schedule) -> None:
 
 
 def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, int]]) -> None:
-    """Every micro-batch has one forward and one backward, whole or in its two parts."""
+    """Check that every micro-batch has one forward and one backward, whole or in its two parts."""
     known = set(micro_batches)
     for (kind, k), count in sorted(found.items()):
         if k >= 0 and (count > 1 or k not in known):
@@ -149,7 +150,7 @@ def _check_passes(where: str, micro_batches: range, found: Counter[tuple[str, in
 
 
 def _check_order(schedule: Schedule, stage: int, operations: list[Operation]) -> None:
-    """What an operation needs of its own stage comes before it."""
+    """Check that what an operation needs of its own stage comes before it."""
     done: set[Operation] = set()
     last = len(schedule.chain) - 1
     for operation in operations:

@@ -1,4 +1,4 @@
-"""What any plan takes, with queues on shared paths and whatever its stages compute when."""
+"""Predicted times of any plan, with queues on shared paths, for any order of computations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ _MAX_STOCK_MESSAGES = 10_000
 
 
 def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> Estimates:
-    """Predict time and memory of a validated plan; fits or not, the numbers say.
+    """Predict time and memory of a validated plan, whether or not it fits.
 
-    With queues on shared paths, chunks and orders of computations as they run, and stock Megatron's
-    waiting for its sends where it runs the plan.
+    The prediction includes queues on shared paths, chunks and orders of computations as they run,
+    and the sends for which stock Megatron waits where it runs the plan.
 
-    Orders of whole passes in stages of one piece keep the bound, whose proof asks nothing of the
-    order (docs/bound.md).  Chunks and split backward passes have that of the work alone.
+    Orders of whole passes in stages of one piece keep the full bound, whose proof holds for any
+    order (docs/bound.md).  Chunks and split backward passes have the bound of the work alone.
 
+    Args:
+        plan: validated, with devices of `cluster`.
+        cluster: the machines and links.
+        profile: measured times; None has the analytic model for all.
     Raises:
         UsageError: the plan carries no workload.
         PlanFormatError: it names no devices, or devices that the cluster lacks.
@@ -42,11 +46,14 @@ def estimate_plan(plan: Plan, cluster: Cluster, profile: Profile | None = None) 
 def plan_cost(
     plan: Plan, costs: CostModel, placement: Placement, priced: PlacementCost | None = None
 ) -> PlacementCost:
-    """The cost of a plan's placement; pipelines with chunks or orders, and those of stock Megatron,
-    are simulated.
+    """Price a plan's placement; simulate pipelines with chunks or orders, and those of stock
+    Megatron.
 
     Args:
-        priced: by `costs` alone, if that is known.
+        plan: its schedules and hosts decide what is simulated.
+        costs: the price list of its workload on its cluster.
+        placement: the plan's.
+        priced: the price by `costs` alone, if that is known.
     """
     stock, cost = is_stock(plan), priced or costs.placement(placement)
     if not (has_orders(plan) or (stock and _is_small(placement))):
@@ -67,18 +74,18 @@ def plan_cost(
 
 
 def _is_small(placement: Placement) -> bool:
-    """Of larger steps of stock Megatron only the pipelines are simulated, like ones once; the
-    exchange of gradients is the plug-in's."""
+    """Return whether a step of stock Megatron is simulated whole; of larger ones only the pipelines
+    are simulated, like ones once, and the exchange of gradients is the plug-in's."""
     return num_messages(placement, range(len(placement.replicas))) <= _MAX_STOCK_MESSAGES
 
 
 def _has_parts(plan: Plan) -> bool:
-    """Whether a stage is in chunks, or its backward passes are split."""
+    """Return whether a stage is in chunks, or its backward passes are split."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     return any(stage.chunks or "W" in (stage.order or "") for stage in stages)
 
 
 def has_orders(plan: Plan) -> bool:
-    """Whether a stage computes otherwise than by 1F1B in one piece."""
+    """Return whether a stage computes otherwise than by 1F1B in one piece."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     return any(stage.chunks or stage.order is not None for stage in stages)

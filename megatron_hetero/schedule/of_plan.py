@@ -29,7 +29,8 @@ _KINDS: dict[Letter, OperationKind] = {
 
 
 def replica_schedule(plan: Plan, replica: int) -> Schedule:
-    """Programmes of one replica of a valid plan: its stages' orders, or 1F1B with launch counts."""
+    """Build the programmes of one replica of a valid plan: its stages' orders, or 1F1B with launch
+    counts."""
     stages = plan.replicas[replica].stages
     num_micro_batches = plan.replicas[replica].num_micro_batches
     orders = [stage.order for stage in stages if stage.order is not None]
@@ -42,7 +43,7 @@ def replica_schedule(plan: Plan, replica: int) -> Schedule:
 
 
 def operations(order: str) -> tuple[Operation, ...]:
-    """An order's computations, with the micro-batches counted."""
+    """Read an order's computations, with the micro-batches counted."""
     done: Counter[Pass] = Counter()
     found = []
     for letter, chunk in parse_order(order):
@@ -52,7 +53,7 @@ def operations(order: str) -> tuple[Operation, ...]:
 
 
 def order_of(programme: Programme) -> str:
-    """A programme's computations as a plan has them."""
+    """Write a programme's computations as a plan has them."""
     letters = {kind: letter for letter, kind in _KINDS.items()}
     return format_order(
         (letters[operation.kind], operation.chunk)
@@ -63,7 +64,13 @@ def order_of(programme: Programme) -> str:
 
 
 def with_schedule(plan: Plan, replica: int, schedule: Schedule, name: ScheduleName) -> Plan:
-    """The plan with the orders of `schedule`, made for the replica's chain, on its stages."""
+    """Set the orders of `schedule`, made for the replica's chain, on the replica's stages.
+
+    Args:
+        replica: its place in the plan.
+        schedule: programmes of its stages, for its chain of chunks.
+        name: kind of the schedule.
+    """
     stages = tuple(
         replace(stage, order=order_of(programme), num_launched_forwards=None)
         for stage, programme in zip(plan.replicas[replica].stages, schedule.programmes, strict=True)

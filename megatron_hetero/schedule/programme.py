@@ -1,4 +1,4 @@
-"""What every pipeline stage does, in order, as data.
+"""Programmes of pipeline stages as data: every computation and message, in order.
 
 A programme is a sequence of instructions; an instruction is a tuple of operations that are posted
 together (a lone computation, a lone message, or the fused send and receive of stock 1F1B) and ends
@@ -48,7 +48,7 @@ _MESSAGES: Mapping[OperationKind, tuple[bool, bool]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that a stage does.
+    """One action of a stage.
 
     `backward` is a whole backward pass; `backward_input` and, later, `backward_weight` are its two
     parts (zero bubble, arXiv 2401.10241: B and W).  `micro_batch` is -1 for the operations of the
@@ -72,7 +72,7 @@ Programme = tuple[Instruction, ...]
 
 
 class Message(NamedTuple):
-    """What a send and its receive have in common.  (boundary, is_forward) is a channel, on which
+    """The content of a send and its receive.  (boundary, is_forward) is a channel, on which
     messages arrive in the order in which they were sent."""
 
     boundary: int
@@ -97,31 +97,31 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Length of the pipeline."""
+        """Return the length of the pipeline."""
         return len(self.programmes)
 
     def num_chunks(self, stage: int) -> int:
-        """Model chunks of a stage."""
+        """Count the model chunks of a stage."""
         return len(self._virtual_stages[stage])
 
     def virtual_stage(self, stage: int, chunk: int) -> int:
-        """Place in the chain of a stage's chunk."""
+        """Return the place in the chain of a stage's chunk."""
         return self._virtual_stages[stage][chunk]
 
     def place(self, virtual_stage: int) -> tuple[int, int]:
-        """(stage, chunk) of a place in the chain."""
+        """Return (stage, chunk) of a place in the chain."""
         stage = self.chain[virtual_stage]
         return stage, self._virtual_stages[stage].index(virtual_stage)
 
     def message(self, stage: int, operation: Operation) -> Message:
-        """What a send or a receive of `stage` carries; equal on both sides."""
+        """Return the message of a send or a receive of `stage`; equal on both sides."""
         is_forward, is_after = _MESSAGES[operation.kind]
         here = self._virtual_stages[stage][operation.chunk]
         return Message(here if is_after else here - 1, is_forward, operation.micro_batch)
 
     @cached_property
     def _virtual_stages(self) -> tuple[tuple[int, ...], ...]:
-        """[stage][chunk] -> place in the chain."""
+        """Return the places in the chain, [stage][chunk]."""
         places: list[list[int]] = [[] for _ in self.programmes]
         for place, stage in enumerate(self.chain):
             places[stage].append(place)

@@ -1,4 +1,4 @@
-"""Which plans stock Megatron runs, and what of the others it cannot express."""
+"""Plans that stock Megatron runs, and the parts of other plans that it cannot express."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatron_hetero.schedule.orders.interleaved import interleaved
 
 
 def is_stock(plan: Plan) -> bool:
-    """Whether stock Megatron, without the plug-in, runs exactly this plan.
+    """Return whether stock Megatron, without the plug-in, runs exactly this plan.
 
     All replicas have the same stages, one tensor-parallel width, one micro-batch count and size;
     every stage follows the same settings; and the ranks bind to places in one of Megatron's two
@@ -32,13 +32,13 @@ def is_stock(plan: Plan) -> bool:
 
 
 def reasons_not_stock(plan: Plan) -> tuple[str, ...]:
-    """What of the plan stock Megatron cannot express, in words; empty for a stock plan."""
+    """Explain in words what stock Megatron cannot express of the plan; empty for a stock plan."""
     return tuple(_shape_reasons(plan)) or (*_setting_reasons(plan), *_rank_reasons(plan))
 
 
 def num_reasons_not_stock(plan: Plan) -> int:
-    """How many things keep stock Megatron from the plan; those of its settings count beside those
-    of its shape, which `reasons_not_stock` names alone."""
+    """Count the obstacles between the plan and stock Megatron; those of its settings count beside
+    those of its shape, which `reasons_not_stock` names alone."""
     num = sum(1 for _ in _shape_reasons(plan)) + sum(1 for _ in _setting_reasons(plan))
     return num or sum(1 for _ in _rank_reasons(plan))
 
@@ -111,7 +111,7 @@ def _rank_reason(nodes: NodeGrid) -> str:
 
 
 def _is_interleaved_as_megatron(plan: Plan) -> bool:
-    """Whether the orders are those of Megatron's interleaved schedule, chunks in turn."""
+    """Return whether the orders are those of Megatron's interleaved schedule, chunks in turn."""
     for r, replica in enumerate(plan.replicas):
         on_stage, num_stages = chain(replica), len(replica.stages)
         num_chunks, rest = divmod(len(on_stage), num_stages)
@@ -127,13 +127,14 @@ def _is_interleaved_as_megatron(plan: Plan) -> bool:
 
 
 def chained_layers(replica: Replica) -> list[int]:
-    """Along the chain of model chunks."""
+    """Count the layers of each chunk along the chain of model chunks."""
     pieces = [chunk for stage in replica.stages for chunk in stage_chunks(stage)]
     return [chunk.num_layers for chunk in sorted(pieces, key=lambda c: c.first_layer)]
 
 
 def _is_uneven(plan: Plan, stage: Stage) -> bool:
-    """Equal shares (1:1) are stock's own where the width divides everything."""
+    """Return whether a stage's shares are unequal; equal ones (1:1) are stock's own where the width
+    divides everything."""
     shares = stage.shape.shares
     if shares is None:
         return False
@@ -143,14 +144,15 @@ def _is_uneven(plan: Plan, stage: Stage) -> bool:
 
 
 def micro_batch_size(plan: Plan, replica: Replica) -> int | None:
-    """Sequences in a micro-batch of a replica; None if neither plan nor workload says."""
+    """Return the sequences in a micro-batch of a replica; None if neither plan nor workload
+    says."""
     if replica.micro_batch_size is not None or plan.workload is None:
         return replica.micro_batch_size
     return plan.workload.training.micro_batch_size
 
 
 def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
-    """Granularity and number of recomputed layers (None: all) of a stage.
+    """Return the granularity and the number of recomputed layers (None: all) of a stage.
 
     The granularity is None if neither stage nor workload says.
     """
@@ -160,10 +162,10 @@ def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
 
 
 def common_recompute(plan: Plan) -> tuple[str | None, int | None] | None:
-    """The recompute of all stages as one job has it; None where no job's flags say it.
+    """Find the recompute of all stages as one job's flags express it; None where none do.
 
-    Megatron recomputes so many layers of every stage (`--recompute-method block`), or all of those
-    that have fewer.
+    Megatron recomputes one number of layers of every stage (`--recompute-method block`), or all
+    layers of the stages that have fewer.
     """
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     found = {recompute(plan, stage) for stage in stages}

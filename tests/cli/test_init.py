@@ -17,7 +17,7 @@ import pytest
 from megatron_hetero.cli.ask_cluster import ask_cluster
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.inventory.draft import cluster_yaml
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.errors import UsageError
 
 
@@ -134,6 +134,9 @@ def on_a_terminal(words: list[str], cwd: Path, answer: bytes | None) -> tuple[in
     try:
         while time.monotonic() < ends:
             if not select.select([ours], [], [], 1)[0]:
+                # Python loses the one that comes between its prompt and its read.
+                if answer is None and b"]:" in shown:
+                    process.send_signal(signal.SIGINT)
                 continue
             try:
                 more = os.read(ours, 4096)

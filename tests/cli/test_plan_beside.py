@@ -66,9 +66,18 @@ def test_utilization_is_printed_and_in_json(tmp_path: Path, capsys) -> None:
     assert "MFU" in text and "TFLOP/s" in text
     assert main(["explain", str(path), *CLUSTER, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert 0 < data["mfu_of_cluster"] <= data["mfu"] < 1
-    per_gpu = data["model_flops"] / data["step_time_s"] / 4
-    assert data["flops_per_s_per_gpu"] == pytest.approx(per_gpu)
+    found = data["utilization"]
+    assert 0 < found["mfu_of_cluster"] <= found["mfu"] < 1
+    per_gpu = found["model_flops"] / data["step_time_s"] / 4
+    assert found["flops_per_s_per_gpu"] == pytest.approx(per_gpu)
+    # The same object as of a simulated step, whose time alone is its own.
+    assert main(["simulate", str(path), *CLUSTER, "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    ratio = data["step_time_s"] / simulated["step_time_s"]
+    assert simulated["utilization"] == {
+        name: pytest.approx(value * (1 if name == "model_flops" else ratio))
+        for name, value in found.items()
+    }
 
 
 def test_memory_names_the_gpus_of_the_catalogue_without_a_cluster(capsys) -> None:

@@ -14,7 +14,7 @@ from megatron_hetero.cluster.discovery import (
     parse_gpus,
 )
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.inventory.draft import cluster_yaml
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.measurements import LinkFit
 from megatron_hetero.errors import ClusterError, EnvironmentMismatchError
 

@@ -22,7 +22,7 @@ from megatron_hetero.cost.work.compute import (
 )
 from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.plan.stage_ranges import StageRanks, pieces
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import (
     BETWEEN,

@@ -40,7 +40,7 @@ def plan_of(text: str, *more: str) -> Plan:
 
 
 def of_the_plan(plan: Plan, plan_path: str | None = None) -> list[str]:
-    """What the plan adds to the user's flags, as one line of each flag."""
+    """Return the flags that the plan adds to the user's, one line of each."""
     argv = megatron_args(plan, plan_path)
     assert argv[: len(USER)] == USER
     return render_bash(argv[len(USER) :]).replace("    ", "").split("\n")[1:-1]

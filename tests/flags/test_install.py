@@ -1,4 +1,4 @@
-"""What machines install: `install.sh` with stand-ins for Python and pip; options of Slurm."""
+"""Installation on machines: `install.sh` with stand-ins for Python and pip; options of Slurm."""
 
 from __future__ import annotations
 

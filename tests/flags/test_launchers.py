@@ -41,7 +41,7 @@ LAUNCHERS = {
 
 
 def mixed_plan() -> Plan:
-    """The plan of the other tests on an A100 node and an RTX 4090 node, one GPU of which idles."""
+    """Return the other tests' plan on an A100 node and an RTX 4090 node with one idle GPU."""
     a, b = PLAN.hosts
     hosts = (replace(a, gpu_type="A100-80GB"), replace(b, gpu_type="RTX-4090"))
     return replace(PLAN, hosts=hosts)

@@ -13,9 +13,9 @@ from megatron_hetero.plan.plan import Plan
 from tests.cost.builders import make_workload
 
 
-def of(layout: str, *flags: str, per_token_loss: bool = False) -> str | None:
+def of(layout: str, *flags: str, per_token_loss: bool = False, size: int = 1) -> str | None:
     made = make_workload()
-    training = replace(made.training, per_token_loss=per_token_loss, micro_batch_size=1)
+    training = replace(made.training, per_token_loss=per_token_loss, micro_batch_size=size)
     plan: Plan = plan_from_layout(parse_layout(layout))
     return other_objective(
         replace(plan, workload=replace(made, training=training, megatron_args=flags))
@@ -32,3 +32,4 @@ def test_another_size_is_one_unless_losses_are_per_token() -> None:
     found = str(of("tp1:4 @4x2", "--eod-mask-loss"))
     assert "micro-batches of 2 sequences, the job says 1: --eod-mask-loss masks" in found
     assert of("tp1:4 @4x2", "--eod-mask-loss", per_token_loss=True) is None
+    assert "micro-batches of 1 sequence, the job says 2" in str(of("tp1:4 @8x1", size=2))

@@ -238,7 +238,7 @@ def test_ssh_stop_ends_what_start_began(tmp_path: Path) -> None:
 def test_rented_machines_start_once_all_are_there(tmp_path: Path) -> None:
     folder = written(tmp_path, files("skypilot"), "true")
     calls = folder / "calls"
-    sky = f'#!/bin/sh\nprintf "%s " "$@" >>"{calls}"\necho >>"{calls}"\n'
+    sky = f'#!/bin/sh\necho "$@ " >>"{calls}"\n'
     (folder / "bin/sky").write_text(sky)
     (folder / "bin/sky").chmod(0o755)
     (folder / "bin/ssh").write_text("#!/bin/sh\necho 10.1.2.3 172.17.0.1\n")

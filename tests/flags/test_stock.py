@@ -1,4 +1,4 @@
-"""Which plans are stock Megatron's, by shape, settings and rank order."""
+"""Plans that stock Megatron can run, by shape, settings and rank order."""
 
 from __future__ import annotations
 

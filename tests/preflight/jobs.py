@@ -58,8 +58,10 @@ def with_width(nodes: Sequence[tuple[str, str, int]], layout: str) -> tuple[Plan
     from tests.plan.strategies import place
 
     cluster = make_cluster(*((name, gpu_type(gpu), count) for name, gpu, count in nodes))
-    workload = make_workload(num_layers=8, global_batch_size=16, hidden_size=1024)
     parsed = parse_layout(layout)
+    first = parsed.replicas[0]
+    batch = sum(r.num_micro_batches * (r.micro_batch_size or 1) for r in parsed.replicas)
+    workload = make_workload(first.num_layers, hidden_size=1024, global_batch_size=batch)
     replicas = place(list(parsed.replicas), [d.name for d in cluster.devices])
     hosts = canonical_hosts(replicas, cluster)
     plan = plan_from_layout(parsed, workload)

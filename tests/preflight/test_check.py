@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.errors import PlanFormatError, UsageError
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan

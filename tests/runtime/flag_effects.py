@@ -82,6 +82,7 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--sgd-momentum=0.1", "--optimizer=sgd"),
     _effect("--reset-position-ids", "--null-tokenizer-eod-id=7"),
     _effect("--null-tokenizer-eod-id=7", "--eod-mask-loss"),
+    _effect("--null-tokenizer-pad-id=5"),
     _effect("--no-weight-decay-cond-type=apply_wd_to_qk_layernorm",
             "--qk-layernorm --weight-decay=0.9 --train-iters=4"),
     _effect("--spec tests.runtime.own_layers without_a_norm"),

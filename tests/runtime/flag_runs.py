@@ -54,7 +54,7 @@ class _SameStart:
 
 @dataclass(frozen=True)
 class Log:
-    """What a run printed on its last rank."""
+    """Lines that a run printed on its last rank."""
 
     text: str
 
@@ -64,12 +64,12 @@ class Log:
 
     @property
     def losses(self) -> list[float]:
-        """Of each step."""
+        """Return the loss of each step."""
         return self.numbers(r"lm loss: (\S+) ")
 
     @property
     def norms(self) -> list[float]:
-        """Of each step's gradient, before clipping."""
+        """Return the norm of each step's gradient, before clipping."""
         return self.numbers(r"grad norm: (\S+) ")
 
 
@@ -119,8 +119,10 @@ def _small(flags: Sequence[str]) -> list[str]:
 
 
 def _begin(folder: Path) -> None:
-    """What a run writes beside the folders that it is told, and Megatron's warnings, lie with its
-    log (the test runner would keep the warnings)."""
+    """Prepare a process for a run: other files, and Megatron's warnings, go beside its log.
+
+    The test runner would otherwise keep the warnings.
+    """
     save_without_a_server()
     os.chdir(folder)
     logging.basicConfig(level=logging.WARNING, force=True, stream=sys.stdout)

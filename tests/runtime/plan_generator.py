@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
-from megatron_hetero.lab.verify.shrink import Shrunk
+from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.checks.schedule import default_launched_forwards
@@ -49,7 +49,7 @@ class Case:
         return self.values["optimizer"]
 
     def shrunk(self, plan: Plan) -> Shrunk:
-        """What `verify.jobs` trains, for one of the two plans."""
+        """Return the small job that `verify.processes.jobs` trains, for one of the two plans."""
         divisor = _VOCAB_MULTIPLE // lcm(*plan.layout.tensor_parallel_widths)
         args = (*self.model_args, f"--make-vocab-size-divisible-by={divisor}")
         return Shrunk(
@@ -131,7 +131,8 @@ def _second_plan(rng: random.Random, values: Mapping[str, str], first: Plan) -> 
 
 
 def _trains_experts(plan: Plan) -> bool:
-    """Without what `plan_features.EXCLUSIONS` names of a plan that resumes experts."""
+    """Tell if a plan may resume experts: it has none of the features that
+    `plan_features.EXCLUSIONS` excludes."""
     sizes = {replica.micro_batch_size for replica in plan.replicas}
     return not plan.layout.has_context_parallel and sizes == {None}
 
@@ -206,7 +207,7 @@ def _with_own_settings(rng: random.Random, values: Mapping[str, str], replica: R
 
 
 def _has_own_schedule(plan: Plan) -> bool:
-    """Whether some stage has chunks, an order, or another launch count than 1F1B's."""
+    """Tell if some stage has chunks, an order, or another launch count than 1F1B's."""
     return any(
         stage.chunks
         or stage.order

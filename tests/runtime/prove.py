@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_hetero.errors import HeteroError
-from megatron_hetero.lab.verify.compare import (
+from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
     compare,
     half_precision_tolerances,
     tolerances,
 )
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import RankRecord
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord
 from megatron_hetero.lab.verify.run import data_ranks, is_drawn_alike, records, tensor_groups
-from megatron_hetero.lab.verify.shrink import Shrunk
+from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local_launch import run_jobs
@@ -27,9 +27,9 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Proof:
-    """How far a case was from one process: before the checkpoint, if it has one, and after it.
+    """Distance of a case from one process: before the checkpoint, if it has one, and after it.
 
-    `is_against_floor`: a bound was not kept, and the measured floor of rounding decided.
+    `is_against_floor`: a bound was exceeded, and the measured floor of rounding decided.
     """
 
     case: Case

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
@@ -144,7 +144,7 @@ def _there_and_back(pair: Pair, folder: Path) -> None:
 
 
 def _of_the_model(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the random states, which are a plan's."""
+    """Return the entries without the random states, which are a plan's."""
     return {key: value for key, value in tensors.items() if not key.startswith(PREFIX)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.lab.verify.jobs import Options
+from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from megatron_hetero.runtime.parallel.context_attention import order_of_gathered, own_positions
 from tests.runtime.toy_model import in_world

@@ -1,4 +1,4 @@
-"""What users see of a run: one log for the whole job, validation, the same start, torchrun."""
+"""A run as users see it: one log for the whole job, validation, the same start, torchrun."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
-from megatron_hetero.lab.verify.text import write_text_dataset
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs

@@ -11,9 +11,9 @@ import pytest
 import torch
 from megatron.core.utils import get_model_config
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime.gradients.sync import gradient_sync
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

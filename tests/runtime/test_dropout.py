@@ -16,8 +16,8 @@ import numpy
 import pytest
 import torch
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from tests.runtime.workloads import plan, workload
@@ -117,7 +117,7 @@ def _are_equal(one: Masks, other: Masks) -> bool:
 
 
 def _are_independent(pairs: Any, p: float) -> bool:
-    """Whether masks agree as often as two draws do, within five standard deviations."""
+    """Tell if masks agree as often as two draws do, within five standard deviations."""
     agree = numpy.concatenate([(a == b).ravel() for a, b in pairs])
     expected = p * p + (1 - p) * (1 - p)
     return _is_near(float(agree.mean()), expected, agree.size)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options
+from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 

@@ -1,4 +1,4 @@
-"""How Megatron ends a run before its last step: at an interval, after a time, on a signal."""
+"""Ends of a run before its last step: at an interval, after a time, on a signal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.megatron import training_log

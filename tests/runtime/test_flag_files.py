@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.text import write_text_dataset
+from megatron_hetero.lab.verify.small.text import write_text_dataset
 from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
 from tests.runtime.flag_runs import Log, one_process_job, plan_and_one, plan_job, read_log
 
@@ -24,7 +24,7 @@ def equal(ours: Log, one: Log, num_steps: int) -> None:
 
 
 def progress(folder: Path) -> list[list[str]]:
-    """What is said of steps, without times; a thread of its own deletes checkpoints."""
+    """Return the lines about steps, without times; a thread of its own deletes checkpoints."""
     lines = (folder / "progress.txt").read_text().splitlines()
     fields = ([f for f in line.split("\t")[3:] if "throughput" not in f] for line in lines)
     return sorted(fields)

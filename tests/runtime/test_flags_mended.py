@@ -9,7 +9,7 @@ import pytest
 
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
 from megatron_hetero.flags.table import flag_table
-from megatron_hetero.runtime.job import needs
+from megatron_hetero.runtime.job.checks import needs
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.flag_runs import LAYOUT, one_process_job, plan_and_one, plan_job
 from tests.runtime.test_refusals import MODEL, refuse
@@ -61,8 +61,8 @@ def test_a_spiky_loss_is_found_as_in_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_profiler_traces_lie_beside_the_folder_of_tensorboard(tmp_path: Path) -> None:
-    """Of every rank that is asked, in the folder that the job names; and what a CPU changes of the
-    user's flags is said."""
+    """Every rank that is asked writes a trace, in the folder that the job names; and the log has
+    the user's flags that a CPU changes."""
     flags = [
         "--profile", "--use-pytorch-profiler", "--profile-step-start=1", "--profile-step-end=2",
         "--profile-ranks", "0", "3", f"--tensorboard-dir={tmp_path / 'logs' / 'board'}",

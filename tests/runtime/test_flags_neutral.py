@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.flags.support import support_of
+from megatron_hetero.flags.support.lookup import support_of
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.flag_effects import EXPERTS
@@ -17,14 +17,14 @@ LOSS, NORM = 3e-6, 3e-3
 
 DENSE = (
     "--apply-query-key-layer-scaling", "--attention-softmax-in-fp32", "--attention-backend=unfused",
-    "--cross-entropy-loss-fusion", "--disable-jit-fuser", "--no-bias-dropout-fusion",
+    "--disable-jit-fuser", "--no-bias-dropout-fusion",
     "--no-bias-gelu-fusion", "--no-clone-scatter-output-in-embedding",
     "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm",
     "--no-rope-fusion", "--manual-gc", "--manual-gc-interval=1", "--no-manual-gc-eval",
     "--mlp-chunks-for-training=2", "--enable-experimental", "--disable-gloo-process-groups",
     "--no-create-attention-mask-in-dataloader", "--mid-level-dataset-surplus=0.1",
     "--openai-gelu", "--mup-width-mult=3", "--apply-residual-connection-post-layernorm",
-    "--data-parallel-random-init", "--null-tokenizer-pad-id=5",
+    "--data-parallel-random-init",
     "--check-for-large-grads", "--dump-param-to-param-group-map=map",
     "--log-throughput", "--timing-log-level=2", "--logging-level=20", "--log-memory-interval=1",
     "--no-check-for-nan-in-loss-and-grad", "--num-dataset-builder-threads=2",
@@ -35,6 +35,8 @@ SPARSE = (
 )  # fmt: skip
 ROPE = ("--position-embedding-type=rope", "--use-rope-scaling", "--init-method-std=0.3")
 SELECTIVE = ("--recompute-activations", "--recompute-modules", "core_attn")
+NO_BIASES = ("--disable-bias-linear",)
+FUSED_LOSS = "--cross-entropy-loss-fusion"
 
 
 @pytest.mark.slow
@@ -44,9 +46,10 @@ SELECTIVE = ("--recompute-activations", "--recompute-modules", "core_attn")
         (DENSE, ()),
         (SPARSE, EXPERTS),
         (SELECTIVE, ()),
+        ((*SELECTIVE, "mlp"), NO_BIASES),
         (("--rope-scaling-factor=3",), ROPE),
     ],
-    ids=["dense", "experts", "recomputation", "rope"],
+    ids=["dense", "experts", "recomputation", "recomputed-mlp", "rope"],
 )
 def test_nothing_changes(flags: tuple[str, ...], context: tuple[str, ...], tmp_path: Path) -> None:
     ours, one = plan_and_one(tmp_path, [*context, *flags])
@@ -57,6 +60,19 @@ def test_nothing_changes(flags: tuple[str, ...], context: tuple[str, ...], tmp_p
         assert len(log.losses) == 3
         assert log.losses == pytest.approx(plain.losses, rel=LOSS)
         assert log.norms == pytest.approx(plain.norms, rel=NORM)
+
+
+@pytest.mark.slow
+def test_the_fused_loss_rounds_as_bf16_does(tmp_path: Path) -> None:
+    """Its gradient of the logits is bf16 in every precision, so in fp32 it is another training."""
+    asked = {"bf16": ("--bf16",), "fused": ("--bf16", FUSED_LOSS), "fp32": (FUSED_LOSS,)}
+    jobs = [one_process_job(tmp_path / name, flags) for name, flags in asked.items()]
+    jobs.append(one_process_job(tmp_path / "plain", ()))
+    run_jobs(jobs, 120)
+    bf16, fused, fp32, plain = map(read_log, jobs)
+    assert len(bf16.losses) == 3
+    assert (fused.losses, fused.norms) == (bf16.losses, bf16.norms)
+    assert fp32.losses[-1] != pytest.approx(plain.losses[-1], rel=LOSS)
 
 
 @pytest.mark.slow

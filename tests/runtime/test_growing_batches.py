@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import HeteroError, UnsupportedError, UsageError
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import RankRecord
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.batches import batch_schedule, with_batch, with_micro_batch_sizes

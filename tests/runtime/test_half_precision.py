@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import Recorder, read_record
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import Recorder, read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, records, verify
-from megatron_hetero.lab.verify.shrink import Shrunk, shrink
+from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
@@ -67,7 +67,7 @@ def test_planted_errors_are_larger_than_rounding(fault: str, tmp_path: Path) -> 
 
 
 def test_steps_are_skipped_and_scales_resumed_as_by_one_process(tmp_path: Path) -> None:
-    """From a scale that overflows, through a checkpoint, on to another plan."""
+    """The scale overflows at first; the run goes through a checkpoint, on to another plan."""
     scale = "--initial-loss-scale=1024"
     first = _scaled(plan(LAYOUT), scale)
     second = _scaled(plan("tp1:2,tp2:2 @6"), scale)
@@ -121,7 +121,8 @@ def test_an_overflow_on_one_rank_makes_all_skip(flags: tuple[str, ...], tmp_path
 
 
 class _Overflow(Recorder):
-    """On the rank where it `is_planted`, one gradient of one step is infinite before the sync."""
+    """Fault on the rank where it `is_planted`: one gradient of one step is infinite before the
+    sync."""
 
     def __init__(self, is_planted: bool, at_step: int) -> None:
         super().__init__()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job import entry

@@ -1,4 +1,4 @@
-"""On a machine with NVIDIA GPUs: discover, probe, plan, doctor over NCCL.  Elsewhere: skipped.
+"""Discover, probe, plan and doctor over NCCL, on a machine with NVIDIA GPUs; skipped elsewhere.
 
 pytest -m gpu tests/runtime/test_on_gpus.py
 """

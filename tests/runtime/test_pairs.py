@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_cases() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_values_of_a_case_are_in_its_plan(seed: int) -> None:
-    """What a case says it covers is what is trained."""
+    """The features that a case claims to cover are those that it trains."""
     for case in islice(cases(seed), 20):
         stages = [s for r in case.plan.replicas for s in r.stages]
         widths = [s.shape.tensor_parallel for s in stages]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import RankRecord, Recorder, read_record
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, positions

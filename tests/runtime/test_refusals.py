@@ -1,4 +1,5 @@
-"""What must not start: refused by name, with an exit code, before any process group exists."""
+"""Refusals of jobs that must not start: by name, with an exit code, before any process group
+exists."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from megatron.training.training import destroy_global_state
 
@@ -20,8 +22,9 @@ from megatron_hetero.errors import (
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import entry, machine, support
+from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.megatron.replace import Replacement, fingerprint
 from tests.runtime.workloads import plan, workload
 
@@ -93,8 +96,10 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
         (["--dist-ckpt-strictness=raise_all"], "--dist-ckpt-strictness: leave it out"),
         (
             ["--recompute-activations", "--recompute-modules=mlp"],
-            "--recompute-modules mlp with --transformer-impl local: use core_attn",
+            "--recompute-modules mlp with biases and --transformer-impl local: add "
+            "--disable-bias-linear",
         ),
+        (["--no-initialization"], "--no-initialization: leave it out; biases would be"),
         (
             ["--num-experts=4", "--sequence-parallel", "--moe-input-jitter-eps=0.1"],
             "--moe-input-jitter-eps: leave it out; each rank would draw noise",
@@ -108,6 +113,21 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
 def test_flags_that_a_plan_cannot_honour_yet(flags: list[str], name: str) -> None:
     message = refuse([*MODEL, f"--hetero-layout={LAYOUT}", *flags], UnsupportedError)
     assert name in message
+
+
+def test_a_bias_that_leaves_a_recomputed_block_is_no_leaf_any_more() -> None:
+    """Why `--recompute-modules mlp` is refused with biases: Megatron's own checkpoint ties the
+    parameter to the pass that it belongs to, and going back through it leads there again."""
+    from megatron.core.tensor_parallel.random import checkpoint
+
+    bias, hidden = torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
+    backend.activate_cpu_backend()
+    try:
+        _, given = checkpoint(lambda x: (2 * x, bias), False, hidden)
+    finally:
+        backend.deactivate_cpu_backend()
+    assert given is bias
+    assert not bias.is_leaf
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import read_record
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import read_record
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.runtime.job import support
+from megatron_hetero.runtime.job.checks import support
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from megatron_hetero.schedule.of_plan import with_schedule
 from megatron_hetero.schedule.orders.list_schedule import TimedPipeline

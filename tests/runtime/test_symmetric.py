@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import RankRecord, Recorder, read_record
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job import entry

@@ -172,7 +172,7 @@ def test_two_replicas_of_unlike_width_clip_to_one_norm(divided: bool, tmp_path: 
 
 
 def test_buckets_start_in_the_backward_pass(tmp_path: Path) -> None:
-    """From the second step on, when it is known how often each gradient comes."""
+    """Buckets start there from the second step on, when the count of each gradient is known."""
     layout = "tp2:3,tp1:1 @2 | tp1:4 @3"
 
     def check(rank: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_hetero.lab.verify.compare import compare, tolerances
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs, save_without_a_server
-from megatron_hetero.lab.verify.record import DrawingRecorder, Recorder
+from megatron_hetero.lab.verify.distance.compare import compare, tolerances
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs, save_without_a_server
+from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.run import data_ranks, records, tensor_groups
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.steps import StockJob, World, job_of
@@ -49,7 +49,7 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
 
 
 def train(job: Any, recorder: Recorder) -> None:
-    """What a pre-training script does; Megatron has no flag for this, a script sets it."""
+    """Train as a pre-training script does; Megatron has no flag for this, a script sets it."""
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (

@@ -20,7 +20,7 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.job.world import World

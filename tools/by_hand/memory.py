@@ -10,8 +10,8 @@ from tools.by_hand.site import Site
 
 
 def model_flops(job: Job, rows: int) -> float:
-    """Of a step: two for each weight that a token meets and each score of the causal half, three
-    times for forward and backward."""
+    """Count the FLOPs of a step: two for each weight that a token meets and each score of the
+    causal half, three times for forward and backward."""
     mlps = job.top_k if job.experts else 1
     router = job.hidden * job.experts
     weights = job.attention_weights + mlps * job.mlp_weights + router
@@ -32,7 +32,7 @@ class Held:
 
 
 def held(paper: Paper, stage: Stage, member: int) -> Held:
-    """What member `member` of a stage's group holds."""
+    """Return what member `member` of a stage's group holds."""
     job = paper.job
     by_head, by_column = job.divided_layer
     layer = (
@@ -52,18 +52,18 @@ def held(paper: Paper, stage: Stage, member: int) -> Held:
 
 
 def bytes_of_parameter(job: Job) -> tuple[int, int, int]:
-    """Weight, gradient, Adam's states: bf16 adds its gradients in fp32, fp16 in fp16 with an fp32
-    copy for the update (Megatron's mixed-precision optimizer)."""
+    """Return the bytes of weight, gradient and Adam's states: bf16 adds its gradients in fp32, fp16
+    in fp16 with an fp32 copy for the update (Megatron's mixed-precision optimizer)."""
     return {"bf16": (2, 4, 12), "fp16": (2, 2, 16), "fp32": (4, 4, 8)}[job.precision]
 
 
 def holders_of_layer(paper: Paper, layer: int) -> list[Stage]:
-    """The stage of each replica that has a layer."""
+    """Find the stage of each replica that has a layer."""
     return [s for r in paper.replicas for s in r.stages if s.first <= layer < s.end]
 
 
 def _own_part(paper: Paper, stage: Stage, holders: list[Stage]) -> float:
-    """The part of the states that a GPU keeps of what several stages hold."""
+    """Return the part of the states that a GPU keeps of what several stages hold."""
     if not paper.job.divides_states:
         return 1.0
     return stage.state_share / sum(holder.state_share for holder in holders)
@@ -72,7 +72,7 @@ def _own_part(paper: Paper, stage: Stage, holders: list[Stage]) -> float:
 def layer_activations(
     job: Job, tokens: int, part: tuple[float, float], gpu: Gpu, width: int, recompute: str
 ) -> float:
-    """Bytes that a layer keeps of a micro-batch of `tokens` tokens.
+    """Count the bytes that a layer keeps of a micro-batch of `tokens` tokens.
 
     Korthikanti et al. 2022, eq. 2 without the scores that flash attention does not keep, for any
     number of key heads and MLP.  `part`: of the heads and of the MLP's columns.
@@ -101,7 +101,7 @@ def layer_activations(
 
 
 def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member: int) -> float:
-    """All bytes on one GPU at its fullest."""
+    """Sum all bytes on one GPU at its fullest."""
     job, stage = paper.job, replica.stages[index]
     gpu = GPUS[site.gpu(stage.devices[member])]
     has = held(paper, stage, member)
@@ -148,8 +148,8 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
 
 
 def _messages(replica: Replica, index: int) -> int:
-    """Tensors to and from neighbours that a stage keeps: one for each neighbour, sends that may be
-    under way as long as forwards run ahead, and receives posted as far ahead."""
+    """Count the tensors to and from neighbours that a stage keeps: one for each neighbour, sends
+    that may be under way as long as forwards run ahead, and receives posted as far ahead."""
     ahead = [stage.ahead for stage in replica.stages]
     neighbours = (index > 0) + (index + 1 < len(ahead))
     if all(n == min(len(ahead) - i, replica.micro_batches) for i, n in enumerate(ahead)):

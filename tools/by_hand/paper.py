@@ -55,41 +55,41 @@ class Job:
 
     @property
     def query(self) -> int:
-        """Width of all queries."""
+        """Return the width of all queries."""
         return self.heads * self.head_size
 
     @property
     def key(self) -> int:
-        """Width of all keys."""
+        """Return the width of all keys."""
         return self.groups * self.head_size
 
     @property
     def attention_weights(self) -> int:
-        """In the two products around attention."""
+        """Count the weights of the two products around attention."""
         return self.hidden * (2 * self.query + 2 * self.key)
 
     @property
     def mlp_weights(self) -> int:
-        """Of one MLP or one expert."""
+        """Count the weights of one MLP or one expert."""
         return self.matrices * self.hidden * self.ffn
 
     @property
     def whole_layer(self) -> int:
-        """What every GPU of a group holds of a layer: norms, biases after the second products, the
-        router."""
+        """Count the parameters of a layer that every GPU of a group holds: norms, biases after the
+        second products, the router."""
         whole = 2 * self.norm_vectors * self.hidden + self.experts * self.hidden
         return whole + (2 * self.hidden if self.has_bias else 0)
 
     @property
     def divided_layer(self) -> tuple[int, int]:
-        """Parameters of a layer that a group divides: by heads, by columns of the MLP."""
+        """Count the parameters of a layer that a group divides: by heads, by columns of the MLP."""
         by_head = self.attention_weights + (self.query + 2 * self.key if self.has_bias else 0)
         first_bias = (self.matrices - 1) * self.ffn if self.has_bias else 0
         return by_head, (self.experts or 1) * (self.mlp_weights + first_bias)
 
 
 def read_job(args: Sequence[str]) -> Job:
-    """From Megatron's flags, with Megatron's defaults.
+    """Read a job from Megatron's flags, with Megatron's defaults.
 
     Raises:
         NotByHandError: a flag for which there is no formula here.
@@ -164,21 +164,21 @@ class Stage:
 
     @property
     def width(self) -> int:
-        """GPUs of the group."""
+        """Count the GPUs of the group."""
         return len(self.devices)
 
     @property
     def layers(self) -> int:
-        """How many it holds."""
+        """Count the layers that it holds."""
         return self.end - self.first
 
     @property
     def node(self) -> str:
-        """Where it stands."""
+        """Return the node of its first GPU."""
         return self.devices[0].partition(":")[0]
 
     def parts(self, count: int) -> list[int]:
-        """How many of `count` heads or columns each GPU has."""
+        """Divide `count` heads or columns among the GPUs."""
         total, edges, done = sum(self.shares), [0], 0
         for share in self.shares:
             done += share
@@ -205,14 +205,15 @@ class Paper:
 
     @property
     def rows(self) -> int:
-        """Of the embedding: the vocabulary, padded so that every width divides it."""
+        """Count the rows of the embedding: the vocabulary, padded so that every width divides
+        it."""
         widths = [s.width for r in self.replicas for s in r.stages]
         multiple = self.job.pad_to * lcm(*widths)
         return -(-self.job.vocabulary // multiple) * multiple
 
 
 def read_plan(plan: dict[str, Any]) -> Paper:
-    """From the content of plan.json.
+    """Read the content of plan.json.
 
     Raises:
         NotByHandError: the plan does something for which there is no formula here.

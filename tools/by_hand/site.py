@@ -21,7 +21,7 @@ _SCALE = {
 
 
 def quantity(text: str) -> float:
-    """`"2.5 Gb/s"` in bytes a second, `"9 ms"` in seconds, `"1 GiB"` in bytes."""
+    """Read `"2.5 Gb/s"` in bytes a second, `"9 ms"` in seconds, `"1 GiB"` in bytes."""
     found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", str(text))
     if found is None or found[2] not in _SCALE:
         raise ValueError(f"{text!r} has no unit known here")
@@ -44,7 +44,7 @@ _LINK_KEYS = {"bandwidth", "latency", "jitter", "sites", "shared", "price_per_gb
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """A link that says nothing else than there are formulas for."""
+    """Return a link that has no term without a formula here."""
     if more := entry.keys() - _LINK_KEYS:
         raise NotByHandError(f"a link has {', '.join(sorted(more))}")
     return entry
@@ -70,11 +70,11 @@ class Site:
         self.reserve = quantity(reserve)
 
     def gpu(self, device: str) -> str:
-        """The name of a GPU's type."""
+        """Return the name of a GPU's type."""
         return str(self.nodes[device.partition(":")[0]]["gpu"])
 
     def inside(self, node: str) -> tuple[float, float]:
-        """Bandwidth and latency between two GPUs of a node."""
+        """Return bandwidth and latency between two GPUs of a node."""
         entry = self.nodes[node].get("link")
         entry = entry or self._links.get("inside_node", {}).get(self.nodes[node]["gpu"])
         if entry is None:
@@ -83,7 +83,7 @@ class Site:
         return quantity(entry["bandwidth"]), quantity(entry["latency"])
 
     def between(self, here: str, there: str) -> Way:
-        """The path from one node to another."""
+        """Return the path from one node to another."""
         a, b = (self.nodes[name].get("site", "main") for name in (here, there))
         entry, lines = _plain(self._entry(here, there, a, b)), []
         uplink = self.nodes[here].get("uplink")

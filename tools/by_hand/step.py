@@ -23,7 +23,7 @@ class _Pass:
 
 
 def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pass:
-    """A micro-batch, forward and backward, on the slowest member of a group."""
+    """Time a micro-batch, forward and backward, on the slowest member of a group."""
     job = paper.job
     slowest = [_member_pass(paper, site, replica, stage, m) for m in range(stage.width)]
     forward = max(p.forward for p in slowest)
@@ -51,8 +51,9 @@ def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pas
 
 
 def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Pass:
-    """Without communication: products at what they reach of the peak, the rest at what memory
-    gives; backward twice the products, twice the rest, and 8 bytes for each weight's gradient."""
+    """Time a member's passes without communication: products at the rate that they reach of the
+    peak, the rest at the memory's; backward twice the products, twice the rest, and 8 bytes for
+    each weight's gradient."""
     job = paper.job
     gpu = GPUS[site.gpu(stage.devices[member])]
     rate, memory = gpu.reached * gpu.tflops * 1e12, gpu.streamed * gpu.gb_per_s * 1e9
@@ -120,12 +121,12 @@ class StepByHand:
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """Sum the seconds of the step."""
         return self.pipelines_s + self.exchange_s + self.update_s
 
 
 def exchange_seconds(paper: Paper, site: Site, is_stock: bool) -> dict[int, float]:
-    """What the first stage of each replica, which ends last, exchanges: the busiest path."""
+    """Time the exchange of the first stage of each replica, which ends last: the busiest path."""
     found = {}
     for r, replica in enumerate(paper.replicas):
         first = replica.stages[0]
@@ -144,7 +145,8 @@ def exchange_seconds(paper: Paper, site: Site, is_stock: bool) -> dict[int, floa
 
 
 def _ports_s(site: Site, holders: list[Stage], load: Load) -> float:
-    """Seconds for which an exchange takes the ports of GPUs, which divide what stays in a node."""
+    """Return the seconds for which an exchange takes the ports of GPUs, which divide what stays in
+    a node."""
     seconds = 0.0
     for (here, there), size in load.items():
         if here == there:
@@ -154,7 +156,8 @@ def _ports_s(site: Site, holders: list[Stage], load: Load) -> float:
 
 
 def step_by_hand(paper: Paper, site: Site, exchange_s: dict[int, float]) -> StepByHand:
-    """The slowest pipeline, what of the exchange its bubbles do not hide, and the update.
+    """Time the slowest pipeline, the part of the exchange that its bubbles do not hide, and the
+    update.
 
     Args:
         exchange_s: seconds that the exchange of a replica's first stage takes after it.
@@ -180,8 +183,8 @@ def step_by_hand(paper: Paper, site: Site, exchange_s: dict[int, float]) -> Step
 
 
 def _pipeline(paper: Paper, site: Site, replica: Replica, passes: list[_Pass]) -> float:
-    """The stage for which filling, its own work, what it waits for the stages behind it, and
-    draining take longest."""
+    """Return the longest of all stages' sums: filling, its own work, its waiting for the stages
+    behind it, and draining."""
     size = replica.size * paper.job.sequence * paper.job.hidden * paper.job.element
     hops = []
     for before, after in pairwise(replica.stages):
@@ -205,7 +208,7 @@ def _pipeline(paper: Paper, site: Site, replica: Replica, passes: list[_Pass]) -
 
 
 def _update(paper: Paper, site: Site, stage: Stage, member: int) -> float:
-    """Every weight, gradient and state that a GPU updates, read once and written once."""
+    """Time the update: every weight, gradient and state of a GPU, read once and written once."""
     gpu, job = GPUS[site.gpu(stage.devices[member])], paper.job
     has = held(paper, stage, member)
     params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output

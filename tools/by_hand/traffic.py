@@ -16,7 +16,7 @@ Load = Mapping[tuple[str, str], float]
 
 
 def boundary_bytes(paper: Paper, is_stock: bool) -> Load:
-    """Activations forward and their gradients back.
+    """Sum the bytes of activations forward and their gradients back.
 
     Stock Megatron sends the whole activation from every GPU of a group unless sequence parallelism
     divides it; the plug-in sends each byte once.
@@ -33,8 +33,8 @@ def boundary_bytes(paper: Paper, is_stock: bool) -> Load:
 
 
 def _shared_parameters(paper: Paper) -> Iterator[tuple[list[Stage], float, float]]:
-    """(stages that hold the same, parameters that their groups divide, parameters that every GPU of
-    them holds)."""
+    """Yield (stages that hold the same, parameters that their groups divide, parameters that every
+    GPU of them holds)."""
     job = paper.job
     words = paper.rows * job.hidden
     firsts = [r.stages[0] for r in paper.replicas]
@@ -54,14 +54,16 @@ def _shared_parameters(paper: Paper) -> Iterator[tuple[list[Stage], float, float
 
 
 def _ring(paper: Paper, members: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Nodes at both ends of every hop of a ring over groups, in the order of the plan's ranks."""
+    """Yield the nodes at both ends of every hop of a ring over groups, in the order of the plan's
+    ranks."""
     ordered = sorted(members, key=lambda devices: paper.ranks[devices[0]])
     nodes = [devices[0].partition(":")[0] for devices in ordered]
     yield from zip(nodes, nodes[1:] + nodes[:1], strict=True)
 
 
 def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]]:
-    """What makes the gradients of stages that hold the same equal, and brings new weights to all.
+    """Yield the exchanges that make the gradients of stages that hold the same equal, and bring new
+    weights to all.
 
     An all-reduce in a ring: 2 (n - 1) / n of the bytes over every hop.  With the distributed
     optimizer each part goes from every holder to its owner, and the new weights go round.  Hops
@@ -95,7 +97,8 @@ def exchanges(paper: Paper, is_stock: bool) -> Iterator[tuple[list[Stage], Load]
 def _to_owners(
     found: dict[tuple[str, str], float], members: Sequence[tuple[str, Stage]], size: float
 ) -> None:
-    """Each GPU sends each other one the part of a gradient that the other owns."""
+    """Add the bytes that each GPU sends each other one: the part of a gradient that the other
+    owns."""
     total = sum(holder.state_share for _, holder in members)
     for sender, _ in members:
         for receiver, owner in members:
@@ -105,7 +108,7 @@ def _to_owners(
 
 
 def _slices(holders: Sequence[Stage]) -> Iterator[tuple[list[tuple[str, Stage]], float]]:
-    """GPUs that hold the same slice of a matrix, and how much of it that is."""
+    """Yield the GPUs that hold the same slice of a matrix, and the slice's part of the matrix."""
     ends = {holder.devices: _ends(holder) for holder in holders}
     cuts = sorted({Fraction(0), *(end for own in ends.values() for end in own)})
     for start, stop in pairwise(cuts):
@@ -125,7 +128,7 @@ def _ends(stage: Stage) -> list[Fraction]:
 
 
 def loads(site: Site, *carried: Load) -> dict[str, tuple[float, float]]:
-    """(bytes, seconds) on every path `a -> b` and every line."""
+    """Sum (bytes, seconds) on every path `a -> b` and every line."""
     found: dict[str, tuple[float, float]] = {}
 
     def add(name: str, size: float, capacity: float) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.file.gpu_types import check_inside_links, resolve_gpu_types
 from megatron_hetero.cluster.file.islands import Island, islands_of
 from megatron_hetero.cluster.file.limits import TENSOR_PARALLEL_CLASSES, resolve_limits
 from megatron_hetero.cluster.file.lines import capped, resolve_site_lines
 from megatron_hetero.cluster.file.links import entry_of_sites, resolve_node_links
 from megatron_hetero.cluster.file.references import References
-from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection, NodeSection
-from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, library_of_name
+from megatron_hetero.cluster.file.schema import ClusterSection, NodeSection
+from megatron_hetero.cluster.makers import DEFAULT_LIBRARY
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
 from megatron_hetero.errors import ClusterError
-from megatron_hetero.files import content_hash, near_names, read_yaml, validate_document
+from megatron_hetero.files import content_hash, read_yaml, validate_document
 
 
 def load_cluster(path: Path | str) -> Cluster:
@@ -37,8 +37,8 @@ def load_cluster(path: Path | str) -> Cluster:
         sites=tuple(dict.fromkeys(n.site for n in file.nodes)),
     )
     _check_unique_names(file.nodes, references)
-    gpu_types = _gpu_types(file, references)
-    _check_inside_links(file, gpu_types, references)
+    gpu_types = resolve_gpu_types(file, references)
+    check_inside_links(file, gpu_types, references)
     islands, island_links = _islands(file, gpu_types, references)
     entries = entry_of_sites(file.links, references)
     links = resolve_node_links(file.links, islands, island_links, references)
@@ -55,7 +55,7 @@ def load_cluster(path: Path | str) -> Cluster:
 
 
 def cluster_json_schema() -> dict[str, Any]:
-    """JSON Schema of cluster.yaml, for editors."""
+    """Return the JSON Schema of cluster.yaml, for editors."""
     schema = ClusterSection.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "cluster"} | {
         key: value for key, value in schema.items() if key != "title"
@@ -63,7 +63,7 @@ def cluster_json_schema() -> dict[str, Any]:
 
 
 def cluster_hash(cluster: Cluster) -> str:
-    """sha256 of what the cluster is, however its file is written.
+    """Hash (sha256) the content of a cluster, however its file is written.
 
     The order of keys, of nodes and of names in a limit does not count, nor does a unit ("25 Gb/s"
     is "3.125 GB/s"), nor whether a number came from the catalogue or from the file.
@@ -99,7 +99,8 @@ def cluster_hash(cluster: Cluster) -> str:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Those that say something: a file without prices keeps the hash that it has always had."""
+    """Keep the values that say something: a file without prices keeps the hash that it has always
+    had."""
     return {name: value for name, value in values.items() if value not in (None, {})}
 
 
@@ -174,138 +175,10 @@ def _check_unique_names(nodes: tuple[NodeSection, ...], references: References) 
             )
 
 
-def _gpu_types(file: ClusterSection, references: References) -> dict[str, GpuType]:
-    """Every GPU type that the file defines or uses, by the name that the file gives it."""
-    types = {
-        name: _defined_gpu_type(name, section, references)
-        for name, section in file.gpu_types.items()
-    }
-    uses: list[tuple[str, tuple[str | int, ...]]] = [
-        *_uses_in_nodes(file),
-        *((name, ("links", "inside_node", name)) for name in file.links.inside_node),
-        *(
-            (name, ("links", "between_types", i, "types", j))
-            for i, between in enumerate(file.links.between_types)
-            for j, name in enumerate(between.types)
-        ),
-    ]
-    for name, keypath in uses:
-        if name in types:
-            continue
-        try:
-            types[name] = gpu_type(name)
-        except ClusterError as error:
-            own = near_names(name, file.gpu_types)
-            references.fail(keypath, f"{error}{own and ', which this file does' + own}")
-    # An alias of a type that the file corrects is that type, corrected.
-    corrected: dict[str, GpuType] = {}
-    for name in file.gpu_types:
-        if types[name].name in corrected:
-            references.fail(
-                ("gpu_types", name), f"{types[name].name} is described above already; keep one"
-            )
-        corrected[types[name].name] = types[name]
-    return {name: corrected.get(t.name, t) for name, t in types.items()}
-
-
-def _uses_in_nodes(file: ClusterSection) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """GPU types that machines name, each with its place in the file."""
-    for i, node in enumerate(file.nodes):
-        for j, cards in enumerate(node.cards):
-            yield cards.type, ("nodes", i, "gpus", j, "type") if node.gpus else ("nodes", i, "gpu")
-
-
-def _defined_gpu_type(name: str, section: GpuSection, references: References) -> GpuType:
-    """A new type, or a type of the catalogue with the numbers that the file corrects."""
-    try:
-        known = gpu_type(name)
-    except ClusterError:
-        known = None
-    given = section.model_dump(exclude_unset=True)
-    peaks: Mapping[str, float | None] = (
-        known.peak_flops if known else dict.fromkeys(("bf16", "fp16", "fp32", "fp8"))
-    )
-    peaks = {precision: given.get(precision, peak) for precision, peak in peaks.items()}
-    memory_bytes = section.memory or (known.memory_bytes if known else None)
-    memory_bytes_per_s = section.memory_bandwidth or (known.memory_bytes_per_s if known else None)
-    if memory_bytes is None or memory_bytes_per_s is None:
-        missing = "memory" if memory_bytes is None else "memory_bandwidth"
-        references.fail(
-            ["gpu_types", name],
-            f'the key "{missing}" is missing; a GPU that the catalogue does not have needs it',
-        )
-    if not any(peaks.values()):
-        references.fail(["gpu_types", name], 'no peak is given; add for example "fp16: 65 TFLOPS"')
-    return GpuType(
-        name=known.name if known else name,
-        memory_bytes=memory_bytes,
-        memory_bytes_per_s=memory_bytes_per_s,
-        peak_flops=peaks,
-        compute_capability=section.compute_capability
-        or (known.compute_capability if known else None),
-        source=references.document.locate(["gpu_types", name]),
-        library=section.library
-        or (known.library if known else library_of_name(name) or DEFAULT_LIBRARY),
-    )
-
-
-def _check_inside_links(
-    file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
-) -> None:
-    """Links of classes are given once, by whatever alias; every node of several equal GPUs has a
-    link between them, and all that have none are named at once."""
-    own_names: dict[frozenset[str], str] = {}
-    classes: list[tuple[tuple[str, ...], tuple[str | int, ...]]] = [
-        *(((name,), ("links", "inside_node", name)) for name in file.links.inside_node),
-        *(
-            (between.types, ("links", "between_types", i))
-            for i, between in enumerate(file.links.between_types)
-        ),
-    ]
-    for names, keypath in classes:
-        types = frozenset(gpu_types[name].name for name in names)
-        if len(types) < len(names):
-            references.fail(
-                keypath,
-                f"{next(iter(types))} stands here twice; the link between cards of one type is "
-                "links.inside_node",
-            )
-        if types in own_names:
-            shown = " and ".join(sorted(types))
-            given = f"have a link already ({own_names[types]})"
-            if len(types) == 1:
-                given = "has a link already, under another name"
-            references.fail(keypath, f"{shown} {given}; keep one")
-        own_names[types] = ".".join(str(key) for key in keypath)
-    missing = {
-        i: node
-        for i, node in enumerate(file.nodes)
-        if node.gpu is not None and node.count is not None and node.count > 1
-        if node.link is None and not node.pairs
-        if frozenset((gpu_types[node.gpu].name,)) not in own_names
-    }
-    if not missing:
-        return
-    quoted = [f'"{node.name}"' for node in missing.values()]
-    shown = ", ".join(quoted[:8]) + (f" and {len(quoted) - 8} more" if len(quoted) > 8 else "")
-    first = next(iter(missing))
-    have = (
-        f"node {shown} has {missing[first].count} GPUs"
-        if len(quoted) == 1
-        else f"nodes {shown} have several GPUs each"
-    )
-    keys = dict.fromkeys(f"links.inside_node.{node.gpu}" for node in missing.values())
-    references.fail(
-        ["nodes", first],
-        f"{have} and no link between them; add {' and '.join(keys)} or a link of the node, for "
-        "example link: {bandwidth: 20 GB/s, latency: 10 us}",
-    )
-
-
 def _islands(
     file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
 ) -> tuple[list[Island], dict[NodePair, Link]]:
-    """The islands of all machines, and the links between those of one machine."""
+    """Build the islands of all machines, and the links between those of one machine."""
     islands: list[Island] = []
     links: dict[NodePair, Link] = {}
     for i, section in enumerate(file.nodes):
@@ -337,7 +210,7 @@ def _node(island: Island, gpu_prices: Mapping[str, float | None]) -> Node:
 def _prices_per_gb(
     file: ClusterSection, entries: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], float]:
-    """Both orders of the sites between which traffic costs."""
+    """Return the prices of traffic by both orders of the sites between which it costs."""
     prices = {}
     for sites, index in entries.items():
         price = file.links.between_sites[index].price_per_gb

@@ -42,12 +42,12 @@ class Island:
 
     @property
     def site(self) -> str:
-        """Where the machine is."""
+        """Return the site of the machine."""
         return self.section.site
 
 
 @dataclass(frozen=True)
-class _Card:
+class _IslandCard:
     gpu: GpuType
     """Its memory is what others leave of it."""
     entry: int
@@ -61,11 +61,14 @@ def islands_of(
     links: LinksSection,
     references: References,
 ) -> tuple[list[Island], dict[NodePair, Link]]:
-    """The islands of one machine, and the links between them, both orders.
+    """Divide one machine into its islands; return them and the links between them, both orders.
 
     Args:
         place: the machine's number in the file.
+        section: the machine's entry.
         gpu_types: every GPU type of the file, by the name that the file gives it.
+        links: the file's classes of links.
+        references: the file, for messages.
     Raises:
         ClusterError: two cards have no link, or a pair names a card that is not there.
     """
@@ -103,7 +106,7 @@ def islands_of(
 
 def _card(
     place: int, entry: int, section: CardsSection, gpu: GpuType, references: References
-) -> _Card:
+) -> _IslandCard:
     if section.reserve is not None:
         if section.reserve >= gpu.memory_bytes:
             references.fail(
@@ -113,10 +116,10 @@ def _card(
                 "limits.idle",
             )
         gpu = replace(gpu, memory_bytes=gpu.memory_bytes - section.reserve)
-    return _Card(gpu, entry, section.link)
+    return _IslandCard(gpu, entry, section.link)
 
 
-def _check_one_library(place: int, cards: Sequence[_Card], references: References) -> None:
+def _check_one_library(place: int, cards: Sequence[_IslandCard], references: References) -> None:
     libraries = {card.gpu.library: card.gpu.name for card in cards}
     if len(libraries) > 1:
         words = " and ".join(f"{name} with {library}" for library, name in libraries.items())
@@ -127,8 +130,9 @@ def _check_one_library(place: int, cards: Sequence[_Card], references: Reference
         )
 
 
-def _classes(cards: Sequence[_Card], between: _CardLinks) -> list[list[int]]:
-    """Indices of cards that are alike, each class ascending, classes by their first card."""
+def _classes(cards: Sequence[_IslandCard], between: _CardLinks) -> list[list[int]]:
+    """Group the indices of cards that are alike, each class ascending, classes by their first
+    card."""
     classes: list[list[int]] = []
     for index in range(len(cards)):
         own = next((c for c in classes if _are_alike(c[0], index, cards, between)), None)
@@ -139,7 +143,7 @@ def _classes(cards: Sequence[_Card], between: _CardLinks) -> list[list[int]]:
     return classes
 
 
-def _are_alike(one: int, other: int, cards: Sequence[_Card], between: _CardLinks) -> bool:
+def _are_alike(one: int, other: int, cards: Sequence[_IslandCard], between: _CardLinks) -> bool:
     a, b = cards[one], cards[other]
     if a.gpu != b.gpu:
         return False
@@ -147,21 +151,21 @@ def _are_alike(one: int, other: int, cards: Sequence[_Card], between: _CardLinks
     return all(between.find(one, i) == between.find(other, i) for i in rest)
 
 
-def _labels(cards: Sequence[_Card], classes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """A name for each island: its GPU type, numbered where several islands have it."""
+def _labels(cards: Sequence[_IslandCard], classes: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Yield a name for each island: its GPU type, numbered where several islands have it."""
     names = [cards[indices[0]].gpu.name for indices in classes]
     for i, name in enumerate(names):
         yield name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}"
 
 
 class _CardLinks:
-    """The link between any two cards of a machine: the closest word that the file has for it."""
+    """The link between any two cards of a machine: the closest entry that the file has for it."""
 
     def __init__(
         self,
         place: int,
         section: NodeSection,
-        cards: Sequence[_Card],
+        cards: Sequence[_IslandCard],
         gpu_types: Mapping[str, GpuType],
         links: LinksSection,
         references: References,
@@ -177,7 +181,7 @@ class _CardLinks:
         self._pairs = dict(self._given_pairs())
 
     def find(self, one: int, other: int) -> Link:
-        """The link of two cards, by their places on the bus.
+        """Return the link of two cards, by their places on the bus.
 
         Raises:
             ClusterError: the file has none.
@@ -188,7 +192,7 @@ class _CardLinks:
         return self._found[key]
 
     def inside(self, indices: Sequence[int]) -> Link | None:
-        """The link of cards that are alike; of one alone, what the file says of its like."""
+        """Return the link of cards that are alike; of one alone, what the file says of its type."""
         if len(indices) > 1:
             return self.find(*indices[:2])
         card = self._cards[indices[0]]

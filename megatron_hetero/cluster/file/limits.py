@@ -17,7 +17,8 @@ _DEVICE = re.compile(r"(?P<node>.+):(?P<index>[0-9]{1,4})", re.ASCII)
 def resolve_limits(
     section: LimitsSection, islands: Sequence[Island], references: References
 ) -> Limits:
-    """`Limits` of the file's section; a machine that it names is all of its islands.
+    """Build the `Limits` of the file's section; a machine that it names stands for all of its
+    islands.
 
     Args:
         islands: of all machines.
@@ -50,7 +51,7 @@ def resolve_limits(
 
 
 def _island_names(names: Sequence[str], islands: Sequence[Island]) -> tuple[str, ...]:
-    """The names with a machine of several islands replaced by theirs."""
+    """Replace a machine of several islands by their names."""
     found: list[str] = []
     for name in names:
         found += [i.name for i in islands if i.section.name == name] or [name]

@@ -1,4 +1,4 @@
-"""The lines of a cluster file: from `between_sites` and uplinks to what each two sites share."""
+"""The lines of a cluster file: capacities shared by sites, from `between_sites` and uplinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resolve_site_lines(
     links: NodeLinks,
     references: References,
 ) -> dict[SitePair, tuple[Line, ...]]:
-    """The lines from each site to each other one, in the order in which a byte meets them.
+    """Return the lines from each site to each other one, in the order in which a byte meets them.
 
     A line is as fast as its entry of `between_sites` says, or as the fastest measured pair of nodes
     that it joins.
@@ -73,7 +73,13 @@ def resolve_site_lines(
 def capped(
     links: NodeLinks, nodes: Sequence[Island], site_lines: Mapping[SitePair, Sequence[Line]]
 ) -> NodeLinks:
-    """The links, none of them faster than a line that it leads over."""
+    """Slow down links that are faster than a line that they lead over.
+
+    Args:
+        links: of each pair of nodes.
+        nodes: with their sites and uplinks.
+        site_lines: by (site, site), the lines of each pair.
+    """
     uplinks = {node.name: node.section.uplink or inf for node in nodes}
     fastest: dict[str, float] = {}
     for node in nodes:
@@ -103,7 +109,7 @@ def _slower_pairs(
     fastest: Mapping[str, float],
     site_links: Mapping[SitePair, Link],
 ) -> Iterator[tuple[tuple[str, str], Link]]:
-    """Pairs with a node whose uplink is slower than the fastest of its site."""
+    """Yield the pairs with a node whose uplink is slower than the fastest of its site."""
     if all(uplinks[node.name] >= fastest[node.site] for node in nodes):
         return
     for a, b in combinations(nodes, 2):

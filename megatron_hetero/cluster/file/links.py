@@ -30,9 +30,11 @@ def resolve_node_links(
     inside: Mapping[NodePair, Link],
     references: References,
 ) -> NodeLinks:
-    """Both directions of every pair of nodes; a measured pair beats the classes.
+    """Link every pair of nodes in both directions; a measured pair beats the classes.
 
     Args:
+        section: the file's `links`.
+        nodes: all nodes, islands apart.
         inside: links between islands of one machine, both orders.
     Raises:
         ClusterError: a link names what is not there or is given twice, or two nodes have none; when
@@ -55,7 +57,7 @@ def resolve_node_links(
 
 
 def resolve_link(section: LinkSection) -> Link:
-    """The link that a section describes."""
+    """Build the link that a section describes."""
     incast = None
     if section.incast is not None and section.incast.slowdown:
         incast = Incast(section.incast.senders, section.incast.slowdown)
@@ -64,7 +66,8 @@ def resolve_link(section: LinkSection) -> Link:
 
 
 def _site_links(section: LinksSection, references: References) -> dict[tuple[str, str], Link]:
-    """By (site, site), both orders; a site with itself is the path between its nodes."""
+    """Return links by (site, site), both orders; a site with itself is the path between its
+    nodes."""
     links = {
         pair: resolve_link(section.between_sites[index])
         for pair, index in entry_of_sites(section, references).items()
@@ -78,8 +81,8 @@ def _site_links(section: LinksSection, references: References) -> dict[tuple[str
 
 
 def entry_of_sites(section: LinksSection, references: References) -> dict[tuple[str, str], int]:
-    """By (site, site), both orders, the entry of `between_sites` that counts: of the lists that
-    hold both sites the shortest.
+    """Choose, by (site, site) in both orders, the entry of `between_sites` that counts: the
+    shortest list that holds both sites.
 
     Raises:
         ClusterError: two lists are equally short.
@@ -101,7 +104,7 @@ def entry_of_sites(section: LinksSection, references: References) -> dict[tuple[
 
 
 def _missing(links: NodeLinks, nodes: Sequence[Placed]) -> Iterator[tuple[Placed, Placed]]:
-    """Pairs of nodes without a link; looks at nodes only where their sites have none."""
+    """Find the pairs of nodes without a link, looking at nodes only where their sites have none."""
     nodes_of: dict[str, list[Placed]] = {}
     for node in nodes:
         nodes_of.setdefault(node.site, []).append(node)

@@ -27,7 +27,12 @@ class References:
     def check(
         self, keypath: Sequence[str | int], kind: str, name: str, known: Iterable[str]
     ) -> None:
-        """Raise `ClusterError` when `name`, at `keypath` of the file, is not one of `known`."""
+        """Raise `ClusterError` when `name`, at `keypath` of the file, is not one of `known`.
+
+        Args:
+            kind: what the name is of, for the message ("node", "site").
+            known: the names that are there.
+        """
         names = tuple(known)
         if name not in names:
             hint = near_names(name, names)
@@ -35,7 +40,7 @@ class References:
 
 
 def listed(names: Sequence[str], limit: int = 8) -> str:
-    """`"a"` alone, or `{"a", "b" and 3 more}`."""
+    """Write `"a"` alone, or `{"a", "b" and 3 more}`."""
     if len(names) == 1:
         return f'"{names[0]}"'
     shown = ", ".join(f'"{name}"' for name in names[:limit])

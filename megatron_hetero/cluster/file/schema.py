@@ -1,4 +1,4 @@
-"""The schema of cluster.yaml, version 1: what may stand in the file, field by field."""
+"""The schema of cluster.yaml, version 1, field by field."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     Tag,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
@@ -34,7 +35,7 @@ Price = Annotated[
     Field(ge=0, le=1e9, strict=False, description="In any one currency, the same everywhere."),
 ]
 
-_UPLINK = Field(description="All of it together sends no more a second, nor receives.")
+_UPLINK = Field(description="Most bytes per second that all of it together sends, or receives.")
 
 
 class _Section(BaseModel):
@@ -42,8 +43,8 @@ class _Section(BaseModel):
 
 
 class IncastSection(_Section):
-    """So many `senders` may send to one receiver at once; each one more makes a byte, from any of
-    them, take `slowdown` times its own time longer."""
+    """A limit of concurrent senders: up to `senders` may send to one receiver at once; each one
+    more makes a byte, from any of them, take `slowdown` times its own time longer."""
 
     senders: Annotated[int, Field(ge=1, le=MAX_NODES)]
     slowdown: Annotated[float, Field(ge=0, le=100, strict=False)]
@@ -70,7 +71,7 @@ class GpuSection(_Section):
     fp8: Peak | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
     library: (
-        Annotated[Library, Field(description="What its machines exchange tensors with.")] | None
+        Annotated[Library, Field(description="Communication library of its machines.")] | None
     ) = None
     price_per_hour: Price | None = None
 
@@ -135,19 +136,19 @@ class NodeSection(_Section):
 
     @property
     def cards(self) -> tuple[CardsSection, ...]:
-        """Its cards in the order of the bus, in either form."""
+        """Return its cards in the order of the bus, in either form."""
         if self.gpus:
             return self.gpus
         return (CardsSection(type=self.gpu or "", count=self.count or 0),)
 
     @property
     def num_cards(self) -> int:
-        """All its GPUs."""
+        """Count all its GPUs."""
         return sum(cards.count for cards in self.cards)
 
 
 class SiteSection(_Section):
-    """What the nodes of a site share."""
+    """Capacities that the nodes of a site share."""
 
     uplink: Annotated[Bandwidth | None, _UPLINK] = None
 
@@ -199,9 +200,19 @@ class LinksSection(_Section):
     between_sites: tuple[SiteLinkSection, ...] = ()
     measured: tuple[MeasuredLinkSection, ...] = ()
 
+    @field_validator("inside_node", mode="before")
+    @classmethod
+    def _is_by_type(cls, value: Any) -> Any:
+        if _one_link_or_by_site(value) == "link":
+            raise ValueError(
+                "has one link for each GPU type, with its name before it, for example "
+                "inside_node: {A100-80GB: {bandwidth: 200 GB/s, latency: 5 us}}"
+            )
+        return value
+
 
 class LimitsSection(_Section):
-    """What every plan must keep to."""
+    """Limits that every plan must keep to."""
 
     max_tensor_parallel: Count | None = None
     max_pipeline_parallel: Count | None = None

@@ -1,6 +1,7 @@
 """First cluster files from lists that schedulers and machines give.
 
-draft       the text of a first cluster.yaml
+draft       machines, cards and links of a file to be, with guesses
+text        the text of a first cluster.yaml
 cards       cards of machines with several types
 slurm       `scontrol show nodes`
 kubernetes  `kubectl get nodes -o json`

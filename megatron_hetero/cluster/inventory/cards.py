@@ -1,4 +1,4 @@
-"""A machine of the file to be, from its cards and how `nvidia-smi topo -m` says they are joined."""
+"""A machine of the file to be, from its cards and the output of `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megatron_hetero.errors import ClusterError
 
 _ORDER = tuple(PATH_GUESSES)
 _PCIE_PART = 0.8
-"""Of what a slot's lanes carry, what is usually seen."""
+"""Usual part of the bandwidth of a slot's lanes that transfers reach."""
 
 Pair = tuple[int, int]
 Guess = tuple[str, str]
@@ -37,14 +37,14 @@ class Card:
 
     @property
     def kind(self) -> tuple[str, str | None]:
-        """What cards of one entry of the file have in common."""
+        """Return the properties that cards of one entry of the file have in common."""
         return self.gpu, self.reserve
 
 
 def cards_of(
     name: str, cards: Sequence[Card], joins: Mapping[Pair, str], measured: Guess | None
 ) -> NodeDraft:
-    """The machine with these cards.
+    """Describe the machine with these cards.
 
     Of the paths over PCIe between cards of one type the slowest stands for all, and that between
     unlike ones; a slot of few lanes slows those of its card.  Bridges of NVLink are pairs of their
@@ -95,7 +95,7 @@ def cards_of(
 
 
 def _bridged(cards: Sequence[Card], paths: Mapping[Pair, str]) -> set[Pair]:
-    """Pairs that NVLink joins, where each card is joined to all that its partners are."""
+    """Find the pairs that NVLink joins, where each card is joined to all that its partners are."""
     partners = {i: {i} for i in range(len(cards))}
     for (a, b), path in paths.items():
         if path.startswith("NV"):
@@ -114,7 +114,8 @@ def _types(cards: Sequence[Card], pair: Pair) -> frozenset[str]:
 
 
 def _path_guess(path: str, cards: Sequence[Card], pair: Pair) -> Guess:
-    """What a path usually carries, and no more than the narrower of the two slots does."""
+    """Guess the bandwidth of a path: what its kind usually carries, and no more than the narrower
+    of the two slots does."""
     bandwidth, latency = PATH_GUESSES["NODE" if path.startswith("NV") else path]
     slots = [s for s in (cards[i].slot_bytes_per_s for i in pair) if s is not None]
     gb_per_s = _PCIE_PART * min(slots) / 1e9 if slots else float("inf")
@@ -124,7 +125,8 @@ def _path_guess(path: str, cards: Sequence[Card], pair: Pair) -> Guess:
 
 
 def _bridge_guess(path: str, gpu: str) -> Guess:
-    """What NVLinks (NV4: four of them) carry, where the machine is not built around them."""
+    """Guess the bandwidth of NVLinks (NV4: four of them) where the machine is not built around
+    them."""
     try:
         if sheet_link(gpu).kind == "NVLink":
             return link_guess(gpu)
@@ -139,7 +141,7 @@ def _most(links: Sequence[Guess]) -> Guess | None:
 
 
 def _groups(links: Mapping[Pair, Guess]) -> Iterator[tuple[tuple[int, ...], Guess]]:
-    """Pairs of one link put together where all cards of a group have it between each two."""
+    """Join pairs of one link into groups in which all cards have it between each two."""
     left = dict(links)
     while left:
         (first, second), link = next(iter(left.items()))

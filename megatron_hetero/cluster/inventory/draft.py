@@ -1,12 +1,9 @@
-"""A first cluster.yaml as text: nodes, own types and links, with every guess marked as one."""
+"""Machines, cards and links of a first cluster.yaml, before it is written: known or guessed."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names, sheet_link
 from megatron_hetero.cluster.driver_names import matching_words
@@ -21,20 +18,16 @@ PATH_GUESSES: Mapping[str, tuple[str, str]] = {
     "NODE": ("12 GB/s", "12 us"),
     "SYS": ("8 GB/s", "15 us"),
 }
-"""What a kind of path of `nvidia-smi topo -m` usually carries between two GPUs; a place to start,
+"""Usual bandwidth and latency of a kind of path of `nvidia-smi topo -m`; a place to start,
 marked as a guess in the file."""
-_GUESS = "  # a guess: measure it"
-NODES_GUESS = ("10 Gb/s", "50 us")
-SITES_GUESS = ("1 Gb/s", "10 ms")
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9.-]*", re.ASCII)
 _SHEET_PART = 2 / 3
-"""Of the rate of NVLink or Infinity Fabric that the sheet prints, what is usually seen."""
+"""Usual part of the data sheet's rate of NVLink or Infinity Fabric that transfers reach."""
 
 
 @dataclass(frozen=True)
 class TypeDraft:
-    """What a file says of a GPU that the catalogue lacks; None where nobody knows yet, which is
-    written with a question mark and does not load."""
+    """Entry of a GPU that the catalogue lacks; None where nobody knows yet, which is written with a
+    question mark and does not load."""
 
     memory: str | None = None
     memory_bandwidth: str | None = None
@@ -44,21 +37,8 @@ class TypeDraft:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a file with it loads."""
+        """Return whether a file with it loads."""
         return None not in (self.memory, self.memory_bandwidth, self.bf16)
-
-    def line(self, name: str) -> str:
-        """Its line under `gpu_types`."""
-        parts = [
-            f"memory: {self.memory or _unknown('GB')}",
-            f"memory_bandwidth: {self.memory_bandwidth or _unknown('GB/s')}",
-            f"bf16: {self.bf16 or _unknown('TFLOPS')}",
-        ]
-        if self.compute_capability:
-            parts.append(f'compute_capability: "{self.compute_capability}"')
-        if self.library:
-            parts.append(f"library: {self.library}")
-        return f"  {_text(name)}: {{{', '.join(parts)}}}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +54,7 @@ class CardsDraft:
     link: tuple[str, str] | None = None
     link_is_measured: bool = False
     described: TypeDraft | None = None
-    """What the file must say of the GPU, because the catalogue lacks it."""
+    """Entry of the GPU in the file, needed because the catalogue lacks it."""
     reserve: str | None = None
     """Memory that a screen takes of each."""
 
@@ -104,17 +84,17 @@ class NodeDraft:
 
     @property
     def count(self) -> int:
-        """All its GPUs."""
+        """Count all its GPUs."""
         return sum(cards.count for cards in self.cards)
 
     @property
     def has_one_kind(self) -> bool:
-        """Whether `gpu` and `count` say all of its cards."""
+        """Return whether `gpu` and `count` describe all of its cards."""
         return len(self.cards) == 1 and self.cards[0].reserve is None
 
 
 def node_of_cards(name: str, cards: Sequence[CardsDraft], site: str = "main") -> NodeDraft:
-    """A machine of which only its cards are known: between unlike ones a guess."""
+    """Describe a machine from its cards alone: between unlike ones a guess."""
     link = PATH_GUESSES["PHB"] if len(cards) > 1 else None
     return NodeDraft(name, tuple(cards), site, link=link)
 
@@ -139,8 +119,8 @@ class Inventory:
 
 
 def link_guess(gpu: str) -> tuple[str, str]:
-    """Bandwidth and latency that two GPUs of a machine may see, from how they are joined as the
-    sheet has it; for GPUs that the catalogue lacks, those of PCIe."""
+    """Guess the bandwidth and latency between two GPUs of a machine, from their link in the data
+    sheet; for GPUs that the catalogue lacks, those of PCIe."""
     try:
         link = sheet_link(gpu)
     except ClusterError:
@@ -153,8 +133,8 @@ def link_guess(gpu: str) -> tuple[str, str]:
 def gpu_of_list(
     name: str, means: Mapping[str, str], memory_bytes: int | None = None
 ) -> tuple[str, TypeDraft | None]:
-    """The catalogue's GPU behind the name that a scheduler gives it ("a100",
-    "NVIDIA-A100-SXM4-80GB"), or a name of its own and what the file must say of it.
+    """Find the catalogue's GPU behind the name that a scheduler gives it ("a100",
+    "NVIDIA-A100-SXM4-80GB"), or make up a name and the entry that the file needs for it.
 
     Args:
         means: what the user says that names mean.
@@ -190,128 +170,7 @@ def gpu_of_list(
 
 
 def made_up_name(name: str) -> str:
-    """A GPU's name as a key of `gpu_types`: letters, digits, "-" and "."."""
+    """Turn a GPU's name into a key of `gpu_types`: letters, digits, "-" and "."."""
     words = name.replace("NVIDIA", "").replace("GeForce", "").replace("-", " ").split()
     kept = ("".join(c for c in w if c.isascii() and (c.isalnum() or c == ".")) for w in words)
     return "-".join(word for word in kept if word)[:64] or "GPU"
-
-
-def cluster_yaml(
-    nodes: Sequence[NodeDraft], heading: str, network: NetworkDraft | None = None
-) -> str:
-    """The text of a cluster file; values that nobody has measured or given are marked so."""
-    classes = _classes(nodes)
-    node_lines = (line for node in nodes for line in _node_lines(node, classes))
-    lines = [f"# {heading}", "version: 1", "", "nodes:", *node_lines]
-    described = {c.gpu: c.described for n in nodes for c in n.cards if c.described is not None}
-    if described:
-        if not all(draft.is_complete for draft in described.values()):
-            hint = "  # Not in the catalogue: give the dense peaks of the sheet."
-            lines += ["", "gpu_types:", hint]
-        else:
-            lines += ["", "gpu_types:"]
-        lines += [draft.line(name) for name, draft in described.items()]
-    links = list(_link_lines(nodes, classes, network or NetworkDraft()))
-    if links:
-        lines += ["", "links:", "  # What one pair of GPUs sees, in one direction.", *links]
-    return "\n".join(lines) + "\n"
-
-
-def _classes(nodes: Sequence[NodeDraft]) -> dict[str, CardsDraft]:
-    """By GPU type, the cards whose link stands for all machines of them: the first."""
-    classes: dict[str, CardsDraft] = {}
-    for node in nodes:
-        if node.has_one_kind and node.cards[0].link is not None and node.count > 1:
-            classes.setdefault(node.cards[0].gpu, node.cards[0])
-    return classes
-
-
-def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[str]:
-    head = [f"name: {_text(node.name)}"]
-    tail = [f"site: {_text(node.site)}"] if node.site != "main" else []
-    if node.host is not None and node.host != node.name:
-        tail.append(f"host: {_text(node.host)}")
-    link, is_measured = node.link, node.link_is_measured
-    if node.has_one_kind:
-        (cards,) = node.cards
-        known = classes.get(cards.gpu, cards)
-        if known.link != cards.link:
-            link, is_measured = cards.link, cards.link_is_measured
-        head += [f"gpu: {_text(cards.gpu)}", f"count: {cards.count}"]
-        if link is None and not node.pairs:
-            yield f"  - {{{', '.join(head + tail)}}}"
-            return
-    first, *others = head + tail
-    yield f"  - {first}"
-    yield from (f"    {word}" for word in others)
-    if not node.has_one_kind:
-        yield "    gpus:"
-        yield from (_cards_line(cards, node.link) for cards in node.cards)
-    if link is not None:
-        yield f"    link: {_link(link, is_guess=not is_measured)}"
-    if node.pairs:
-        yield "    pairs:"
-        for pair in node.pairs:
-            bandwidth, latency = pair.link
-            yield (
-                f"      - {{cards: {list(pair.cards)}, bandwidth: {bandwidth}, "
-                f"latency: {latency}}}{_GUESS}"
-            )
-
-
-def _cards_line(cards: CardsDraft, of_machine: tuple[str, str] | None) -> str:
-    parts, guesses = [f"type: {_text(cards.gpu)}", f"count: {cards.count}"], []
-    if cards.reserve is not None:
-        parts.append(f"reserve: {cards.reserve}")
-        guesses.append("drives a screen")
-    if cards.link is not None and cards.count > 1 and cards.link != of_machine:
-        parts.append(f"link: {_link(cards.link, is_guess=False)}")
-        if not cards.link_is_measured:
-            guesses.append("a guess: measure it")
-    comment = f"  # {'; '.join(guesses)}" if guesses else ""
-    return f"      - {{{', '.join(parts)}}}{comment}"
-
-
-def _link_lines(
-    nodes: Sequence[NodeDraft], classes: Mapping[str, CardsDraft], network: NetworkDraft
-) -> Iterator[str]:
-    if classes:
-        yield "  inside_node:"
-        for name, cards in classes.items():
-            if cards.link is not None:
-                yield f"    {_text(name)}: {_link(cards.link, is_guess=not cards.link_is_measured)}"
-    sites = list(dict.fromkeys(node.site for node in nodes))
-    several = [s for s in sites if sum(node.site == s for node in nodes) > 1]
-    if several and sites == ["main"]:
-        given = network.between_nodes.get("main")
-        yield f"  between_nodes: {_link(given or NODES_GUESS, is_guess=given is None)}"
-    elif several:
-        yield "  between_nodes:"
-        for site in several:
-            given = network.between_nodes.get(site)
-            yield f"    {_text(site)}: {_link(given or NODES_GUESS, is_guess=given is None)}"
-    if len(sites) > 1:
-        yield "  between_sites:"
-        for pair in combinations(sites, 2):
-            given = network.between_sites.get(pair) or network.between_sites.get(pair[::-1])
-            bandwidth, latency = given or SITES_GUESS
-            mark = "" if given else _GUESS
-            yield (
-                f"    - {{sites: [{_text(pair[0])}, {_text(pair[1])}], "
-                f"bandwidth: {bandwidth}, latency: {latency}}}{mark}"
-            )
-
-
-def _text(name: str) -> str:
-    """A name as YAML reads it back: in quotes where it could be a number or a word of YAML's."""
-    is_plain = _PLAIN.fullmatch(name) and name.lower() not in ("null", "true", "false")
-    return name if is_plain else json.dumps(name)
-
-
-def _link(link: tuple[str, str], *, is_guess: bool) -> str:
-    mark = _GUESS if is_guess else ""
-    return f"{{bandwidth: {link[0]}, latency: {link[1]}}}{mark}"
-
-
-def _unknown(unit: str) -> str:
-    return f'"? {unit}"'

@@ -1,4 +1,4 @@
-"""Nodes from what `kubectl get nodes -o json` prints.
+"""Nodes from the output of `kubectl get nodes -o json`.
 
 Types and sizes are the labels of NVIDIA's GPU feature discovery (`nvidia.com/gpu.product`,
 `.count`, `.memory`) and of AMD's node labeller (`amd.com/gpu.product-name`, `.vram`); the number of
@@ -36,7 +36,7 @@ _SIZE = re.compile(r"(?P<number>[0-9]{1,7})(?P<unit>[GM]?)i?B?", re.ASCII)
 
 
 def nodes_from_kubernetes(path: Path, means: Mapping[str, str]) -> Inventory:
-    """The nodes with GPUs of a file that holds what `kubectl get nodes -o json` printed.
+    """Read the nodes with GPUs from a file with the output of `kubectl get nodes -o json`.
 
     Nodes that are cordoned, not ready or cut into parts (MIG) are left out.  Regions are sites
     where there are several.
@@ -143,7 +143,7 @@ def _unusable(item: Mapping[str, Any]) -> str:
 
 
 def _memory_bytes(labels: Mapping[str, Any]) -> int | None:
-    """Of one GPU: in MiB by NVIDIA's label, with a unit by AMD's."""
+    """Read the memory of one GPU: in MiB by NVIDIA's label, with a unit by AMD's."""
     for key in ("nvidia.com/gpu.memory", "amd.com/gpu.vram"):
         size = _SIZE.fullmatch(_text(labels, key))
         if size is not None:

@@ -31,15 +31,15 @@ Answer = tuple[tuple[FoundGpu, ...], dict[tuple[int, int], str]]
 
 @dataclass(frozen=True)
 class Target:
-    """What ssh is told (`user@host`, or the host) and the host itself."""
+    """A host, and the word that ssh gets for it (`user@host`, or the host)."""
 
     word: str
     host: str
 
 
 def targets(hosts: str | None, hostfile: Path | None) -> tuple[Target, ...]:
-    """The machines of `a,user@b` or of a file with one on each line (what follows the first word,
-    as `slots=8`, and comments do not count).
+    """Read the machines of `a,user@b` or of a file with one on each line (what follows the first
+    word, as `slots=8`, and comments do not count).
 
     Raises:
         UsageError: no machine, one twice, or a name that is none.
@@ -68,7 +68,7 @@ def _target(word: str) -> Target:
 
 
 def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, list[FoundGpu]]]:
-    """The nodes behind these hosts, asked over the system's ssh, some at a time.
+    """Ask these hosts for their GPUs over the system's ssh, some at a time.
 
     ssh asks for no password and trusts no unknown host (BatchMode): what it needs stands in the
     user's own configuration.
@@ -103,7 +103,8 @@ def discover_hosts(machines: Sequence[Target]) -> tuple[Inventory, dict[str, lis
 
 
 def _node_name(host: str, names: set[str]) -> str:
-    """The first part of a host's name, an address as a whole; never one that another node has."""
+    """Make a node's name of a host's: its first part, an address as a whole; never one that another
+    node has."""
     is_address = host.replace(".", "").isdecimal()
     short = host.replace(".", "-") if is_address else host.partition(".")[0]
     number, free = 1, short
@@ -115,7 +116,7 @@ def _node_name(host: str, names: set[str]) -> str:
 
 
 def _ask(machine: Target) -> Answer | str:
-    """What a host has, or why it did not say."""
+    """Ask a host for its GPUs and their links; return why it did not answer, where it did not."""
     try:
         gpus = parse_gpus(_ssh(machine, query()))
         joins = {}
@@ -128,7 +129,8 @@ def _ask(machine: Target) -> Answer | str:
 
 
 def _ssh(machine: Target, command: Sequence[str]) -> str:
-    """What a command prints there.  ssh hands the remote shell one text, so it is quoted for it.
+    """Run a command on a host and return its output.  ssh hands the remote shell one text, so it is
+    quoted for it.
 
     Raises:
         EnvironmentMismatchError: no connection, or the command fails.
@@ -164,5 +166,5 @@ def _ssh(machine: Target, command: Sequence[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what could steer a terminal: the text is another machine's."""
+    """Replace what could steer a terminal: the text is another machine's."""
     return "".join(c if c.isprintable() else "?" for c in text)

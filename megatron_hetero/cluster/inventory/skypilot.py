@@ -31,7 +31,7 @@ _MAX_NODES = 8192
 
 
 def nodes_from_skypilot(paths: Sequence[Path], means: Mapping[str, str]) -> Inventory:
-    """The machines that SkyPilot tasks would rent; nothing of a task is run.
+    """Read the machines that SkyPilot tasks would rent; nothing of a task is run.
 
     A task's machines are alike, so unlike ones come from several files.  Where a task leaves a
     choice of accelerators, the first is taken.  The cloud and region of a task is its site where
@@ -96,7 +96,7 @@ def _nodes(
 
 
 def _accelerator(document: Document, notes: list[str]) -> tuple[tuple[str | int, ...], str]:
-    """The accelerators of a task as NAME:COUNT, and where they stand."""
+    """Find the accelerators of a task as NAME:COUNT, and where they stand."""
     keypath: tuple[str | int, ...] = ("resources",)
     resources: Any = document.data.get("resources")
     for choice in ("any_of", "ordered"):

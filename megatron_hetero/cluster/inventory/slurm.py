@@ -1,4 +1,4 @@
-"""Nodes from what `scontrol show nodes` prints, in either form (`-o`: a line for each node)."""
+"""Nodes from the output of `scontrol show nodes`, in either form (`-o`: a line for each node)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "FUTURE", "MAINT", "NO_RESPOND", "NOT_RESP
 
 
 def nodes_from_slurm(path: Path, means: Mapping[str, str]) -> Inventory:
-    """The nodes with GPUs of a file that holds what `scontrol show nodes` printed.
+    """Read the nodes with GPUs from a file with the output of `scontrol show nodes`.
 
     Nodes that are down or drained, or have no GPU, are left out.
 
@@ -101,7 +101,7 @@ def _node(
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:
-    """Each node's text, on one line, with the number of its first line."""
+    """Yield each node's text, on one line, with the number of its first line."""
     first, lines = 0, list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("NodeName="):

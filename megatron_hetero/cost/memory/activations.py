@@ -19,11 +19,16 @@ _STATISTIC_BYTES = 4
 def layer_activation_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
 ) -> int:
-    """What one decoder layer keeps.
+    """Count the bytes that one decoder layer keeps for backward.
 
     With 16-bit elements, dropout, no recomputation, no flash attention and a 4h MLP this is
     s b h (10 + 24/t + 5 a s / (h t)), or s b h (34 + 5 a s / h) / t with sequence parallelism, and
     the statistics of two norms.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused.
+        recompute: Megatron's granularity: none, selective or full.
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
@@ -40,7 +45,7 @@ def layer_activation_bytes(
 
 
 def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Elements for each token: input of the activation and of the second product.
+    """Count the elements kept for each token: input of the activation and of the second product.
 
     torch's own operations keep a gated unit's activated half and a copy of the other one as well
     (Megatron adds an offset to it).
@@ -52,7 +57,7 @@ def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -
 
 
 def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """Bytes, with tokens spread evenly over the experts.
+    """Count the bytes kept, with tokens spread evenly over the experts.
 
     For each token and each of its experts: the input of the first product, which is a copy of its
     own, whole on every member; what an MLP keeps; its inner product before it is weighted, unless
@@ -73,7 +78,8 @@ def _kept_by_experts(model: ModelSpec, training: TrainingSpec, share: TensorShar
 def _kept_by_attention(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
 ) -> int:
-    """Queries, keys, values, context, and the scores or what stands for them."""
+    """Count the bytes of queries, keys, values and context, and of the scores or what stands for
+    them."""
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
@@ -116,8 +122,8 @@ def _kept_by_attention(
 def _gathered_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, elements: int
 ) -> int:
-    """Keys and values (`elements` each) of whole sequences, which
-    `runtime.parallel.context_attention` puts in their order; that order, and the mask of the own
+    """Count the bytes of keys and values (`elements` each) of whole sequences, as
+    `runtime.parallel.context_attention` orders them; of that order; and of the mask of the own
     rows, which every layer has for itself."""
     tokens = training.micro_batch_size * model.seq_length
     mask = model.seq_length // share.context_parallel * model.seq_length
@@ -125,13 +131,18 @@ def _gathered_bytes(
 
 
 def _norm_statistics(model: ModelSpec) -> int:
-    """Bytes that a norm keeps for each row: mean and reciprocal deviation, or the latter alone."""
+    """Count the bytes that a norm keeps for each row: mean and reciprocal deviation, or the latter
+    alone."""
     return _STATISTIC_BYTES * (2 if model.normalization == "LayerNorm" else 1)
 
 
 def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
-    """What the embedding keeps: token and position numbers, the tokens that are another member's,
-    and a mask byte after its dropout."""
+    """Count the bytes that the embedding keeps: token and position numbers, the marks of tokens
+    whose rows another member holds, and a mask byte after its dropout.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+    """
     tokens = share.num_tokens(model, training)
     numbers = 2 if model.position_embedding == "learned_absolute" else 1
     kept = tokens * (8 * numbers + (1 if share.width > 1 else 0))
@@ -143,10 +154,15 @@ def embedding_activation_bytes(model: ModelSpec, training: TrainingSpec, share: 
 def head_activation_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int
 ) -> int:
-    """What the last norm, the output layer and the vocabulary-parallel cross entropy keep.
+    """Count the bytes that the last norm, the output layer and the vocabulary-parallel cross
+    entropy keep.
 
     The cross entropy keeps its softmax in fp32, in the place of the logits where those are fp32
     already (`megatron.core.tensor_parallel.cross_entropy`).
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary.
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
@@ -156,10 +172,15 @@ def head_activation_bytes(
 
 
 def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
-    """The causal mask that comes with a micro-batch on a first and a last stage, of which unfused
-    attention keeps a byte for each pair.
+    """Count the bytes of the causal mask that comes with a micro-batch on a first and a last stage;
+    unfused attention keeps a byte for each pair of tokens.
 
-    With context parallelism it is an input of what is recomputed, and nothing else."""
+    With context parallelism it is an input of what is recomputed, and nothing else.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused, which needs no mask.
+    """
     if flash or (share.context_parallel > 1 and training.recompute == "none"):
         return 0
     return model.seq_length // share.context_parallel * model.seq_length
@@ -168,8 +189,14 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
 def own_mask_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> int:
-    """The same where no batch comes: every layer makes one, and keeps it if it is not recomputed
-    (with context parallelism all layers do, see `_gathered_bytes`)."""
+    """Count the bytes of the mask that each layer makes on a stage to which no batch comes, and
+    keeps unless it is recomputed (with context parallelism all layers do, see
+    `_gathered_bytes`).
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        flash: attention is fused, which needs no mask.
+    """
     if flash or share.context_parallel > 1 or training.recompute != "none":
         return 0
     return model.seq_length**2

@@ -35,14 +35,15 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """All bytes that one parameter takes on its device."""
+        """Sum all bytes that one parameter takes on its device."""
         return self.weight + self.gradient + self.optimizer
 
 
 def state_bytes(training: TrainingSpec) -> StateBytes:
-    """bf16 accumulates gradients in fp32 (2 + 4 + 12); fp16, and bf16 with --grad-reduce-in-bf16,
-    in their own, with an fp32 copy during the step (2 + 2 + 16); fp32 has no second copy of the
-    weights (4 + 4 + 8).  SGD keeps one moment (Megatron's default momentum is 0.9)."""
+    """Return the bytes per parameter that Megatron keeps. bf16 accumulates gradients in fp32 (2 + 4
+    + 12); fp16, and bf16 with --grad-reduce-in-bf16, in their own, with an fp32 copy during the
+    step (2 + 2 + 16); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one moment
+    (Megatron's default momentum is 0.9)."""
     moments = 8 if training.optimizer == "adam" else 4
     match training.precision:
         case "bf16" if not training.grad_reduce_in_bf16:
@@ -60,10 +61,10 @@ next, and transposed as well (before Blackwell)."""
 
 @dataclass(frozen=True)
 class StateHolders:
-    """Among how many devices the distributed optimizer divides its states of a parameter: as many
-    as hold it in all replicas, of those of a tied embedding as many as hold that (a device that
-    keeps more than others counts them as fewer).  `embedding` and `head`, where they are not tied,
-    have those that hold these; None is as many as of the layers.
+    """Numbers of devices among which the distributed optimizer divides its states of a parameter:
+    as many as hold it in all replicas, of those of a tied embedding as many as hold that (a device
+    that keeps more than others counts them as fewer). `embedding` and `head`, where they are not
+    tied, have those that hold these; None is as many as of the layers.
 
     Without `--use-distributed-optimizer` each device keeps all states of its parameters.
     """
@@ -90,26 +91,26 @@ class StageMemory:
     capacity_bytes: int
 
     def parts_bytes(self, num_layers: int) -> dict[str, int]:
-        """Bytes by cause with `num_layers` layers."""
+        """Return the bytes by cause with `num_layers` layers."""
         return {part: self.base[part] + num_layers * self.per_layer[part] for part in self.base}
 
     def peak_bytes(self, num_layers: int) -> int:
-        """Sum of all parts with `num_layers` layers."""
+        """Sum all parts with `num_layers` layers."""
         return self.base_bytes + num_layers * self.bytes_per_layer
 
     @cached_property
     def base_bytes(self) -> int:
-        """Sum of all parts without any layer."""
+        """Sum all parts without any layer."""
         return sum(self.base.values())
 
     @cached_property
     def bytes_per_layer(self) -> int:
-        """What a layer adds to all parts."""
+        """Sum the bytes that a layer adds to all parts."""
         return sum(self.per_layer.values())
 
     @cached_property
     def max_layers(self) -> int:
-        """Layers that fit; negative when even the base does not."""
+        """Return the number of layers that fit; negative when even the base does not."""
         return (self.capacity_bytes - self.base_bytes) // self.bytes_per_layer
 
 
@@ -126,10 +127,19 @@ def stage_memory(
     num_sends_kept: int | None = None,
     holders: StateHolders = EVERY_DEVICE,
 ) -> StageMemory:
-    """Memory of one device of a stage that keeps `num_in_flight` micro-batches for backward.
+    """Compute the memory of one device of a stage that keeps `num_in_flight` micro-batches for
+    backward.
 
-    `num_sends_kept`: tensors kept because they may still be under way to a neighbour; None is one
-    for each neighbour, as in stock Megatron.
+    Args:
+        gpu: the device's type, which decides whether attention is fused.
+        share: its part of the tensor-parallel group.
+        first, last: whether the stage holds the embedding, the head.
+        num_in_flight: micro-batches kept for backward at the peak.
+        vocab_rows: rows of the padded vocabulary.
+        reserve_bytes: memory that is left to others.
+        num_sends_kept: tensors kept because they may still be under way to a neighbour; None is one
+            for each neighbour, as in stock Megatron.
+        holders: devices that share the distributed optimizer's states.
     """
     model, training = workload.model, workload.training
     width = share.width
@@ -190,8 +200,14 @@ def stage_memory(
 def with_some_layers_recomputed(
     kept: StageMemory, recomputed: StageMemory, num_recomputed: int
 ) -> StageMemory:
-    """A stage that recomputes `num_recomputed` of its layers (`recompute_method=block`), from one
-    that recomputes none and one that recomputes all."""
+    """Return the memory of a stage that recomputes `num_recomputed` of its layers
+    (`recompute_method=block`), from one that recomputes none and one that recomputes all.
+
+    Args:
+        kept: the memory without recompute.
+        recomputed: the memory where all layers are recomputed.
+        num_recomputed: layers of the stage that are recomputed.
+    """
     part = "activations"
     saved = kept.per_layer[part] - recomputed.per_layer[part]
     base = {**recomputed.base, part: recomputed.base[part] - num_recomputed * saved}
@@ -199,14 +215,21 @@ def with_some_layers_recomputed(
 
 
 def tightest(memories: Sequence[StageMemory], num_layers: int) -> StageMemory:
-    """The one with the least to spare."""
+    """Return the memory with the least to spare."""
     if len(memories) == 1 or all(memory is memories[0] for memory in memories):
         return memories[0]
     return max(memories, key=lambda m: m.peak_bytes(num_layers) - m.capacity_bytes)
 
 
 def updated_bytes(memory: StageMemory, num_layers: int, holders: StateHolders) -> float:
-    """Bytes of weights, gradients and states that the optimizer step of one device works on."""
+    """Sum the bytes of weights, gradients and states that the optimizer step of one device works
+    on.
+
+    Args:
+        memory: of the device.
+        num_layers: of its stage.
+        holders: devices that share the distributed optimizer's states.
+    """
     parts = memory.parts_bytes(num_layers)
     return parts["optimizer"] + (parts["weights"] + parts["gradients"]) / holders.layers
 
@@ -218,8 +241,8 @@ def _ceil(num: int, divisor: float) -> int:
 def _working_bytes(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> int:
-    """Working set of one layer's backward: gradients of its widest activations, and all it
-    recomputes."""
+    """Estimate the working set of one layer's backward: gradients of its widest activations, and
+    all it recomputes."""
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     widest = share.mlp_columns * (3 if model.gated_mlp else 2)

@@ -1,10 +1,10 @@
-"""What each device of a plan keeps of the training's state: weights and optimizer, as intervals.
+"""Weights and optimizer states that each device of a plan keeps, as intervals.
 
 A tensor is the interval from 0 to 1, in the order in which it is divided; a device keeps parts of
 it.  Norms and biases that all members of a group keep whole are counted with the part they belong
 to.  With the distributed optimizer the replicas, and the context-parallel ranks of a stage, keep
 equal parts of the states of each slice that none of their groups cuts further
-(`plan.shards.slices`).
+(`plan.sharding.shards.slices`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import shard_edges
 
 Tensor = tuple[str, int, str]
 """(part of the model, layer, "weights" or "optimizer")."""
 Interval = tuple[float, float]
 Kept = dict[Tensor, tuple[Interval, ...]]
-"""What a device keeps of each tensor: intervals that do not overlap, rising."""
+"""Parts of each tensor that a device keeps: intervals that do not overlap, rising."""
 Holdings = dict[str, Kept]
-"""Device name -> what it keeps."""
+"""Device name -> the parts that it keeps."""
 
 
 @dataclass(frozen=True)
 class StagePart:
-    """One tensor-parallel group of a stage as far as it matters here; `layers` are indices."""
+    """One tensor-parallel group of a stage; `layers` are indices."""
 
     devices: tuple[str, ...]
     layers: tuple[int, ...]
@@ -43,7 +43,7 @@ class StagePart:
 
 
 def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
-    """[replica][group of a stage] of a plan with devices."""
+    """Return the groups of a plan with devices, [replica][group of a stage]."""
     return [
         [
             part
@@ -64,7 +64,7 @@ def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
 
 
 def parts_of_placement(placement: Placement) -> list[list[StagePart]]:
-    """[replica][group of a stage] of a placement."""
+    """Return the groups of a placement, [replica][group of a stage]."""
     return [
         [
             part
@@ -106,12 +106,12 @@ class StateSizes:
         self._bytes = {"weights": states.weight, "optimizer": states.optimizer}
 
     def bytes_of(self, tensor: Tensor) -> int:
-        """Of a whole tensor."""
+        """Return the bytes of a whole tensor."""
         return self._params[tensor[0]] * self._bytes[tensor[2]]
 
 
 def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Holdings:
-    """What every device keeps."""
+    """Return the intervals that every device keeps."""
     divides = workload.training.use_distributed_optimizer
     weights = [
         ((r, stage.context_rank), device, name, layer, interval)
@@ -143,7 +143,7 @@ def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Hol
 
 
 def _part(interval: Interval, index: int, count: int) -> Interval:
-    """One of `count` equal parts."""
+    """Cut one of `count` equal parts out of an interval."""
     start, stop = interval
     step = (stop - start) / count
     return start + index * step, stop if index == count - 1 else start + (index + 1) * step
@@ -172,7 +172,7 @@ def _intervals(
 
 
 def overlap_bytes(sizes: StateSizes, one: Kept, other: Kept) -> float:
-    """Bytes that two devices both keep."""
+    """Sum the bytes that two devices both keep."""
     total = 0.0
     for tensor in one.keys() & other.keys():
         common = sum(
@@ -185,7 +185,7 @@ def overlap_bytes(sizes: StateSizes, one: Kept, other: Kept) -> float:
 
 
 def held_bytes(sizes: StateSizes, kept: Kept) -> float:
-    """Bytes of all that a device keeps."""
+    """Sum the bytes of all that a device keeps."""
     return sum(
         (stop - start) * sizes.bytes_of(tensor)
         for tensor, intervals in kept.items()
@@ -194,7 +194,11 @@ def held_bytes(sizes: StateSizes, kept: Kept) -> float:
 
 
 def without(interval: Interval, own: Sequence[Interval]) -> Iterator[Interval]:
-    """The parts of an interval that lie outside others, which rise."""
+    """Yield the parts of an interval that lie outside the intervals `own`, which rise.
+
+    >>> list(without((0.0, 1.0), [(0.25, 0.5)]))
+    [(0.0, 0.25), (0.5, 1.0)]
+    """
     start, stop = interval
     for a, b in own:
         if a > start:

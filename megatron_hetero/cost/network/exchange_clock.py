@@ -1,4 +1,4 @@
-"""When exchanges that share paths are done, each priced whole: the simulator's quick form."""
+"""End times of exchanges that share paths, each priced whole: the simulator's quick form."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ class ExchangeStep:
 
     @property
     def window(self) -> int:
-        """So many of its buckets are under way at a time."""
+        """Return how many of its buckets are under way at a time."""
         return BUFFERS_AT_ONCE // max(self.buffers.values(), default=1)
 
     @property
     def num_buckets(self) -> int:
-        """Of the whole exchange."""
+        """Count the buckets of the whole exchange."""
         return max(1, ceil(1 / self.bucket_share - _ROUNDING))
 
     @cached_property
     def longest_s(self) -> float:
-        """Seconds of its busiest path."""
+        """Return the seconds of its busiest path."""
         return float(self.flow.seconds.max(initial=0.0))
 
     @property
     def last_bucket_s(self) -> float:
-        """Seconds of its last bucket on its busiest path."""
+        """Return the seconds of its last bucket on its busiest path."""
         return self.longest_s * (1 - (self.num_buckets - 1) * self.bucket_share)
 
     @property
     def period_s(self) -> float:
-        """From the end of the last bucket but one to that of the last."""
+        """Return the seconds from the end of the last bucket but one to that of the last."""
         return max(self.last_bucket_s, (self.last_bucket_s + self.flow.latency_s) / self.window)
 
 
 class _BusyPaths:
-    """When each path of some exchanges is free again.
+    """Times at which each path of some exchanges is free again.
 
     Args:
         carried: seconds, by path, for which something else takes it before the last of them is
@@ -89,7 +89,7 @@ class _BusyPaths:
         self._own = np.split(own, ends)
 
     def take(self, number: int, step: ExchangeStep, begin_s: float) -> float:
-        """Take all paths of a step, each as soon as it is free; the exchange's end.
+        """Take all paths of a step, each as soon as it is free; return the exchange's end.
 
         Args:
             number: the step's place among all.
@@ -108,7 +108,7 @@ class _BusyPaths:
 
 
 def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | None = None) -> float:
-    """When the last of them is done; 0 where there are none.
+    """Compute when the last exchange is done, seconds; 0 where there are none.
 
     Args:
         steps: in the order in which each holder comes to its own.
@@ -125,7 +125,8 @@ def last_end_s(steps: Sequence[ExchangeStep], carried: Mapping[int, float] | Non
 
 
 def _windowed(steps: Sequence[ExchangeStep], paths: _BusyPaths) -> float:
-    """A holder comes to its next exchange when no more than its window allows are under way."""
+    """Run the exchanges with limited buffers: a holder comes to its next exchange when no more than
+    its window allows are under way."""
     own: dict[StageId, deque[int]] = {}
     for number, step in enumerate(steps):
         for holder in step.holders:

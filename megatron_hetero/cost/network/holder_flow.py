@@ -1,4 +1,4 @@
-"""What an exchange over some holders loads on its paths, for each byte that they exchange."""
+"""Loads of an exchange over some holders on its paths, for each byte that they exchange."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 class Flow:
     """Seconds for which a buffer takes each path, and latency.
 
-    Paths are numbers, each at most once: of a pair of nodes, of one way of a device's port, or of a
-    line that paths share.
+    Paths are numbers, each at most once: of a pair of nodes, of one direction of a device's port,
+    or of a line that paths share.
     """
 
     paths: Ints
@@ -48,23 +48,23 @@ class HolderFlow:
     adding_s_per_byte: float
     ports: Ints
     places: Ints
-    ways: Ints
+    directions: Ints
 
     def of(self, first_ports: Ints, num_bytes: float, bucket_bytes: float) -> Flow:
-        """A buffer's.
+        """Return the flow of one buffer.
 
         Args:
-            first_ports: path number of the way out of each holder's port, in the ring's order.
+            first_ports: path number of each holder's port outward, in the ring's order.
             bucket_bytes: those of a bucket that ranks exchange at a time.
         """
         paths = self.paths.copy()
-        paths[self.ports] = first_ports[self.places] + self.ways
+        paths[self.ports] = first_ports[self.places] + self.directions
         latency_s = self.latency_s + self.adding_s_per_byte * bucket_bytes
         return Flow(paths, self.s_per_byte * num_bytes, latency_s)
 
 
 class HolderFlows:
-    """Makes them, of holders in the order of their ring."""
+    """Maker of flows, for holders in the order of their ring."""
 
     def __init__(self, cluster: Cluster, model: ModelSpec) -> None:
         self._cluster = cluster
@@ -72,35 +72,35 @@ class HolderFlows:
 
     @cached_property
     def node_number(self) -> Mapping[str, int]:
-        """Of each node; the path from one to another has their number, the first one's times the
-        number of nodes and the other's."""
+        """Return the number of each node; the path from one node to another has the first one's
+        number times the number of nodes plus the other's."""
         return {node.name: number for number, node in enumerate(self._cluster.nodes)}
 
     @cached_property
     def first_port(self) -> int:
-        """Numbers of paths from here on are of ports, two for each device."""
+        """Return the first path number of a port; each device has two."""
         return len(self._cluster.nodes) ** 2
 
     @cached_property
     def first_line(self) -> int:
-        """Numbers of paths from here on are of lines that paths share (`line_table`)."""
+        """Return the first path number of a line that paths share (`line_table`)."""
         return self.first_port + 2 * len(self._cluster.devices)
 
     @cached_property
     def line_table(self) -> LineTable:
-        """The cluster's lines."""
+        """Return the cluster's lines."""
         return LineTable(self._cluster)
 
     def numbered(
         self, pairs: Mapping[NodePair, float], lines: Mapping[str, float]
     ) -> dict[int, float]:
-        """By the numbers of their paths what is known of pairs of nodes and of lines."""
+        """Convert values of pairs of nodes and of lines to values of path numbers."""
         own, table = self.node_number, self.line_table.numbers
         found = {own[a] * len(own) + own[b]: value for (a, b), value in pairs.items()}
         return found | {self.first_line + table[name]: value for name, value in lines.items()}
 
     def around(self, stages: Sequence[PlacedStage], num_passes: int) -> HolderFlow:
-        """An all-reduce in a ring, or one pass that hands on."""
+        """Load the paths of an all-reduce in a ring, or of one pass of it."""
         hops = ring(self._cluster, self._model, stages)
         hop_s = np.array([hop.passes_s_per_byte(num_passes, num_passes == 2) for hop in hops])
         nodes = np.array([self.node_number[hop.nodes[0]] for hop in hops])
@@ -118,7 +118,7 @@ class HolderFlows:
         )
 
     def to_owners(self, stages: Sequence[PlacedStage]) -> HolderFlow:
-        """Every holder sends every other one its n-th."""
+        """Load the paths of an exchange in which every holder sends every other one its part."""
         num = len(stages)
         members: dict[str, list[int]] = {}
         for place, stage in enumerate(stages):
@@ -170,13 +170,13 @@ class HolderFlows:
         parts: Floats,
         paths_s: Floats,
         places: Ints | Sequence[int],
-        ways: Ints,
+        directions: Ints,
         ports_s: Floats,
         latency_s: float,
         added_s: float = 0.0,
     ) -> HolderFlow:
-        """What paths between `nodes` carry, `parts` of each byte, and one way each of the ports of
-        holders at `places`."""
+        """Combine the loads of the paths between `nodes`, which carry `parts` of each byte, with
+        one direction each of the ports of the holders at `places`."""
         senders, receivers = nodes
         paths = senders * len(self.node_number) + receivers
         if self._cluster.has_lines:
@@ -190,12 +190,13 @@ class HolderFlows:
             added_s,
             len(paths) + np.arange(len(places)),
             np.asarray(places, np.int64),
-            ways,
+            directions,
         )
 
     @cached_property
     def _link_classes(self) -> _LinkClasses:
-        """Few in the largest cluster, however many pairs of nodes it has."""
+        """Group the links between nodes by value: few in the largest cluster, however many pairs of
+        nodes it has."""
         summary, sites = self._cluster.link_summary, self._cluster.site_places
         links = tuple(dict.fromkeys([*summary.usual.values(), *summary.others.values()]))
         number = {link: i for i, link in enumerate(links)}
@@ -211,8 +212,8 @@ class HolderFlows:
 
 @dataclass(frozen=True, eq=False)
 class _LinkClasses:
-    """The unlike links between nodes: all of them, their bandwidths, and which one each pair has,
-    [node, node] (what it says of a node and itself means nothing)."""
+    """The distinct links between nodes: all of them, their bandwidths, and the one that each pair
+    has, [node, node] (the entry of a node and itself means nothing)."""
 
     links: tuple[Link, ...]
     bytes_per_s: Floats
@@ -220,4 +221,4 @@ class _LinkClasses:
 
 
 _OUT, _IN = 0, 1
-"""Ways through the port of a device."""
+"""Directions through the port of a device."""

@@ -26,11 +26,11 @@ _CHOICES: tuple[Callable[[Sequence[Line]], Line], ...] = (
 
 
 class LineTable:
-    """Numbers the lines of a cluster; its nodes have the numbers of their places in it."""
+    """Numbered lines of a cluster; its nodes have the numbers of their places in it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.numbers: dict[str, int] = {}
-        """By name."""
+        """Number of each line by its name."""
         self._bytes_per_s: list[float] = []
         sites = {site: i for i, site in enumerate(dict.fromkeys(n.site for n in cluster.nodes))}
         shared = {
@@ -51,14 +51,14 @@ class LineTable:
         machines = {name: i for i, name in enumerate(cluster.machines)}
         self._machine = np.array([machines[node.machine] for node in cluster.nodes])
         self._between = np.full((len(machines), len(machines)), _NONE)
-        """Line between two machines of which one has islands, or inside such a one."""
+        """Line between two machines, one of them with islands, or inside such a machine."""
         if any(node.is_island for node in cluster.nodes):
             self._number_machines(cluster)
         self.bytes_per_s = np.array(self._bytes_per_s)
         """[line]."""
 
     def loads(self, senders: Ints, receivers: Ints, num_bytes: Floats) -> tuple[Ints, Floats]:
-        """Numbers of the lines that some messages take, and the seconds of each.
+        """Return the numbers of the lines that some messages take, and the seconds of each.
 
         Args:
             senders, receivers: numbers of unlike nodes, [message].
@@ -81,7 +81,8 @@ class LineTable:
         return lines, total[lines] / self.bytes_per_s[lines]
 
     def _number_machines(self, cluster: Cluster) -> None:
-        """The lines that `Cluster.lines` has where islands are, beside those of sites and nodes."""
+        """Number the lines that `Cluster.lines` has where islands are, beside those of sites and
+        nodes."""
         machines = list(enumerate(cluster.machines.values()))
         for (i, one), (j, other) in product(machines, repeat=2):
             here, there = one[0], other[-1]
@@ -99,7 +100,7 @@ class LineTable:
 
 
 def most_bytes_per_s(cluster: Cluster, pairs: Iterable[NodePair]) -> float:
-    """No more than so much goes over all these paths between nodes together.
+    """Bound the bytes per second over all these paths between nodes together from above.
 
     The first line of each path cuts the paths into sets that share it, and so do the last and the
     narrowest; a set has no more than its line, nor than its paths have by themselves.
@@ -119,7 +120,7 @@ def most_bytes_per_s(cluster: Cluster, pairs: Iterable[NodePair]) -> float:
 
 
 def line_seconds(cluster: Cluster, carried: Iterable[tuple[NodePair, float]]) -> dict[str, float]:
-    """Seconds for which bytes between nodes take each line, by its name."""
+    """Return the seconds for which bytes between nodes occupy each line, by its name."""
     found: dict[str, float] = {}
     if cluster.has_lines:
         for pair, num_bytes in carried:

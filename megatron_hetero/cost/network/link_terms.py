@@ -1,11 +1,11 @@
-"""What a link costs beside latency and bandwidth: the two terms of GenModel (arXiv 2409.04202).
+"""Costs of a link beside latency and bandwidth: the two terms of GenModel (arXiv 2409.04202).
 
 GenModel prices a collective at `A alpha + B beta + C gamma + D delta + max(w - w_t, 0) B eps`: A
 rounds, B bytes on the critical link, C additions, D memory accesses of a rank, w senders to one
 receiver at once.  alpha is a link's latency, beta one over its bandwidth.  `adding_s` is
 C gamma + D delta at one rate, that of the memory, for which adding waits on GPUs and CPUs alike.
 `transfer_s` is B beta with the last term, of the path from one sender: eps is a multiple
-(`Incast.slowdown`) of beta, 1 from one sender on where a card is shared fairly by all who send to
+(`Incast.slowdown`) of beta, 1 from one sender on where a NIC is shared fairly by all who send to
 it.  Links that do not say either cost neither.
 """
 
@@ -18,17 +18,32 @@ from megatron_hetero.cluster.spec import Cluster, Device, Incast, Link
 
 
 def adding_s(num_bytes: float, num_received: int, link: Link) -> float:
-    """A rank adds pieces of `num_bytes` that it has received to its own, all of them in one pass:
-    it reads each and its own, and writes the sum.
+    """Return the seconds in which a rank adds `num_received` pieces of `num_bytes` each to its own,
+    all in one pass: it reads each and its own, and writes the sum.
 
     A round of a ring adds one piece, 3 accesses a byte: (n - 1) / n of the buffer in (n - 1)
     rounds.  An owner adds (n - 1) at once: n + 1 accesses, for an n-th of the buffer.
+
+    Args:
+        num_bytes: of one piece.
+        num_received: pieces added at once.
+        link: its `reduce_bytes_per_s` is the rate of memory traffic.
     """
     return (num_received + 2) * num_bytes / link.reduce_bytes_per_s
 
 
 def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
-    """Seconds for which bytes take a path whose receiver hears from so many at once."""
+    """Return the seconds for which bytes occupy a path whose receiver hears from `num_senders` at
+    once.
+
+    Args:
+        num_bytes: sent over the path.
+        num_senders: that the receiver hears from at once, this one included.
+
+    >>> from megatron_hetero.cluster.node_links import Incast
+    >>> transfer_s(1e9, Link(1e9, 0.0, incast=Incast(num_senders=1, slowdown=1.0)), 3)
+    3.0
+    """
     seconds = num_bytes / link.bytes_per_s
     if link.incast is None:
         return seconds
@@ -37,9 +52,9 @@ def transfer_s(num_bytes: float, link: Link, num_senders: int = 1) -> float:
 
 
 class FanIn:
-    """How many send to one receiver at once, where each of some GPUs sends to all others.
+    """Numbers of senders to one receiver at once, where each of some GPUs sends to all others.
 
-    What other nodes send arrives on a node's card, from one card each: those count together whose
+    What other nodes send arrives on a node's NIC, from one NIC each: those count together whose
     links have the same `incast`.  What a GPU's neighbours send arrives on its own port, from a port
     each.
     """
@@ -50,7 +65,13 @@ class FanIn:
         self._num_cards: dict[str, Counter[Incast | None]] = {}
 
     def num_senders(self, here: str, there: str, link: Link) -> int:
-        """To a receiver on node `there`, beside a sender on node `here` and with it."""
+        """Count the senders to a receiver on node `there` at the time of a sender on node `here`,
+        itself included.
+
+        Args:
+            here, there: names of the sender's and the receiver's node.
+            link: between them; without `incast` one sender counts.
+        """
         if link.incast is None:
             return 1
         if here == there:

@@ -1,4 +1,4 @@
-"""The ring over the holders of a gradient buffer, and what its hops cost."""
+"""The ring over the holders of a gradient buffer, and the price of its hops."""
 
 from __future__ import annotations
 
@@ -25,21 +25,26 @@ class RingHop:
 
     @property
     def nodes(self) -> tuple[str, str]:
-        """Where it leads."""
+        """Return the nodes that the hop leads from and to."""
         return self.sender.devices[0].node, self.receiver.devices[0].node
 
     def passes_s_per_byte(self, num_passes: int, reduces: bool) -> float:
-        """For which it is taken in one or both passes, the first of which may reduce."""
+        """Return the seconds per byte for which it is taken in one or both passes, the first of
+        which may reduce."""
         return num_passes * self.s_per_byte + (self.adding_s_per_byte if reduces else 0.0)
 
 
 def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> tuple[RingHop, ...]:
-    """The ring over the holders of a buffer, for one pass in which (n - 1) / n of it crosses every
-    hop (a reduce-scatter or an all-gather; an all-reduce is both).
+    """Build the ring over the holders of a buffer, for one pass in which (n - 1) / n of it crosses
+    every hop (a reduce-scatter or an all-gather; an all-reduce is both).
 
     It visits sites, then nodes, one after the other: in the order of the plan's ranks.  Those of
     the tensor-parallel groups work side by side: inside a node on links of their own, between nodes
-    on one card.
+    on one NIC.
+
+    Args:
+        model: decides the parts that unlike shares hold.
+        stages: tensor-parallel groups that hold the buffer, in any order.
     """
     ordered = sorted(stages, key=lambda stage: ring_key(cluster, stage.devices[0]))
     share = (len(ordered) - 1) / len(ordered)
@@ -53,7 +58,7 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
         if key not in prices:
             link = cluster.link(here, there)
             part = share * max(sent, received) if here.node == there.node else share
-            # Each rank adds its own part, on a shared card too.
+            # Each rank adds its own part, also behind a shared NIC.
             added_s = adding_s(share * received, 1, link)
             prices[key] = transfer_s(part, link), added_s, link.latency_s
         hops.append(RingHop(sender, receiver, *prices[key]))
@@ -61,17 +66,18 @@ def ring(cluster: Cluster, model: ModelSpec, stages: Sequence[PlacedStage]) -> t
 
 
 def pass_latency_s(hops: Sequence[RingHop]) -> float:
-    """One pass leads over every hop of the ring but one."""
+    """Sum the latencies of one pass, which leads over every hop of the ring but one."""
     return sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)
 
 
 def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:
-    """Order of a ring: by site as the way through them leads, node and place in it."""
+    """Return the sort key of a ring: sites in the order of the tour through them, then node and
+    place in it."""
     return cluster.site_places[cluster.node_by_name[device.node].site], device
 
 
 def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
-    """The largest part of a parameter that one member of a stage holds."""
+    """Return the largest part of a parameter that one member of a stage holds."""
     if stage.shares is None:
         return 1 / stage.width
     return largest_fraction(model, member_shares(model, stage.width, stage.shares))

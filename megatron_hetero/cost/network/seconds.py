@@ -16,7 +16,7 @@ from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
-from megatron_hetero.plan.stage_ranges import StageRanks, pieces
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,47 @@ class BoundaryTime:
 
     @property
     def total_s(self) -> float:
-        """From the first byte sent to the tensor's use."""
+        """Return the seconds from the first byte sent to the tensor's use."""
         return self.serialisation_s + self.latency_s
 
 
 def ring_all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """2 (n - 1) rounds of 1/n of the buffer over the slowest link of the ring."""
+    """Time a ring all-reduce: 2 (n - 1) rounds of 1/n of the buffer over the slowest link of the
+    ring.
+
+    Args:
+        num_bytes: of the whole buffer.
+        num_ranks: in the ring.
+        link: the slowest of the ring.
+
+    >>> ring_all_reduce_s(4e9, 4, Link(bytes_per_s=1e9, latency_s=0.0))  # 6 rounds of 1 s
+    6.0
+    """
     gather_s = ring_all_gather_s(num_bytes, num_ranks, link)
     return ring_reduce_scatter_s(num_bytes, num_ranks, link) + gather_s
 
 
 def ring_reduce_scatter_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """The rounds of an all-gather, in each of which every rank adds what it has received."""
+    """Time a ring reduce-scatter: the rounds of an all-gather, and in each round every rank adds
+    what it has received.
+
+    Args:
+        num_bytes: of the whole buffer.
+        num_ranks: in the ring.
+        link: the slowest of the ring.
+    """
     added_bytes = (num_ranks - 1) / num_ranks * num_bytes
     return ring_all_gather_s(num_bytes, num_ranks, link) + adding_s(added_bytes, 1, link)
 
 
 def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
-    """(n - 1) rounds of 1/n of the whole buffer."""
+    """Time a ring all-gather: (n - 1) rounds of 1/n of the whole buffer.
+
+    Args:
+        num_bytes: of the whole buffer.
+        num_ranks: in the ring.
+        link: the slowest of the ring.
+    """
     if num_ranks == 1:
         return 0.0
     rounds = num_ranks - 1
@@ -66,17 +89,20 @@ def boundary_time(
     sequence_parallel: bool,
     context_parallel: tuple[int, int] = (1, 1),
 ) -> BoundaryTime:
-    """Carry an activation of `num_bytes` from one stage to the next, each byte once.
+    """Time an activation of `num_bytes` from one stage to the next, each byte sent once.
 
     Each of the senders holds, and each of the receivers takes, an equal piece; pieces travel in
-    parallel inside a node and share the card between nodes.  Without sequence parallelism the
+    parallel inside a node and share the NIC between nodes.  Without sequence parallelism the
     receivers of a TP group then gather its tensor among themselves (part of `latency_s`: it delays
     the receiver, not the link).  A message is as late as it is at a high quantile
     (`Link.jitter_s`): a pipeline waits for the late ones, and its launch counts have to hide them.
 
     Args:
+        senders, receivers: GPUs of the two stages, in rank order.
+        num_bytes: of the whole activation.
+        sequence_parallel: `--sequence-parallel`, under which nothing is gathered.
         context_parallel: TP groups of the senders and of the receivers, among which they divide
-            the sequence as `plan.stage_ranges` says.
+            the sequence as `plan.sharding.stage_ranges` says.
     """
     messages = [
         (senders[i], receivers[j], part * num_bytes)
@@ -110,7 +136,7 @@ def _parts(
     senders: Sequence[Device],
     receivers: Sequence[Device],
 ) -> tuple[tuple[int, int, float], ...]:
-    """`BoundaryTime.parts`."""
+    """Build `BoundaryTime.parts`."""
     here = [device.node for device in senders]
     there = [device.node for device in receivers]
     found: dict[tuple[int, int], float] = {}
@@ -126,7 +152,7 @@ def between(
     senders: Sequence[Device],
     receivers: Sequence[Device],
 ) -> Iterator[tuple[NodePair, float]]:
-    """`BoundaryTime.parts` by the names of the nodes."""
+    """Translate `BoundaryTime.parts` to the names of the nodes."""
     return (((senders[i].node, receivers[j].node), size) for i, j, size in parts)
 
 
@@ -136,7 +162,8 @@ def _num_senders(
     sender: Device,
     receiver: Device,
 ) -> int:
-    """To the receiver's port or, from other nodes, to its node's card, at the time of a message."""
+    """Count the senders to the receiver's port or, from other nodes, to its node's NIC, at the time
+    of a message."""
     is_inside = sender.node == receiver.node
     heard = [a for a, b, _ in messages if (b == receiver if is_inside else b.node == receiver.node)]
     link = cluster.link(sender, receiver)
@@ -144,7 +171,7 @@ def _num_senders(
 
 
 def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device]]:
-    """The TP groups of a stage, one for each context-parallel rank."""
+    """Yield the TP groups of a stage, one for each context-parallel rank."""
     for first in range(0, len(devices), width):
         yield devices[first : first + width]
 
@@ -152,7 +179,7 @@ def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device
 def _messages(
     num_senders: int, num_receivers: int, from_context: int, to_context: int
 ) -> Iterator[tuple[int, int, float]]:
-    """(sender, receiver, part of the tensor) of each pair that has something to exchange."""
+    """Yield (sender, receiver, part of the tensor) of each pair that has something to exchange."""
     if from_context == to_context == 1:
         for i in range(num_senders):
             for j in range(num_receivers):
@@ -172,29 +199,30 @@ def _messages(
 
 
 def _overlap(i: int, num_senders: int, j: int, num_receivers: int) -> float:
-    """The part of a tensor that sender i holds and receiver j takes."""
+    """Return the part of a tensor that sender i holds and receiver j takes."""
     stop = min((i + 1) * num_receivers, (j + 1) * num_senders)
     start = max(i * num_receivers, j * num_senders)
     return max(0, stop - start) / (num_senders * num_receivers)
 
 
 def _paths(sender: Device, receiver: Device) -> tuple[tuple[str, str], ...]:
-    """What a message takes up: inside a node both GPUs' links, between nodes their one card."""
+    """Return the resources that a message occupies: inside a node both GPUs' links, between nodes
+    their one NIC."""
     if sender.node == receiver.node:
         return (sender.name, "out"), (receiver.name, "in")
     return ((sender.node, receiver.node),)
 
 
 def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
-    """Least bandwidth and most latency between any two of a group."""
+    """Return the least bandwidth and the most latency between any two of a group."""
     if len({device.node for device in devices}) == 1:
         return cluster.node_by_name[devices[0].node].link
     return worst_link([cluster.link(a, b) for a, b in permutations(devices, 2)])
 
 
 def worst_link(links: Sequence[Link]) -> Link:
-    """The least bandwidths and the most latency of some links, for rings: where nobody hears from
-    two."""
+    """Return the least bandwidths and the most latency of some links, for rings, in which nobody
+    hears from two."""
     return Link(
         min(k.bytes_per_s for k in links),
         max(k.latency_s for k in links),
@@ -216,12 +244,19 @@ class TensorParallelTimes:
 def tensor_parallel_times(
     num_bytes: float, width: int, link: Link | None, sequence_parallel: bool, num_tokens: int
 ) -> TensorParallelTimes:
-    """Collectives of Megatron's tensor-parallel layers on an activation of `num_bytes`.
+    """Time the collectives of Megatron's tensor-parallel layers on an activation of `num_bytes`.
 
     A layer takes two all-reduces forward and two backward (Shoeybi et al. 2019).  With sequence
     parallelism each becomes a reduce-scatter and an all-gather of the same volume, and backward
     gathers the inputs of both column-parallel products again (Korthikanti et al. 2022).
     The cross entropy all-reduces three fp32 values of each token.
+
+    Args:
+        num_bytes: of the activation of one micro-batch.
+        width: of the tensor-parallel group.
+        link: the slowest inside the group; None of a group of one.
+        sequence_parallel: `--sequence-parallel`.
+        num_tokens: of a micro-batch, for the cross entropy.
     """
     if width == 1 or link is None:
         return TensorParallelTimes(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -239,13 +274,17 @@ def tensor_parallel_times(
 def context_parallel_times(
     num_bytes: float, num_ranks: int, link: Link | None, is_ring: bool
 ) -> tuple[float, float]:
-    """Seconds, forward and backward, in which each rank of a stage meets all keys and values.
+    """Time the exchange of keys and values within a stage, forward and backward, so that each rank
+    meets all of them.
 
     A ring (Transformer Engine's `--cp-comm-type p2p`; Liu et al. 2023) hands the blocks on from
     rank to rank, backward once more and their gradients with them.  Where they are gathered
     (`runtime.parallel.context_attention`) they are kept, and backward only reduces their gradients.
 
     Args:
+        num_ranks: context-parallel ranks of the stage.
+        link: the slowest between them; None of one rank.
+        is_ring: blocks go round in a ring; else they are gathered.
         num_bytes: keys and values of a layer for the whole sequence, as one rank of the TP group
             has them.
     """

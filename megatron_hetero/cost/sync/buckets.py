@@ -1,4 +1,4 @@
-"""Which gradients travel together: the runtime's buckets, as far as time depends on them.
+"""Gradients that travel together: the runtime's buckets, as far as time depends on them.
 
 `runtime.gradients.buckets` cuts every parameter at the union of all ranks' shard edges and collects
 slices with the same holders, in the order in which a backward pass finishes them, until a bucket is
@@ -31,7 +31,7 @@ MAX_BUCKET_ELEMENTS = 64 << 20
 """256 MiB of fp32: what a bucket that has to be packed takes beside the gradients themselves."""
 
 EMBEDDING = -1
-"""In the place of a layer: what comes before the first one."""
+"""Number of the embedding where layers are numbered: it comes before the first one."""
 
 StageId = tuple[int, int]
 """(replica, stage)."""
@@ -42,7 +42,7 @@ class StageBucket:
     """Parameters (of the whole model, not sharded) with the same holders.
 
     `layer`: with its backward pass the bucket is complete; `EMBEDDING`, or the number of layers for
-    what follows them.  `num_rank_sets`: so many buckets of ranks it stands for; a rank of a narrow
+    what follows them.  `num_rank_sets`: the buckets of ranks that it stands for; a rank of a narrow
     stage is in several of them.  `is_whole`: every rank of its holders holds all of it.
     """
 
@@ -69,9 +69,11 @@ def stage_buckets(
     *,
     whole_apart: bool = False,
 ) -> tuple[StageBucket, ...]:
-    """All buckets that need an exchange, in the order in which every stage starts its own.
+    """Build all buckets that need an exchange, in the order in which every stage starts its own.
 
     Args:
+        placement: the stages that hold the parameters.
+        vocab_rows: rows of the padded vocabulary.
         max_elements: of one bucket on one rank, unless a single slice is larger.
         whole_apart: make the buckets of what the ranks of a group hold whole; else it is in the
             others, which take as long but for latency.
@@ -99,7 +101,7 @@ def stage_buckets(
 
 
 def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[_BucketSlice]:
-    """All tensors with the stages that hold them, as a backward pass finishes them."""
+    """Yield all tensors with the stages that hold them, as a backward pass finishes them."""
     replicas = placement.replicas
     first_stages = tuple((r, 0) for r in range(len(replicas)))
     last_stages = tuple((r, len(replica.stages) - 1) for r, replica in enumerate(replicas))
@@ -126,8 +128,8 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
 
 
 def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
-    """Parameters of a layer's matrices in the order of the backward pass, norms and biases with
-    the last of them; a gated first matrix is two."""
+    """Count the parameters of a layer's matrices in the order of the backward pass, norms and
+    biases with the last of them; a gated first matrix is two."""
     share = even_share(model, 1)
     query, key_value = attention_sizes(model, share)
     hidden, columns = model.hidden_size, share.mlp_columns
@@ -137,7 +139,7 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
 
 
 def num_rank_sets(stages: list[PlacedStage]) -> int:
-    """Pieces into which the shard edges of all these stages cut a matrix."""
+    """Count the pieces into which the shard edges of all these stages cut a matrix."""
     edges = set()
     for shares in {stage.shares or (1,) * stage.width for stage in stages}:
         edges |= {Fraction(end, sum(shares)) for end in accumulate(shares)}

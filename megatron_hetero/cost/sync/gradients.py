@@ -49,18 +49,18 @@ class GroupTime:
 
     group: SyncGroup
     waiting: tuple[StageId, ...]
-    """Of its holders one of each kind: those of a kind come to it together (`witness_of`)."""
+    """One holder of each kind: those of a kind come to the exchange together (`witness_of`)."""
     bucket_share: float
-    """Of its parameters, in each bucket but the last."""
+    """Part of its parameters in each bucket but the last."""
     buffers: Mapping[StageId, int]
-    """Those that a bucket takes of a rank of each that is waiting; empty where it needs none."""
+    """Buffers of a rank that a bucket takes, by waiting stage; empty where it needs none."""
     gradients: Flow
     weights: Flow | None
 
 
 @dataclass(frozen=True)
 class StageEnd:
-    """When a stage's last backward pass ends, and of that pass the seconds within which gradients
+    """The end of a stage's last backward pass, and the seconds of that pass within which gradients
     are exchanged as they become complete (0: all after it)."""
 
     end_s: float
@@ -76,7 +76,7 @@ class Carried:
 
     @property
     def busiest_s(self) -> float:
-        """Of the busiest."""
+        """Return the seconds of the busiest path or line."""
         return max((*self.pairs.values(), *self.lines.values()), default=0.0)
 
 
@@ -105,8 +105,8 @@ class GradientExchangePrices:
 
     @cached_property
     def _port_of(self) -> Mapping[Device, int]:
-        """The path number of the way out of each device's port; the way in follows.  They rise in
-        the order of rings."""
+        """Return the path number of the outward direction of each device's port; the inward one
+        follows. They rise in the order of rings."""
         place = self._cluster.site_places
         nodes = sorted(self._cluster.nodes, key=lambda node: (place[node.site], node.name))
         counts = accumulate((2 * n.num_gpus for n in nodes), initial=self._flows.first_port)
@@ -117,13 +117,13 @@ class GradientExchangePrices:
         }
 
     def groups(self, placement: Placement, vocab_rows: int) -> tuple[GroupTime, ...]:
-        """Every exchange of a step, in the order in which all stages run them."""
+        """Return every exchange of a step, in the order in which all stages run them."""
         return tuple(timed for timed, _ in self._timed(placement, vocab_rows))
 
     def _timed(
         self, placement: Placement, vocab_rows: int
     ) -> Iterator[tuple[GroupTime, tuple[int, ...]]]:
-        """`groups`, each with its holders' places in the layout's order of stages."""
+        """Yield `groups`, each with its holders' places in the layout's order of stages."""
         starts = [0, *accumulate(len(replica.stages) for replica in placement.replicas)]
         of_stage = [s.groups for replica in placement.replicas for s in replica.stages]
         stages = [group for groups in of_stage for group in groups]
@@ -163,8 +163,8 @@ class GradientExchangePrices:
         pipelines_s: float,
         carried: Carried = NOTHING,
     ) -> float:
-        """Seconds from the end of all pipelines to the last reduced gradient, and those of the new
-        weights after the update.
+        """Return the seconds from the end of all pipelines to the last reduced gradient, plus those
+        of the new weights after the update.
 
         Args:
             ends: of every stage, in the layout's order.
@@ -176,7 +176,7 @@ class GradientExchangePrices:
         overlaps = any(layer_s)
 
         def ready_s(places: Sequence[int], layer: int) -> float:
-            """When all holders have the gradients down to `layer`."""
+            """Return when all holders have the gradients down to `layer`."""
             if not overlaps:
                 return max([ends[p].end_s for p in places])
             return max([ends[p].end_s - layer_s[p] * (layer - firsts[p]) for p in places])
@@ -195,12 +195,13 @@ class GradientExchangePrices:
         return max(0.0, last_end_s(steps, taken) - pipelines_s) + last_end_s(gathers)
 
     def alone_s(self, placement: Placement, vocab_rows: int) -> float:
-        """Seconds of the exchange by itself, all stages ready at once."""
+        """Return the seconds of the exchange by itself, all stages ready at once."""
         ends = [StageEnd(0.0) for replica in placement.replicas for _ in replica.stages]
         return self.exposed_s(placement, vocab_rows, ends, 0.0)
 
     def path_seconds(self, placement: Placement, vocab_rows: int) -> dict[tuple[str, str], float]:
-        """Seconds for which the exchanges of a step take each path between two nodes."""
+        """Return the seconds for which the exchanges of a step occupy each path between two
+        nodes."""
         found: dict[tuple[str, str], float] = {}
         names = list(self._flows.node_number)
         for timed in self.groups(placement, vocab_rows):
@@ -219,12 +220,12 @@ class GradientExchangePrices:
         return self._port_of[first]
 
     def _like(self, stage: PlacedStage) -> int:
-        """Equal for groups of equal price."""
+        """Return a number that groups of equal price share."""
         key = stage.devices[0].node, len(stage.devices), stage.shares
         return self._likes.setdefault(key, len(self._likes))
 
     def _priced(self, likes: Ints, stages: Sequence[PlacedStage], members: Ints) -> _Prices:
-        """Of holders in the order of their ring.
+        """Price an exchange among holders in the order of their ring.
 
         Args:
             likes: `_like` of each of the stages.

@@ -1,4 +1,4 @@
-"""Which stages exchange which gradients with each other: runs of layers with the same holders."""
+"""Stages that exchange gradients with each other: runs of layers with the same holders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron_hetero.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class SyncGroup:
-    """Stages that hold the same parameters, and how many (unsharded).
+    """Stages that hold the same parameters, and the number of these (unsharded).
 
     A backward pass completes them layer by layer, down to `first_layer`; what comes before the
     layers is complete with the first of them, what follows them has none.
@@ -30,9 +30,9 @@ class SyncGroup:
 
 
 def sync_groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator[SyncGroup]:
-    """Parameters by their set of holders, in the order in which a backward pass finishes them:
-    output layer, deep layers first, embedding.  What one tensor-parallel group holds alone needs no
-    exchange."""
+    """Yield parameters by their set of holders, in the order in which a backward pass finishes
+    them: output layer, deep layers first, embedding. What one tensor-parallel group holds alone
+    needs no exchange."""
     for group in _groups(placement, model, vocab_rows):
         if sum(placement.replicas[r].stages[s].context_parallel for r, s in group.holders) > 1:
             yield group
@@ -51,7 +51,7 @@ def _groups(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
 
 
 def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]:
-    """Runs of layers with the same holders, deepest first."""
+    """Yield the runs of layers with the same holders, deepest first."""
     replicas = placement.replicas
     cuts = sorted({start for r in replicas for start in r.first_layers} | {model.num_layers})
     stage_of = [len(replica.stages) - 1 for replica in replicas]
@@ -68,13 +68,13 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
 
 
 def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedStage]:
-    """The tensor-parallel groups of some stages: each holds all that its stage holds."""
+    """Return the tensor-parallel groups of some stages: each holds all that its stage holds."""
     return [group for r, s in holders for group in placement.replicas[r].stages[s].groups]
 
 
 def witness_of(placement: Placement) -> list[int]:
-    """For each replica the first one that has the same layers in groups of the same widths: its
-    stages come to the same exchanges, with as many buffers, as soon and as late."""
+    """Find for each replica the first one that has the same layers in groups of the same widths:
+    its stages come to the same exchanges, with as many buffers, at the same times."""
     first: dict[tuple[object, ...], int] = {}
     return [
         first.setdefault((replica.first_layers, tuple([s.width for s in replica.stages])), r)
@@ -83,8 +83,13 @@ def witness_of(placement: Placement) -> list[int]:
 
 
 def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> dict[StageId, int]:
-    """Of the buffers that a rank of each holder has, those that a divided bucket of stages takes: a
-    rank of a narrow stage is in several buckets of ranks for each."""
+    """Count the buffers of a rank of each holder that a divided bucket of stages takes: a rank of a
+    narrow stage is in several buckets of ranks for each.
+
+    Args:
+        holders: of the bucket.
+        sets: rank sets into which it is divided (`cost.sync.buckets.num_rank_sets`).
+    """
     found = {}
     for r, s in holders:
         narrowest = min(group.width for group in placement.replicas[r].stages[s].groups)
@@ -94,8 +99,8 @@ def buffers_of(placement: Placement, holders: Sequence[StageId], sets: int) -> d
 
 @lru_cache(maxsize=256)
 def mean_bucket_params(model: ModelSpec, sets: int) -> float:
-    """Parameters of a bucket (`cost.sync.buckets`) in a long run of layers: whole tensors, as many
-    as find room."""
+    """Estimate the parameters of a bucket (`cost.sync.buckets`) in a long run of layers: whole
+    tensors, as many as find room."""
     limit = MAX_BUCKET_ELEMENTS * sets
     size = total = num_full = 0
     while num_full < _BUCKETS_FOR_MEAN:

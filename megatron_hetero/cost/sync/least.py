@@ -1,4 +1,4 @@
-"""What a gradient exchange takes at least, whatever the placement; the lower bound counts on it."""
+"""Lower bounds of a gradient exchange, whatever the placement; the bound of a step uses them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,28 @@ def least_sync(
     num_replicas: int,
     gradient_bytes: int,
 ) -> LeastSync:
-    """The least all-reduce of a stage of `width` GPUs of a node, in any placement of so many
-    replicas or more.
+    """Bound the all-reduce of a stage of `width` GPUs of a node from below, in any placement of
+    `num_replicas` replicas or more.
 
-    Each layer's gradients leave the stage on one way: to a group of its node over links of its
-    GPUs, or to another node.  Layers with unlike holders may leave on unlike ways at a time, so all
-    ways together carry them.
+    Each layer's gradients leave the stage on one path: to a group of its node over links of its
+    GPUs, or to another node.  Layers with unlike holders may leave on unlike paths at a time, so
+    all paths together carry them.
+
+    Args:
+        node: the stage's.
+        width: its GPUs.
+        num_replicas: of the placement, at least.
+        gradient_bytes: of one element on its way.
     """
     if num_replicas < 2:
         return NO_SYNC
-    ways = 0.0
+    leaving_bytes_per_s = 0.0
     if node.num_gpus > width:
-        ways += width * node.link.bytes_per_s
+        leaving_bytes_per_s += width * node.link.bytes_per_s
     fastest = cluster.link_summary.fastest_bytes_per_s
     if fastest:
-        ways += min((len(cluster.nodes) - 1) * fastest, node.uplink_bytes_per_s)
-    per_byte_s = 1 / ways if ways else 0.0
+        leaving_bytes_per_s += min((len(cluster.nodes) - 1) * fastest, node.uplink_bytes_per_s)
+    per_byte_s = 1 / leaving_bytes_per_s if leaving_bytes_per_s else 0.0
     per_param_s = 2 * (num_replicas - 1) / num_replicas * gradient_bytes * per_byte_s
     words = model.vocab_size * model.hidden_size
     ends_s = words * per_param_s
@@ -54,8 +60,8 @@ def least_sync(
 
 @dataclass(frozen=True)
 class Cut:
-    """The links between parts of a cluster: the fastest of them, what all that leave one part carry
-    together (of the part that has most), and the least latency of any."""
+    """The links between parts of a cluster: the fastest of them, the bandwidth of all that leave
+    one part together (of the part that has most), and the least latency of any."""
 
     fastest_bytes_per_s: float
     all_bytes_per_s: float
@@ -65,8 +71,8 @@ class Cut:
 def least_ends_sync_s(
     num_params: int, num_holders: int, cut: Cut, gradient_bytes: int, weight_bytes: int | None
 ) -> float:
-    """The least exchange of parameters whose holders, so many or more, are on both sides of a cut,
-    and of the new weights.
+    """Bound the exchange of parameters, and of their new weights, from below where `num_holders`
+    holders or more are on both sides of a cut.
 
     A ring leaves each part on one path; to owners, what the others hold leaves it on all.
 

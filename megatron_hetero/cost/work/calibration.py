@@ -1,4 +1,4 @@
-"""What GPUs reach of their peaks: constants fitted to published tables of operators and layers.
+"""Fractions of the peaks that GPUs reach, fitted to published tables of operators and layers.
 
 `calibration.json` is made by `tools/make_calibration.py`, and `tools/cost_holdout.py` says how well
 it predicts GPUs and widths that it was not fitted to.  A type that was measured has constants of
@@ -53,7 +53,7 @@ class Calibration:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Calibration:
-        """Of the parsed content of `calibration.json`."""
+        """Read the parsed content of `calibration.json`."""
         return cls(
             {
                 (gpu, kind): GemmEfficiency(curve["max_efficiency"], curve["overhead_s"])
@@ -70,13 +70,13 @@ class Calibration:
         )
 
     def gemm_efficiency(self, gpu: GpuType, precision: Precision) -> GemmEfficiency:
-        """The curve of a GPU type, or the median curve where the type was not measured."""
+        """Return the curve of a GPU type, or the median curve where the type was not measured."""
         kind = "fp16" if precision != "fp32" or has_tf32(gpu) else "fp32"
         name = self.same_chip.get(gpu.name, gpu.name)
         return self.gemm.get((name, kind), self.gemm[DEFAULT, kind])
 
     def memory_bytes_per_s(self, gpu: GpuType) -> float:
-        """What streaming operators reach of the memory bandwidth."""
+        """Return the memory bandwidth that streaming operators reach."""
         name = self.same_chip.get(gpu.name, gpu.name)
         efficiency = self.memory_efficiency.get(name, self.memory_efficiency[DEFAULT])
         return gpu.memory_bytes_per_s * efficiency
@@ -84,12 +84,12 @@ class Calibration:
 
 @cache
 def shipped_calibration() -> Calibration:
-    """The constants of `calibration.json`."""
+    """Read the constants of `calibration.json`."""
     return Calibration.from_data(read_json(Path(__file__).with_name("calibration.json")).data)
 
 
 def has_tf32(gpu: GpuType) -> bool:
-    """Whether fp32 products run on tensor cores: from compute capability 8.0 on.
+    """Return whether fp32 products run on tensor cores: from compute capability 8.0 on.
 
     torch leaves TF32 off by itself; NVIDIA's containers, in which Megatron is mostly run, switch it
     on, and the tables show it on.
@@ -99,7 +99,7 @@ def has_tf32(gpu: GpuType) -> bool:
 
 
 def product_flops_per_s(gpu: GpuType, precision: Precision) -> float:
-    """Dense peak of matrix products in the job's precision.  TF32 has half of bf16's.
+    """Return the dense peak of matrix products in the job's precision. TF32 has half of bf16's.
 
     Raises:
         UnsupportedError: the GPU cannot train in it.

@@ -46,20 +46,20 @@ class PassTimes:
 
     @property
     def total_s(self) -> float:
-        """Forward plus backward."""
+        """Return forward plus backward."""
         return self.forward_s + self.backward_s
 
     def __add__(self, other: PassTimes) -> PassTimes:
         return PassTimes(self.forward_s + other.forward_s, self.backward_s + other.backward_s)
 
     def times(self, count: int) -> PassTimes:
-        """The times of `count` equal pieces."""
+        """Return the times of `count` equal pieces."""
         return PassTimes(self.forward_s * count, self.backward_s * count)
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """What one GPU reaches in the job's precision."""
+    """Rates that one GPU reaches in the job's precision."""
 
     products_flops_per_s: float
     product_overhead_s: float
@@ -68,11 +68,11 @@ class _Speed:
     dropout_slowdown: float
 
     def products_s(self, flops: Sequence[float]) -> float:
-        """Matrix products of these sizes, one after the other."""
+        """Time matrix products of these sizes, one after the other."""
         return sum(flops) / self.products_flops_per_s + len(flops) * self.product_overhead_s
 
     def memory_s(self, num_bytes: float) -> float:
-        """Reading and writing so many bytes."""
+        """Time reading and writing `num_bytes` bytes in all."""
         return num_bytes / self.memory_bytes_per_s
 
 
@@ -89,18 +89,19 @@ def _speed(training: TrainingSpec, gpu: GpuType, calibration: Calibration | None
 
 
 def gemm_efficiency(gpu: GpuType, precision: Precision) -> GemmEfficiency:
-    """The calibrated curve of a GPU type, or the median curve where the type was not measured."""
+    """Return the calibrated curve of a GPU type, or the median curve where the type was not
+    measured."""
     return shipped_calibration().gemm_efficiency(gpu, precision)
 
 
 def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
-    """Dense peak in the job's precision; None where the GPU cannot train in it."""
+    """Return the dense peak in the job's precision; None where the GPU cannot train in it."""
     return gpu.peak_flops.get(precision)
 
 
 def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
-    """Whether the runtime runs on a GPU, and it computes in the job's precision, and in fp8 if the
-    job does."""
+    """Return whether the runtime runs on a GPU, and the GPU computes in the job's precision, and in
+    fp8 if the job does."""
     if not FACTS[gpu.library].trains:
         return False
     needed = [training.precision, *(["fp8"] if training.fp8 else [])]
@@ -108,7 +109,7 @@ def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
 
 
 def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
-    """Whether attention is fused: wanted by the job and possible on the GPU.
+    """Return whether attention is fused: wanted by the job and possible on the GPU.
 
     FlashAttention-2 needs compute capability 8.0, and half precision.
     """
@@ -121,7 +122,12 @@ def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
 def layer_times(
     workload: Workload, gpu: GpuType, width: int, calibration: Calibration | None = None
 ) -> PassTimes:
-    """One decoder layer at tensor-parallel width `width`, recomputation included."""
+    """Time one decoder layer at tensor-parallel width `width`, recomputation included.
+
+    Args:
+        width: of the tensor-parallel group, which divides the model evenly.
+        calibration: constants of GPUs; None is the shipped ones.
+    """
     member = (gpu, even_share(workload.model, width))
     return group_layer_times(workload, (member,), calibration)
 
@@ -131,10 +137,14 @@ def group_layer_times(
     members: Sequence[tuple[GpuType, TensorShare]],
     calibration: Calibration | None = None,
 ) -> PassTimes:
-    """One decoder layer on a group whose members may differ in GPU and share.
+    """Time one decoder layer on a group whose members may differ in GPU and share.
 
     The group meets after attention and after the MLP, so each part takes as long as on its slowest
-    member.  `calibration`: None is the shipped one.
+    member.
+
+    Args:
+        members: type and share of each GPU of the group.
+        calibration: constants of GPUs; None is the shipped ones.
     """
     parts = [
         [_part_times(workload, gpu, share, work, calibration) for gpu, share in members]
@@ -144,7 +154,7 @@ def group_layer_times(
 
 
 def slowest(times: Sequence[PassTimes]) -> PassTimes:
-    """Both passes of the slowest member."""
+    """Return both passes of the slowest member."""
     return PassTimes(max(t.forward_s for t in times), max(t.backward_s for t in times))
 
 
@@ -177,7 +187,7 @@ def _part_times(
 
 
 def _core_times(work: Work, speed: _Speed, flash: bool) -> PassTimes:
-    """Scores and context: what lies between the two products of attention."""
+    """Time scores and context: what lies between the two products of attention."""
     products_s = speed.products_s(work.attention_flops)
     dropout_bytes = speed.dropout_slowdown * work.score_dropout_bytes
     forward = speed.scores.forward * work.score_bytes + dropout_bytes
@@ -192,7 +202,7 @@ def _core_times(work: Work, speed: _Speed, flash: bool) -> PassTimes:
 def core_attention_times(
     workload: Workload, members: Sequence[tuple[GpuType, TensorShare]]
 ) -> PassTimes:
-    """Scores and context of one decoder layer, on the slowest member; nothing recomputed."""
+    """Time scores and context of one decoder layer, on the slowest member; nothing recomputed."""
     model, training = workload.model, workload.training
     found = []
     for gpu, share in members:
@@ -210,9 +220,14 @@ def embedding_times(
     calibration: Calibration | None = None,
     context_parallel: int = 1,
 ) -> PassTimes:
-    """The embedding: a gather forward, a scatter into a dense gradient backward.
+    """Time the embedding: a gather forward, a scatter into a dense gradient backward.
 
-    `vocab_rows`: rows of the padded vocabulary (all of them, not one shard's).
+    `vocab_rows` counts the rows of the padded vocabulary, all of them, not one shard's.
+
+    Args:
+        width: of the tensor-parallel group.
+        calibration: constants of GPUs; None is the shipped ones.
+        context_parallel: groups that divide each sequence.
     """
     model, training = workload.model, workload.training
     element = training.element_bytes
@@ -231,7 +246,14 @@ def head_times(
     calibration: Calibration | None = None,
     context_parallel: int = 1,
 ) -> PassTimes:
-    """Final norm, output layer and vocabulary-parallel cross entropy."""
+    """Time the final norm, the output layer and the vocabulary-parallel cross entropy.
+
+    Args:
+        width: of the tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary, not of one shard.
+        calibration: constants of GPUs; None is the shipped ones.
+        context_parallel: groups that divide each sequence.
+    """
     model, training = workload.model, workload.training
     element = training.element_bytes
     tokens = training.micro_batch_size * model.seq_length // context_parallel
@@ -250,7 +272,8 @@ def head_times(
 
 
 def update_time_s(state_bytes: float, gpu: GpuType) -> float:
-    """The optimizer step on one device: each of `state_bytes` is read once and written once."""
+    """Time the optimizer step on one device: each of `state_bytes` is read once and written
+    once."""
     return 2.0 * state_bytes / shipped_calibration().memory_bytes_per_s(gpu)
 
 

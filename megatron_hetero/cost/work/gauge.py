@@ -1,4 +1,4 @@
-"""The analytic model held against what was measured nearest, for what was not measured itself.
+"""Times between and beyond measured ones: the analytic model, scaled to the nearest measurement.
 
 A probe measures a few widths, micro-batch sizes and one recomputation; a search compares more.
 Were a measured time compared with a modelled one, the one that the model flatters would win, and
@@ -26,12 +26,12 @@ class Modelled(NamedTuple):
 
     @property
     def total(self) -> PassTimes:
-        """Both, as a probe measures them."""
+        """Return both, as a probe measures them."""
         return self.computing + self.communication
 
 
 Model = Callable[[Workload, Piece, TensorShare], Modelled]
-"""What the analytic model says of a piece on one type of GPU."""
+"""The analytic model of a piece on one type of GPU."""
 
 
 class Gauged(NamedTuple):
@@ -49,11 +49,18 @@ def gauged_times(
     piece: Piece,
     model: Model,
 ) -> Gauged | None:
-    """A piece as it was measured, or as the model has it, times measured over modelled of the
-    nearest point; None where the profile knows nothing of this model on this type.
+    """Return a piece as it was measured, or as the model has it, times measured over modelled of
+    the nearest point; None where the profile knows nothing of this model on this type.
 
     Recomputation is priced as the forward computing that it is.  Communication is in what was
     measured; between unlike widths it is the model's, because computing says nothing of links.
+
+    Args:
+        profile: the measured points.
+        gpu_name: type of the GPU.
+        share: the GPU's part of its tensor-parallel group.
+        piece: embedding, decoder layer or head.
+        model: the analytic model of that type.
     """
     near = profile.nearest(workload, gpu_name, share.width, piece)
     if near is None:
@@ -80,7 +87,7 @@ def gauged_times(
 def _ratios(
     measured: PassTimes, model: Model, workload: Workload, piece: Piece, share: TensorShare
 ) -> tuple[float, float]:
-    """Measured over modelled, forward and backward."""
+    """Return measured over modelled, forward and backward."""
     plain, again = _without_recompute(model, workload, piece, share)
     forward = measured.forward_s / plain.total.forward_s
     backward_s = measured.backward_s - forward * again
@@ -92,7 +99,8 @@ def _ratios(
 def _without_recompute(
     model: Model, workload: Workload, piece: Piece, share: TensorShare
 ) -> tuple[Modelled, float]:
-    """A piece that recomputes nothing, and what recomputing adds to its backward pass."""
+    """Model a piece that recomputes nothing, and the seconds that recomputing adds to its backward
+    pass."""
     training = workload.training
     plain = model(
         _with_training(workload, training.micro_batch_size, "none", training.sequence_parallel),

@@ -1,4 +1,4 @@
-"""What a part of a decoder layer asks of one GPU of a group: products, memory traffic, weights."""
+"""Work of a part of a decoder layer on one GPU of a group: products, memory traffic, weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class Work:
-    """What one micro-batch asks of one GPU in the forward pass of a part of a layer.
+    """Work of one micro-batch on one GPU in the forward pass of a part of a layer.
 
     `score_bytes`: one element for each attention score, and what dropout of them moves in a pass.
     """
@@ -31,7 +31,12 @@ WorkOf = Callable[[ModelSpec, TrainingSpec, TensorShare, bool], Work]
 def attention_work(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool
 ) -> Work:
-    """Norm, projections and core attention; `flash`: fused, the scores stay on chip."""
+    """Count the work of norm, projections and core attention.
+
+    Args:
+        share: the GPU's part of its tensor-parallel group.
+        flash: attention is fused, the scores stay on chip.
+    """
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
@@ -53,7 +58,13 @@ def attention_work(
 
 
 def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> Work:
-    """Norm, the two products and the activation between them; experts where the model has them."""
+    """Count the work of norm, the two products and the activation between them; of experts where
+    the model has them.
+
+    Args:
+        share: the GPU's part of its tensor-parallel group.
+        flash: of no meaning here; both parts of a layer have one signature.
+    """
     tokens = share.num_tokens(model, training)
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
@@ -71,7 +82,8 @@ def mlp_work(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash
 def _experts_work(
     model: ModelSpec, training: TrainingSpec, share: TensorShare, weights: tuple[int, int]
 ) -> Work:
-    """Experts one after the other, each with an equal part of the tokens: a balanced router.
+    """Count the work of experts one after the other, each with an equal part of the tokens: a
+    balanced router.
 
     `weights`: elements of an expert's two products.  Every token is sorted to each of its experts
     (read, written, and both again on the way back) and weighted after the activation.
@@ -92,7 +104,8 @@ def _experts_work(
 
 
 def _norm_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> float:
-    """A norm (read, write) and a bias-dropout-add (two reads, a write, a mask byte)."""
+    """Count the bytes of a norm (read, write) and a bias-dropout-add (two reads, a write, a mask
+    byte)."""
     element = training.element_bytes
     own_tokens = share.own_tokens(model, training)
     return own_tokens * model.hidden_size * (2 * element + 3 * element + 1)

@@ -41,14 +41,20 @@ class PieceTimes:
     measured: bool
 
     def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
-        """Times of `num_layers` layers with the ends of the model that the stage holds."""
+        """Sum the times of `num_layers` layers and of the ends of the model that the stage
+        holds.
+
+        Args:
+            num_layers: of the stage.
+            first, last: whether the stage holds the embedding, the head.
+        """
         times = self.layer.times(num_layers)
         times = times + self.embedding if first else times
         return times + self.head if last else times
 
 
 def activation_bytes(workload: Workload) -> int:
-    """Size of the tensor that crosses a stage boundary for one micro-batch."""
+    """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
     model, training = workload.model, workload.training
     tokens = training.micro_batch_size * model.seq_length
     return tokens * model.hidden_size * training.element_bytes
@@ -62,7 +68,7 @@ def price_pieces(
     vocab_rows: int,
     context_link: Link | None = None,
 ) -> PieceTimes:
-    """Times of the model's pieces on the GPUs of a stage.
+    """Time the model's pieces on the GPUs of a stage.
 
     Args:
         members: type and share of each GPU, in rank order.
@@ -97,7 +103,7 @@ def price_pieces(
 def _modelled(
     workload: Workload, piece: Piece, members: Sequence[Member], link: Link, vocab_rows: int
 ) -> Modelled:
-    """A piece as the analytic model has it."""
+    """Time a piece by the analytic model."""
     model, training = workload.model, workload.training
     width, context = members[0][1].width, members[0][1].context_parallel
     comm = tensor_parallel_times(
@@ -134,7 +140,7 @@ def _gauged(
     link: Link,
     vocab_rows: int,
 ) -> Gauged | None:
-    """A piece from the profile, where it knows every GPU of the group: its slowest member's."""
+    """Time a piece by the profile, where it knows every GPU of the group: as its slowest member."""
     if profile is None:
         return None
     found = []
@@ -155,7 +161,7 @@ def _gauged(
 def _context_exchange(
     workload: Workload, members: Sequence[Member], link: Link | None
 ) -> PassTimes:
-    """What a layer waits for keys and values of other parts of the sequence.
+    """Time a layer's wait for the keys and values of other parts of the sequence.
 
     In a ring they travel while attention works on those that are there: all rounds but the first
     hide that long.  Recomputed attention asks for them again.

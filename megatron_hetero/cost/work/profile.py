@@ -67,7 +67,8 @@ class PointModel(_Strict):
 
 
 class ProfileModel(_Strict):
-    """The file.  `provenance` says who measured, where, when and with which versions."""
+    """The content of profile.json. `provenance` says who measured, where, when and with which
+    versions."""
 
     version: Literal[1]
     provenance: dict[str, str] = Field(min_length=1)
@@ -75,7 +76,7 @@ class ProfileModel(_Strict):
 
 
 class PointKey(NamedTuple):
-    """What one series of measured micro-batch sizes is of."""
+    """Everything but the micro-batch size that identifies a series of measurements."""
 
     gpu_name: str
     precision: str
@@ -87,7 +88,7 @@ class PointKey(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured, or lies between two measured micro-batch sizes."""
+    """A measured time, or one between two measured micro-batch sizes."""
 
     width: int
     micro_batch_size: int
@@ -103,7 +104,7 @@ class Stretch(NamedTuple):
     backward: float
 
     def of(self, times: PassTimes) -> PassTimes:
-        """These times, so much longer."""
+        """Scale times by the measured ratio."""
         return PassTimes(self.forward * times.forward_s, self.backward * times.backward_s)
 
 
@@ -115,7 +116,7 @@ class Profile:
     """Measured times by piece: for each key, (micro-batch size, times) in ascending size.
 
     `stretches`: GPU type -> how many times as long its passes took in a training job as predicted
-    (`report.text.replan`); all its pieces are priced so much longer, measured ones and modelled
+    (`report.text.changes.replan`); all its pieces are priced so much longer, measured and modelled
     ones.
     """
 
@@ -125,14 +126,14 @@ class Profile:
     stretches: Mapping[str, Stretch] = field(default_factory=dict)
 
     def stretch(self, gpu_names: Iterable[str]) -> Stretch:
-        """Of a group of GPUs, which ends with its slowest."""
+        """Return the ratio of a group of GPUs, which ends with its slowest."""
         found = [self.stretches.get(name, NO_STRETCH) for name in gpu_names]
         return Stretch(max(s.forward for s in found), max(s.backward for s in found))
 
     def nearest(
         self, workload: Workload, gpu_name: str, width: int, piece: Piece
     ) -> Measured | None:
-        """What was measured of this model on this type with the nearest settings: the nearest
+        """Find the measurement of this model on this type with the nearest settings: the nearest
         width, if possible of the same recomputation and sequence parallelism, and then the nearest
         micro-batch size."""
         training = workload.training
@@ -158,7 +159,7 @@ class Profile:
 
     @cached_property
     def _keys_of(self) -> Mapping[tuple[str, str, Piece, tuple[int, ...]], Sequence[PointKey]]:
-        """(GPU type, precision, piece, shape) -> what was measured of it."""
+        """Group the keys by (GPU type, precision, piece, shape)."""
         found: dict[tuple[str, str, Piece, tuple[int, ...]], list[PointKey]] = {}
         for key in self.points:
             of = key.gpu_name, key.precision, key.piece, key.shape
@@ -167,7 +168,7 @@ class Profile:
 
 
 def _at_size(series: Sequence[tuple[int, PassTimes]], size: int) -> tuple[int, PassTimes]:
-    """Times of a micro-batch size between two measured ones, or the nearest end."""
+    """Interpolate between two measured micro-batch sizes, or take the nearest end."""
     sizes = [measured for measured, _ in series]
     if size <= sizes[0]:
         return series[0]
@@ -218,7 +219,7 @@ def load_profile(path: Path | str) -> Profile:
 
 
 def profile_json_schema() -> dict[str, object]:
-    """JSON Schema of the file, for editors."""
+    """Return the JSON Schema of the file, for editors."""
     return ProfileModel.model_json_schema()
 
 

@@ -1,4 +1,4 @@
-"""What one member of a tensor-parallel group holds and computes of the model.
+"""The part of the model that one member of a tensor-parallel group holds and computes.
 
 Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the
 runtime divides them (`runtime.parallel.tensor_place`); sequences divide evenly always.
@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
-from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class TensorShare:
     context_parallel: int = 1
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
-        """Tokens of a micro-batch that its group computes."""
+        """Count the tokens of a micro-batch that its group computes."""
         return training.micro_batch_size * model.seq_length // self.context_parallel
 
     def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
-        """Those of them that it has where sequence parallelism divides them."""
+        """Count the group's tokens that are its own where sequence parallelism divides them."""
         tokens = self.num_tokens(model, training)
         return tokens // (self.width if training.sequence_parallel else 1)
 
     def rows_as_if_even(self, model: ModelSpec, vocab_rows: int) -> int:
-        """The padded vocabulary of which an even share were this member's rows."""
+        """Return the padded vocabulary whose even share would be this member's rows."""
         if self.shares is None:
             return vocab_rows
         edges = vocabulary_edges(
@@ -56,8 +56,13 @@ def member_shares(
     shares: tuple[int, ...] | None = None,
     context_parallel: int = 1,
 ) -> tuple[TensorShare, ...]:
-    """The shares of all members, in rank order: of each context-parallel rank's group in turn.
+    """Return the shares of all members, in rank order: of each context-parallel rank's group in
+    turn.
 
+    Args:
+        width: of the tensor-parallel group.
+        shares: of each member; None is equal ones.
+        context_parallel: groups that divide each sequence.
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
@@ -88,20 +93,20 @@ def member_shares(
 
 
 def even_share(model: ModelSpec, width: int) -> TensorShare:
-    """Every member's share of a group that divides the model evenly."""
+    """Return every member's share of a group that divides the model evenly."""
     return member_shares(model, width)[0]
 
 
 def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
-    """`even_share`, or None where the width does not divide the model."""
+    """Return `even_share`, or None where the width does not divide the model."""
     if model.num_query_groups % width or model.mlp_columns % width:
         return None
     return even_share(model, width)
 
 
 def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
-    """The unlike members of a group of `width` in shares as equal as can be, the largest first, as
-    if the vocabulary divided evenly: the slowest takes no more than in any such group."""
+    """Return the distinct members of a group of `width` in shares as equal as can be, the largest
+    first, as if the vocabulary divided evenly: the slowest takes no more than in any such group."""
     even = even_share_or_none(model, width)
     if even is not None:
         return (even,)
@@ -110,7 +115,7 @@ def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
 
 
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
-    """The largest part of a layer's divided parameters that one member holds."""
+    """Return the largest part of a layer's divided parameters that one member holds."""
     return max(
         max(share.query_groups / model.num_query_groups, share.mlp_columns / model.mlp_columns)
         for share in shares

@@ -1,4 +1,4 @@
-"""What the machines of a job install: the wheel of `make dist`, with the tested versions."""
+"""Installation on the machines of a job: the wheel of `make dist`, with the tested versions."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Wheel:
 
 
 def find_wheel(given: str) -> Wheel:
-    """The wheel that the user names by a path or an https URL.
+    """Find the wheel that the user names by a path or an https URL.
 
     Raises:
-        UsageError: neither, or a file that `make dist` did not build.
+        UsageError: the text is neither, or names a file that `make dist` did not build.
     """
     if "://" in given:
         if not _URL.fullmatch(given):
@@ -91,7 +91,7 @@ def find_wheel(given: str) -> Wheel:
 
 
 def install_script(wheel: Wheel) -> LaunchFile:
-    """`install.sh`, the same on every machine."""
+    """Write `install.sh`, the same on every machine."""
     if wheel.url is None:
         requirement = f'"$here/{wheel.name}[{EXTRA}]"'
     else:

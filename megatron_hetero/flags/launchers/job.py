@@ -1,4 +1,4 @@
-"""What every launcher is given: the plan, and how its nodes are started."""
+"""Input of every launcher: the plan, and the settings of its start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*")
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """A file to write: its name in the folder, its text, whether it is started itself."""
+    """A file to write: its name in the folder, its text, and its mode."""
 
     name: str
     text: str
@@ -27,10 +27,10 @@ class LaunchFile:
 
 @dataclass(frozen=True)
 class Component:
-    """Consecutive nodes of the launch that are alike: same GPU, same number of GPUs.
+    """Consecutive nodes of the launch with the same GPU type and the same number of GPUs.
 
-    `first_node_rank` is the `--node-rank` of the first of them.  `gpus_per_node` counts all GPUs
-    of a node, also those that the plan leaves idle, so that indices mean the same everywhere.
+    `first_node_rank` is the `--node-rank` of the first node. `gpus_per_node` counts all GPUs of a
+    node, also those that the plan leaves idle, so that indices mean the same everywhere.
     """
 
     index: int
@@ -40,16 +40,16 @@ class Component:
 
     @property
     def gpu_type(self) -> str:
-        """The catalogue's name; of machines with several types, these with their numbers."""
+        """Return the catalogue's name; for unlike GPUs, all names with their numbers."""
         return self.hosts[0].kind
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What a site asks of a Slurm job.
+    """Options of a site for a Slurm job.
 
-    `partition` and `cpus_per_task`: (kind of GPU, value), the kind "" for all other nodes, since
-    unlike machines have unlike partitions and numbers of cores.
+    `partition` and `cpus_per_task` hold (kind of GPU, value), since unlike machines have unlike
+    partitions and core counts; the kind "" stands for all other nodes.
     """
 
     partition: tuple[tuple[str, str], ...] = ()
@@ -81,10 +81,10 @@ class LaunchJob:
     slurm: SlurmOptions = SlurmOptions()
 
     def check(self) -> None:
-        """Refuse what no launcher can start.
+        """Refuse a job that no launcher can start.
 
         Raises:
-            UsageError: a plan without hosts, a name or a port that is not one.
+            UsageError: the plan has no hosts, or a name or port is not valid.
             PlanFormatError: a host name cannot be used.
         """
         if not self.plan.hosts:
@@ -108,7 +108,7 @@ class LaunchJob:
 
     @property
     def components(self) -> tuple[Component, ...]:
-        """The nodes in rank order, cut where the kind of node changes."""
+        """Group the nodes, in rank order, into runs of equal GPU type and count."""
         found: list[Component] = []
         rank = 0
         for (_, gpus), group in groupby(self.plan.hosts, self._kind):
@@ -123,5 +123,5 @@ class LaunchJob:
 
 
 def indented(lines: Sequence[str], by: int) -> str:
-    """Lines as one text, each `by` spaces in; empty ones stay empty."""
+    """Join lines into one text, each indented by `by` spaces; empty lines stay empty."""
     return "".join(f"{' ' * by}{line}".rstrip() + "\n" for line in lines)

@@ -15,7 +15,7 @@ from megatron_hetero.flags.launchers.node_script import NAME, PLAN_NAME, node_sc
 from megatron_hetero.plan.file import plan_to_data
 
 _MOST_BYTES = 1 << 20
-"""Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/)."""
+"""Limit of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/)."""
 
 _HEAD = """\
 # kubectl apply -f jobset.yaml        needs JobSet, and the operator of the GPUs' maker
@@ -93,10 +93,10 @@ _JOB = """\
 
 
 def kubernetes_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """One manifest; the plan and `train.sh` are in it.
+    """Return one manifest that holds the plan and `train.sh`.
 
     Raises:
-        UsageError: no image, a wheel, or a plan that no ConfigMap holds.
+        UsageError: there is no image, a wheel is given, or the plan is too large for a ConfigMap.
     """
     if job.image is None:
         raise UsageError(
@@ -133,7 +133,7 @@ def _check_size(plan_text: str) -> None:
 
 
 def _resource(gpu_type: str) -> str:
-    """The name under which the maker's device plug-in offers its GPUs."""
+    """Return the name under which the maker's device plug-in offers its GPUs."""
     if gpu_type.startswith("MI"):
         return "amd.com/gpu"
     return "habana.ai/gaudi" if gpu_type.startswith("Gaudi") else "nvidia.com/gpu"

@@ -9,7 +9,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from megatron_hetero.flags.emit import is_stock, megatron_args, plan_arguments, render_bash
-from megatron_hetero.flags.environment import NODE_VARIABLE, Setting, job_settings, node_settings
+from megatron_hetero.flags.environment import (
+    NODE_VARIABLE,
+    EnvironmentSetting,
+    job_settings,
+    node_settings,
+)
 from megatron_hetero.flags.launch import HETERO_ENTRY, STOCK_ENTRY
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.plan.layout import format_layout
@@ -49,10 +54,10 @@ _ADVICE_PATH = "install megatron-hetero with its runtime, or put its environment
 
 
 def node_script(job: LaunchJob, *, hosts_are_rented: bool = False) -> LaunchFile:
-    """`train.sh` of a job.
+    """Write the `train.sh` of a job.
 
     Args:
-        hosts_are_rented: the machines' names are not those of the plan.
+        hosts_are_rented: the machines have other names than the plan's hosts.
     Raises:
         UsageError: a flag of the user's is unknown or contradicts the plan.
     """
@@ -106,7 +111,7 @@ def _rank_by_name(hosts: Sequence[Host]) -> Iterator[str]:
     yield "fi"
 
 
-def _exports(settings: Iterable[Setting]) -> Iterator[str]:
+def _exports(settings: Iterable[EnvironmentSetting]) -> Iterator[str]:
     reason = ""
     for setting in settings:
         if setting.reason != reason:

@@ -1,6 +1,6 @@
-"""Asking after a job that was launched, reading its logs and stopping it, by its launcher's tools.
+"""Status, logs and stop of a launched job, by the tools of its launcher.
 
-`launch` leaves `launch.json` in its folder; from it follow the commands, as argument vectors.
+`launch` writes `launch.json` into its folder; the commands, as argument vectors, follow from it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class _Record(BaseModel):
 
 @dataclass(frozen=True)
 class LauncherCommand:
-    """A command to run in the job's folder.  `may_fail`: what it asks for may be over already."""
+    """A command to run in the job's folder; `may_fail` if the job may be over already."""
 
     argv: tuple[str, ...]
     may_fail: bool = False
 
 
 def record_of(job: LaunchJob, launcher: str) -> dict[str, object]:
-    """What `launch.json` holds."""
+    """Return the content of `launch.json`."""
     return {
         "launcher": launcher,
         "name": job.name,
@@ -58,12 +58,12 @@ def record_of(job: LaunchJob, launcher: str) -> dict[str, object]:
 
 
 def steps(folder: Path, action: Action) -> tuple[LauncherCommand, ...]:
-    """The commands of an action on the job of a folder.
+    """Return the commands that carry out an action on the job of a folder.
 
     Raises:
-        FileFormatError: no `launch.json`, or not as `launch` writes it.
+        FileFormatError: `launch.json` is missing, or differs from what `launch` writes.
         UsageError: the job was not started, or has ended.
-        UnsupportedError: a launcher without such a tool.
+        UnsupportedError: the launcher has no such tool.
     """
     path = folder / RECORD_NAME
     if not path.is_file():
@@ -132,7 +132,7 @@ def _skypilot(folder: Path, record: _Record, action: Action) -> Iterator[Launche
 
 
 def _kept(path: Path, pattern: re.Pattern[str]) -> str:
-    """What a script left in a file of one line; the first group of the pattern."""
+    """Return the first group of `pattern` in a one-line file that a script has written."""
     if not path.is_file():
         raise UsageError(f"{path}: there is none; {_NOT_STARTED}")
     text = read_text(path).strip()

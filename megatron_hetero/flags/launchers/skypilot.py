@@ -1,9 +1,10 @@
 """SkyPilot: one task for each kind of node, since the nodes of a SkyPilot cluster are alike.
 
-The script rents all, then starts the plan with the private address of the first.  SkyPilot's own
-network of one provider and region lets its clusters reach each other there.  `ports` would open
-them to the whole internet instead, and on AWS move each cluster into a security group of its own,
-which cuts them off from each other but for these ports (`sky/clouds/aws.py`): only where asked for.
+The script rents all machines, then starts the plan with the private address of the first. Inside
+one provider and region, SkyPilot's own network lets its clusters reach each other. `ports` would
+open them to the whole internet instead, and on AWS would move each cluster into its own security
+group, which blocks all traffic between clusters but for these ports (`sky/clouds/aws.py`). Ports
+are therefore opened only on request.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ACCELERATORS = {
 """The catalogue's name -> SkyPilot's (`sky show-gpus --all`)."""
 
 _EPHEMERAL_PORTS = "32768-60999"
-"""Linux' own, of which NCCL and gloo take theirs."""
+"""Ephemeral ports of Linux, from which NCCL and gloo take theirs."""
 
 _TASK = """\
 # {count} machine(s) with {gpus} x {gpu_type}: node ranks {first} to {last} of the plan
@@ -102,10 +103,10 @@ sky logs {name}-0
 
 
 def skypilot_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """`train.sh`, a task for each kind of node, and the script that launches them.
+    """Write `train.sh`, a task for each kind of node, and the script that launches them.
 
     Raises:
-        UsageError: a type of GPU that SkyPilot has no name for; or nothing that would be installed.
+        UsageError: SkyPilot has no name for a type of GPU, or nothing would be installed.
     """
     if job.image is None and not job.is_installed_by_script:
         raise UsageError(

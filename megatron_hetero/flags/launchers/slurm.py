@@ -1,8 +1,8 @@
 """Slurm: a heterogeneous job with one component for each kind of node, and one step over all.
 
-Slurm numbers the nodes in an order of its own, so each finds its rank by its name
-(https://slurm.schedmd.com/heterogeneous_jobs.html).  Options of the site (partition, account, time)
-stand in every component: none takes them from another.
+Slurm orders the nodes by itself, so each node finds its rank by its name
+(https://slurm.schedmd.com/heterogeneous_jobs.html). Every component repeats the site's options
+(partition, account, time): a component does not inherit them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ def slurm_options(
     qos: str | None,
     time: str | None,
 ) -> SlurmOptions:
-    """What was typed, checked.
+    """Return the options of the command line, checked.
 
     Args:
-        partition, cpus_per_task: `VALUE` for all nodes, or `GPU-TYPE=VALUE` for those of one kind.
+        partition: `VALUE` for all nodes, or `GPU-TYPE=VALUE` for the nodes of one kind.
+        cpus_per_task: in the same form.
+        account: name of the account to charge.
+        qos: name of the quality of service.
+        time: limit, as MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]].
     Raises:
-        UsageError: a value that Slurm could not read, or two for the same nodes.
+        UsageError: Slurm could not read a value, or the same nodes have two values.
     """
     for name, value in (("--account", account), ("--qos", qos)):
         if value is not None and not _NAME.fullmatch(value):
@@ -84,10 +88,10 @@ def _by_kind(
 
 
 def slurm_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """`train.sh`, `job.sbatch`, and the script that submits it.
+    """Write `train.sh`, `job.sbatch`, and the script that submits it.
 
     Raises:
-        UsageError: an option for a kind of GPU that the plan does not use.
+        UsageError: an option names a kind of GPU that the plan does not use.
     """
     types = {component.gpu_type for component in job.components}
     for kind, value in (*job.slurm.partition, *job.slurm.cpus_per_task):

@@ -56,7 +56,7 @@ echo "start.sh: all nodes ended well"
 
 
 def ssh_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """`train.sh` and the script that starts it everywhere."""
+    """Write `train.sh` and the script that starts it everywhere."""
     hosts = job.plan.hosts
     start = _START.format(
         master=hosts[0].host,

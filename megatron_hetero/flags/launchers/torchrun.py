@@ -1,4 +1,4 @@
-"""torchrun by hand: the node script alone, and a page that says where to start it."""
+"""torchrun by hand: the node script, and a page with the command of each machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from megatron_hetero.flags.launchers.node_script import node_script
 
 
 def torchrun_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
-    """`train.sh` and the commands, one for each machine."""
+    """Write `train.sh` and the commands, one for each machine."""
     lines = [f"{host.host}: bash train.sh {rank}\n" for rank, host in enumerate(job.plan.hosts)]
     return (node_script(job), LaunchFile("START.txt", "".join(lines)))

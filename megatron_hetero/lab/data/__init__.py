@@ -1,4 +1,4 @@
-"""Text into the files that Megatron trains on.
+"""Conversion of text into the files that Megatron trains on.
 
 command    `megatron-hetero data`
 documents  documents of text files

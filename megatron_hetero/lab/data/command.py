@@ -1,4 +1,4 @@
-"""Write `PREFIX_KEY_document.bin` and `.idx` by Megatron's own `IndexedDatasetBuilder`.
+"""Writer of `PREFIX_KEY_document.bin` and `.idx`, through Megatron's own `IndexedDatasetBuilder`.
 
 Both files appear together, whole, or not at all.
 """
@@ -32,7 +32,10 @@ Say = Callable[[int], None]
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What to make of which files.  `megatron_args` name the tokenizer; None for bytes."""
+    """The files to convert, and the form of the data set.
+
+    `megatron_args` name the tokenizer; None stands for bytes.
+    """
 
     files: tuple[Path, ...]
     prefix: Path
@@ -44,13 +47,13 @@ class DataRequest:
 
     @property
     def data_path(self) -> Path:
-        """What `--data-path` takes; named as by Megatron-LM's `preprocess_data.py`."""
+        """Return the value for `--data-path`, named as by Megatron-LM's `preprocess_data.py`."""
         return self.prefix.with_name(f"{self.prefix.name}_{self.key}_document")
 
 
 @dataclass
 class Written:
-    """What became of the documents; `faults` are the first few that were left out."""
+    """Counts of a finished data set; `faults` describe the first documents left out."""
 
     num_documents: int = 0
     num_tokens: int = 0
@@ -60,11 +63,11 @@ class Written:
 
 
 def write_data(request: DataRequest, say: Say = lambda done: None) -> Written:
-    """Tokenize all files into one data set.
+    """Tokenize all files into one data set; `say` gets the bytes of all finished files.
 
     Raises:
-        UsageError: a file is not there, the data set is there already, or no such tokenizer.
-        FileFormatError: a document is bad and `request.strict`; or none is good.
+        UsageError: a file is missing, the data set exists already, or the tokenizer is unknown.
+        FileFormatError: a document is bad and `request.strict` is set; or no document is good.
         EnvironmentMismatchError: the tokenizer's package is not installed.
     """
     for path in request.files:
@@ -122,7 +125,7 @@ def _add(
 def _tokenized(
     request: DataRequest, encode: Encode, say: Say
 ) -> Iterator[tuple[TextDocument, list[int]]]:
-    """Every document with its tokens, in the order of the files, whatever the workers do."""
+    """Yield every document with its tokens, in file order, for any number of workers."""
     batches = batched(_all_documents(request, say), _BATCH)
     work = partial(_encoded, encode)
     if request.workers == 1:
@@ -181,10 +184,10 @@ def _all_documents(request: DataRequest, say: Say) -> Iterator[TextDocument]:
 
 @contextmanager
 def _new_files(data_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Passing names for both files, which get their own when all went well; the index last.
+    """Yield temporary names for both files, which get their final names on success, the index last.
 
     Raises:
-        UsageError: one of them is there already.
+        UsageError: one of the files exists already.
     """
     targets = [data_path.with_name(f"{data_path.name}{end}") for end in (".bin", ".idx")]
     for target in targets:

@@ -1,7 +1,7 @@
-"""The documents of text files, one after the other, and the lines that are none.
+"""Documents of text files, one after the other, and the lines that cannot be read as one.
 
-A `.jsonl` (or `.json`) file has one object in each line, whose text stands under one key; any
-other file is plain text, cut at empty lines, at every line, or not at all.  Either may be gzipped.
+A `.jsonl` (or `.json`) file has one object in each line, with its text under one key. Any other
+file is plain text, cut at empty lines, at every line, or not at all. Either may be gzipped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Cut = Literal["paragraph", "line", "file"]
 
 @dataclass(frozen=True)
 class TextDocument:
-    """A text, or the reason why there is none; `where` is the file and the line that it begins at.
+    """A text, or the reason why it cannot be read; `where` is its file and first line.
 
-    `position`: bytes of the file on disk that have been read.
+    `position` counts the bytes of the file on disk that have been read.
     """
 
     where: str
@@ -31,13 +31,14 @@ class TextDocument:
 
 
 def documents(path: Path, key: str, cut: Cut) -> Iterator[TextDocument]:
-    """Every document of one file, in order.
+    """Yield every document of one file, in order.
 
     Args:
-        key: of the text in a line of JSON.
-        cut: where a plain text's documents end.
+        path: the file; a name that ends in .gz is unpacked.
+        key: key of the text in a line of JSON.
+        cut: border between the documents of a plain text.
     Raises:
-        OSError: the file cannot be read; `EOFError` and `gzip.BadGzipFile` among them.
+        OSError: the file cannot be read; `EOFError` and `gzip.BadGzipFile` are possible too.
     """
     is_packed = path.suffix == ".gz"
     with path.open("rb") as raw, gzip.open(raw) if is_packed else nullcontext(raw) as opened:
@@ -55,7 +56,7 @@ def documents(path: Path, key: str, cut: Cut) -> Iterator[TextDocument]:
 
 
 def _parts(lines: Iterable[bytes], cut: Cut) -> Iterator[tuple[int, bytes]]:
-    """The pieces of a plain text, each with the number of its first line."""
+    """Yield the pieces of a plain text, each with the number of its first line."""
     first, piece = 1, list[bytes]()
     for number, line in enumerate(lines, 1):
         ends = cut == "line" or (cut == "paragraph" and not line.strip())

@@ -1,4 +1,4 @@
-"""Texts to tokens: Megatron's own tokenizers by Megatron's own flags, or bytes."""
+"""Conversion of texts to tokens: by Megatron's own tokenizers and flags, or byte by byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.runtime.job.needs import check_tokenizer
+from megatron_hetero.runtime.job.checks.needs import check_tokenizer
 
 BYTES_VOCAB_SIZE = 257
 """256 bytes and the end of a document, which Megatron's NullTokenizer takes to be the last."""
@@ -15,19 +15,19 @@ Encode = Callable[[str], list[int]]
 
 
 def byte_tokens(text: str) -> list[int]:
-    """Every byte a token, and the end of the document."""
+    """Return a token for every byte, and the token for the end of the document."""
     return [*text.encode("utf-8"), BYTES_VOCAB_SIZE - 1]
 
 
 def tokenizer_of(megatron_args: Sequence[str]) -> tuple[Encode, int]:
-    """The tokenizer that Megatron builds of its flags.
+    """Build the tokenizer that Megatron's flags name.
 
     Returns:
-        A function from a text to its tokens with the end of the document behind, and the size of
-        the vocabulary.
+        A function from a text to its tokens, which end with the end of the document; and the size
+        of the vocabulary.
     Raises:
-        UsageError: no `--tokenizer-type`, or Megatron refuses it.
-        EnvironmentMismatchError: its package is not installed.
+        UsageError: `--tokenizer-type` is missing, or Megatron refuses it.
+        EnvironmentMismatchError: the tokenizer's package is not installed.
     """
     from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
     from megatron.training.arguments import add_megatron_arguments

@@ -34,13 +34,17 @@ from megatron_hetero.preflight.machine_checks import check_machines
 from megatron_hetero.runtime import backend
 
 _MEET_S = 120.0
-"""How long the ranks may take to start."""
+"""Limit for the start of all ranks."""
 _GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What rank 0 gathered; on other ranks the findings are those that all have reported."""
+    """Result of the preflight on one rank.
+
+    On rank 0 it has everything that was gathered; on other ranks `findings` are those that all
+    ranks have reported.
+    """
 
     rank: int
     findings: tuple[Finding, ...]
@@ -51,12 +55,13 @@ class CheckOutcome:
 def examine_machines(
     plan: Plan, cluster: Cluster, limit_s: float, meet_s: float = _MEET_S
 ) -> CheckOutcome:
-    """This rank's part of the preflight on machines.  Collective over all ranks of the plan, which
-    is valid on `cluster`.
+    """Run this rank's part of the preflight on machines. Collective over all ranks of the plan.
 
     Args:
-        limit_s: for each exchange of values.
-        meet_s: for all ranks to come.
+        plan: a plan that is valid on `cluster`.
+        cluster: the cluster of the plan.
+        limit_s: limit of each exchange of values, in seconds.
+        meet_s: limit for all ranks to start, in seconds.
     Raises:
         EnvironmentMismatchError: the launch has another number of processes, or no store.
     """
@@ -85,7 +90,7 @@ def examine_machines(
 
 
 def _environment(plan: Plan, facts: Sequence[MachineFacts]) -> dict[str, dict[str, str]]:
-    """What the processes of each node have in their environment (torchrun gives all the same)."""
+    """Return the environment of each node's processes (torchrun gives all the same)."""
     places = rank_table(plan)
     devices = {fact.rank: places[fact.rank].device for fact in facts}
     return {
@@ -96,7 +101,7 @@ def _environment(plan: Plan, facts: Sequence[MachineFacts]) -> dict[str, dict[st
 
 
 def leave(meeting_is_broken: bool, exit_code: int) -> int:
-    """End a process whose communicators may hang: their destructors would wait for ever."""
+    """End a process whose communicators may hang: their destructors could wait for ever."""
     if meeting_is_broken:
         os._exit(exit_code)
     if dist.is_initialized():
@@ -132,7 +137,7 @@ def _meet(plan: Plan, meet_s: float) -> Meeting:
 
 
 def _exchange_values(plan: Plan, meeting: Meeting, limit_s: float) -> tuple[str, ...]:
-    """Test every group, in one order on all ranks; names of the groups that passed."""
+    """Test every group, in one order on all ranks; return the names of the groups that passed."""
     on_gpu = backend.cuda_is_usable()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     limit = timedelta(seconds=limit_s)

@@ -1,6 +1,6 @@
-"""Values through one group, compared with what they must be: hangs and wrong sums both count.
+"""Exchange of known values through one group, to find hangs and wrong sums.
 
-Every number is a small integer, so that sums are exact in fp32, and 0 or 1 in bf16, where sums of
+Every number is a small integer in fp32, where sums are exact, and 0 or 1 in bf16, where sums over
 up to 256 ranks are exact.
 """
 
@@ -31,18 +31,23 @@ class WrongValueError(Exception):
 
 
 def pattern(rank: int, num_elements: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """What `rank` puts in, shape `[num_elements]`: values of 0 to 100 in fp32, 0 or 1 in bf16."""
+    """Make the input of `rank`, shape `[num_elements]`: 0 to 100 in fp32, 0 or 1 in bf16."""
     index = torch.arange(num_elements, device=device)
     modulus = 2 if dtype == torch.bfloat16 else 101
     return ((index + 13 * rank) % modulus).to(dtype)
 
 
 def run_test(test: GroupTest, group: Any, device: torch.device, limit_s: float) -> None:
-    """This rank's part of a test.  Collective over `test.ranks`.
+    """Run this rank's part of a test. Collective over `test.ranks`.
 
+    Args:
+        test: the ranks, and the kind of exchange.
+        group: their process group.
+        device: device of the tensors.
+        limit_s: limit of each exchange, in seconds.
     Raises:
-        HangError: not done within `limit_s`.
-        WrongValueError: says what came where.
+        HangError: an exchange took longer than `limit_s`.
+        WrongValueError: a value arrived wrong; the message says which.
         RuntimeError: torch's own, when an exchange failed at once.
     """
     wrong: list[str] = []
@@ -89,7 +94,7 @@ def _check_all_gather(
 def _exchange_boundary(
     test: GroupTest, group: Any, num_elements: int, device: torch.device, limit_s: float
 ) -> list[str]:
-    """All messages of the boundary at once, in both directions, as the pipeline sends them."""
+    """Exchange all messages of a boundary at once, both ways, as the pipeline does."""
     rank = dist.get_rank()
     others = [r for r in test.ranks if (r in test.senders) != (rank in test.senders)]
     sent = pattern(rank, num_elements, device, torch.float32)
@@ -140,7 +145,7 @@ def _check_deadline(deadline: float, limit_s: float) -> None:
 
 
 def _compare(found: torch.Tensor, wanted: torch.Tensor, what: str) -> list[str]:
-    """What is wrong, in words; empty if nothing is."""
+    """Describe the difference between two tensors; empty if there is none."""
     wrong = torch.nonzero(found != wanted).flatten()
     if not len(wrong):
         return []

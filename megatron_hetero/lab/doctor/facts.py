@@ -1,4 +1,4 @@
-"""What this process sees of its machine."""
+"""Collection of the facts that a process sees of its machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megatron_hetero.cluster.discovery import find_gpus
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.preflight.machine import MachineFacts
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import bus
-from megatron_hetero.runtime.job.machine import local_addresses
+from megatron_hetero.runtime.job.checks import bus
+from megatron_hetero.runtime.job.checks.machine import local_addresses
 
 _STEERING = ("NCCL_", "RCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "HSA_", "TORCH_NCCL_")
 
 
 def collect_facts(rank: int) -> MachineFacts:
-    """Facts of this rank; on a GPU it creates the CUDA context, as the job would."""
+    """Collect the facts of this rank; on a GPU this creates the CUDA context, as the job would."""
     name = socket.gethostname()
     gpu = _gpu_facts() if backend.cuda_is_usable() else {}
     return MachineFacts(
@@ -88,7 +88,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _has_apex() -> bool:
-    """NVIDIA's Apex with its compiled parts; a package of that name alone is another project's."""
+    """Tell if NVIDIA's Apex, not another project of that name, is there with its kernels."""
     return all(
         importlib.util.find_spec(name) is not None
         for name in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")

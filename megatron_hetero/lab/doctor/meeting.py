@@ -1,6 +1,6 @@
-"""How the ranks of a preflight agree and report, beside the groups that they put to the test.
+"""Agreement and reports of the ranks of a preflight, beside the groups under test.
 
-All goes through torch's key-value store, so that a group that hangs can still be reported.
+Everything goes through torch's key-value store, so that a group that hangs can still be reported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True)
 class Meeting:
-    """`store` is torch's (`FileStore`, `TCPStore`), shared by all `size` ranks."""
+    """Meeting of `size` ranks through a store of torch's (`FileStore`, `TCPStore`)."""
 
     store: Any
     rank: int
     size: int
 
     def publish(self, key: str, text: str) -> None:
-        """Say something under this rank's own key."""
+        """Put a text under this rank's own key."""
         self.store.set(f"{key}/{self.rank}", text)
 
     def gather(self, key: str, limit_s: float) -> dict[int, str]:
-        """What the ranks published under `key` within the time; the late ones are missing."""
+        """Collect the texts published under `key` within the limit; late ranks are missing."""
         deadline = time.monotonic() + limit_s
         found: dict[int, str] = {}
         while len(found) < self.size:
@@ -42,9 +42,9 @@ class Meeting:
         return found
 
     def arrive(self, key: str, limit_s: float, patience_s: float) -> bool:
-        """Wait until all ranks have come here; whether they have.
+        """Wait until all ranks have arrived; return True if they have.
 
-        At most `limit_s`, and `patience_s` where something was reported: a rank may be stuck.
+        The wait takes at most `limit_s`, and only `patience_s` after a report: a rank may be stuck.
         """
         self.store.set(f"arrived/{key}/{self.rank}", "1")
         self.store.add(f"count/{key}", 1)
@@ -57,7 +57,7 @@ class Meeting:
         return True
 
     def absent(self, key: str) -> tuple[int, ...]:
-        """Ranks that have not come to `key`."""
+        """Return the ranks that have not arrived at `key`."""
         return tuple(r for r in range(self.size) if not self.store.check([f"arrived/{key}/{r}"]))
 
     def report(self, finding: Finding) -> None:
@@ -67,11 +67,11 @@ class Meeting:
 
     @property
     def has_findings(self) -> bool:
-        """Whether any rank has reported something."""
+        """Tell if any rank has reported a finding."""
         return bool(self.store.add("findings/count", 0) > 0)
 
     def findings(self) -> tuple[Finding, ...]:
-        """All that was reported, each once, in the order of the reports."""
+        """Return all reported findings, each once, in the order of the reports."""
         names = [field.name for field in fields(Finding)]
         found = []
         for number in range(1, self.store.add("findings/count", 0) + 1):

@@ -1,6 +1,6 @@
 """Weights from Hugging Face folders into Megatron checkpoints, and back.
 
-families  which tensors make up which parameter
+families  tensors of Hugging Face for each parameter of Megatron
 folder    a Hugging Face model folder
 job       the process that copies weights
 """

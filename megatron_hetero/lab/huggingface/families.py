@@ -1,9 +1,9 @@
-"""Which tensors of Hugging Face make up which parameter of Megatron's GPT, and the reverse.
+"""Correspondence between tensors of Hugging Face and parameters of Megatron's GPT.
 
-A `MappedParameter` names one Megatron parameter and its counterparts.  Megatron keeps query, key
-and value of a layer in one matrix, group after group: the query heads of a key-value group, then
-its key, then its value (`megatron.core.transformer.attention.SelfAttention`).  Rotary embeddings
-rotate halves in both, so no rows change places inside a head.
+A `MappedParameter` names one Megatron parameter and its counterparts. Megatron keeps query, key and
+value of a layer in one matrix, group after group: the query heads of a key-value group, then its
+key, then its value (`megatron.core.transformer.attention.SelfAttention`). Rotary embeddings rotate
+halves in both, so rows keep their places inside a head.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Heads:
     channels: int
 
     def join(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[rows of q, k and v, ...] -> Megatron's rows."""
+        """Join rows of q, k and v ([rows, ...] each) in Megatron's order."""
         rest = q.shape[1:]
         per_group = self.query // self.groups
         parts = [
@@ -40,7 +40,7 @@ class Heads:
         return torch.cat(parts, dim=1).reshape(-1, *rest)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The inverse of `join`."""
+        """Split Megatron's rows into q, k and v; the inverse of `join`."""
         rest = qkv.shape[1:]
         per_group = self.query // self.groups
         grouped = qkv.reshape(self.groups, (per_group + 2) * self.channels, *rest)
@@ -51,9 +51,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class MappedParameter:
-    """One parameter of Megatron's and the tensors that hold the same numbers.
+    """One parameter of Megatron's, and the tensors that hold the same numbers.
 
-    `join` makes Megatron's of theirs, in the order of `names`; `split` is its inverse.
+    `join` makes Megatron's tensor from theirs, in the order of `names`; `split` is its inverse.
     """
 
     megatron: str
@@ -63,11 +63,11 @@ class MappedParameter:
 
 
 def pieces_of(config: Mapping[str, Any]) -> tuple[MappedParameter, ...]:
-    """All parameters of the model that a `config.json` describes.
+    """Return all parameters of the model that a `config.json` describes.
 
     Raises:
-        UnsupportedError: a family, or a part of one, that Megatron's GPT computes differently, so
-            that its weights would mean something else there.
+        UnsupportedError: Megatron's GPT computes this family, or a part of it, differently, so that
+            its weights would mean something else there.
     """
     kind = config.get("model_type")
     if kind in ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"):
@@ -120,7 +120,7 @@ _EXPERTS = {
     "mixtral": ("block_sparse_moe.", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp.", ("gate_proj", "up_proj", "down_proj")),
 }
-"""Where experts are, and the names of an expert's gate, up and down projections."""
+"""Place of the experts, and the names of an expert's gate, up and down projections."""
 
 
 def _experts(config: Mapping[str, Any], ours: str, theirs: str) -> Iterator[MappedParameter]:
@@ -247,7 +247,7 @@ def _qkv(ours: str, kind: str, attention: str, heads: Heads) -> MappedParameter:
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """GPT-2's `Conv1D` keeps weights as [in, out]; a bias stays."""
+    """Transpose a weight of GPT-2's `Conv1D`, which is [in, out]; leave a bias as it is."""
     return tensor.t() if tensor.dim() == 2 else tensor
 
 

@@ -23,13 +23,13 @@ _FILE_BYTES = 4 << 30
 
 
 class WeightFolder:
-    """The tensors of a folder by name, read one at a time."""
+    """Tensors of a folder by name, read one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Find which file has which tensor.
+        """Find the file of each tensor.
 
         Raises:
-            CheckpointError: no safetensors, or an index that names what is not there.
+            CheckpointError: there are no safetensors, or an index names a file that is missing.
         """
         self._folder = folder
         self._file_of = self._find()
@@ -57,10 +57,10 @@ class WeightFolder:
         return name in self._file_of
 
     def __call__(self, name: str) -> torch.Tensor:
-        """One tensor.
+        """Read one tensor.
 
         Raises:
-            CheckpointError: it is not there.
+            CheckpointError: the folder does not have it.
         """
         if name not in self._file_of:
             raise CheckpointError(f"{self._folder}: the weights lack {name}")
@@ -69,15 +69,19 @@ class WeightFolder:
             return file.get_tensor(name)
 
     def never_read(self) -> tuple[str, ...]:
-        """Names of tensors that nobody asked for."""
+        """Return the names of tensors that were not read."""
         return tuple(sorted(set(self._file_of) - self._read))
 
 
 def write_folder(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], config: Path) -> int:
     """Write tensors as Hugging Face does, with the `config.json` that describes them.
 
-    Files have about 4 GiB, so that no more than that is in memory twice.
+    Files have about 4 GiB, which bounds the memory that is needed twice.
 
+    Args:
+        folder: the folder to write.
+        tensors: (name, tensor), in the order in which they are written.
+        config: the `config.json` to copy.
     Returns:
         The number of files.
     """

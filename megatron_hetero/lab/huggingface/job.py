@@ -1,10 +1,10 @@
-"""One process that has Megatron build the model, and copies weights in or out.
+"""A process in which Megatron builds the model, and which copies weights in or out.
 
     python -m megatron_hetero.lab.huggingface.job import HF_FOLDER CHECKPOINT
     python -m megatron_hetero.lab.huggingface.job export CHECKPOINT HF_FOLDER CONFIG.JSON
 
-Runs on the CPU, in the precision of `config.json`.  The model is in host memory once; no optimizer
-and no gradients are made.  `megatron-hetero ckpt` starts it.
+It runs on the CPU, in the precision of `config.json`. The model is in host memory once; there are
+no gradients and no optimizer. `megatron-hetero ckpt` starts it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WithModel = Callable[[list[Any]], None]
 
 
 class _DoneError(Exception):
-    """Megatron has built the model, which is all that it was wanted for."""
+    """Exit from Megatron's `pretrain` once the model is built and has been used."""
 
 
 def import_weights(source: Path, checkpoint: Path) -> int:
@@ -86,7 +86,7 @@ def export_weights(checkpoint: Path, target: Path, config_path: Path) -> int:
 
 
 def _with_model(config_path: Path, flags: Sequence[str], act: WithModel) -> None:
-    """Have Megatron build the model of `config_path` on this CPU, and `act` on it."""
+    """Build the model of `config_path` on this CPU by Megatron, and call `act` on it."""
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (

@@ -1,4 +1,4 @@
-"""Measurements of the model's pieces and the machine, so that plans stand on them.
+"""Measurements of the model's pieces and the machine, as input for plans.
 
 command  `megatron-hetero probe`
 rank     one rank of a probe

@@ -1,8 +1,8 @@
 """`megatron-hetero probe` behind the command line: one launch for each tensor-parallel width.
 
-Every launch is a set of fresh processes on this machine (CUDA and Megatron's global state survive
-neither a fork nor a second model), which meet through a file.  profile.json is written after each,
-so that an interrupted probe goes on where it was.
+Every launch is a set of fresh processes on this machine that meet through a file (neither CUDA nor
+Megatron's global state survives a fork or a second model). profile.json is written after each
+launch, so that an interrupted probe continues where it was.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ _NOT_FOR_A_PROBE = (
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure.  `gpu` is the name under which plans will look the times up; `num_busy` GPUs
-    compute at the same time, as in training, where they share power, memory and cooling."""
+    """Pieces to measure, and the file of the results.
+
+    Plans look the times up under the name `gpu`. `num_busy` GPUs compute at the same time, as in
+    training, where they share power, memory and cooling.
+    """
 
     workload: Workload
     gpu: str
@@ -62,25 +65,25 @@ class Request:
     num_busy: int = 1
 
     def num_ranks(self, width: int) -> int:
-        """Processes that measure a width: one group of it, or as many as are to be busy."""
+        """Return the processes for one width: whole groups within `num_busy`, at least one."""
         return width * max(1, self.num_busy // width)
 
 
 @dataclass(frozen=True)
 class MeasuredWidth:
-    """What one width gave: the rank's result file, or None where all was in the file already."""
+    """Result file of one width; None if the output had all points already."""
 
     width: int
     result: dict[str, Any] | None
 
 
 def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
-    """Measure every width that is missing in the file, and add it there.
+    """Measure every width that the file lacks, and add it there.
 
     Raises:
         UsageError: the file was measured with other software, or on another GPU of this name.
         EnvironmentMismatchError: this machine has fewer GPUs than the widest width.
-        CheckFailedError: a process ended badly or not at all; carries the end of its log.
+        CheckFailedError: a process failed or did not end; the message has the end of its log.
         ProfileError: the file is no profile.
     """
     _check_gpus(request)
@@ -102,7 +105,7 @@ def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[Measure
 
 
 def num_gpus() -> int:
-    """GPUs that torch sees on this machine; 0 without CUDA."""
+    """Count the GPUs that torch sees on this machine; 0 without CUDA."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -124,7 +127,7 @@ def _check_gpus(request: Request) -> None:
 
 
 def _existing(request: Request) -> dict[str, Any]:
-    """The file as it is, or the beginning of a new one."""
+    """Read the output file, or start a new one."""
     provenance = {
         "tool": f"megatron-hetero {__version__}",
         f"{request.gpu}: torch": importlib.metadata.version("torch"),
@@ -149,7 +152,7 @@ def _existing(request: Request) -> dict[str, Any]:
 
 
 def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
-    """The fields of a point that say what was measured."""
+    """Return the fields of a point that identify what was measured."""
     model, training = request.workload.model, request.workload.training
     experts = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
     return {
@@ -195,7 +198,7 @@ def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, A
 
 
 def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
-    """The user's flags for a job of few layers on random data, at one tensor-parallel width."""
+    """Return the user's flags for a job of few layers and random data, at one width."""
     model, training = request.workload.model, request.workload.training
     options = last_of_each(flag_table().split(request.workload.megatron_args))
     kept = [o for o in options if not set(o.flag.names) & set(_NOT_FOR_A_PROBE)]
@@ -292,5 +295,5 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
 
 
 def summary(measured: Sequence[MeasuredWidth]) -> list[dict[str, Any]]:
-    """For `--json`: what each width gave."""
+    """Convert the result of each width for `--json`."""
     return [asdict(found) for found in measured]

@@ -1,7 +1,7 @@
-"""What a device and its links do by themselves: products, attention, memory, messages.
+"""Speed of a device and its links by themselves: products, attention, memory, messages.
 
-Figures for people, for `cluster.yaml` and to see a sick card at once; plans take their times from
-the model's pieces (`lab.probe.pieces`).
+The figures are for people, for `cluster.yaml`, and to notice a faulty card at once; plans take
+their times from the model's pieces (`lab.probe.pieces`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MESSAGE_BYTES = (4096, 65536, 1 << 20, 8 << 20)
 
 @dataclass(frozen=True)
 class Rate:
-    """`value` is in FLOP/s for products and attention, in bytes/s for memory."""
+    """A measured rate: FLOP/s for products and attention, bytes/s for memory."""
 
     what: str
     shape: tuple[int, ...]
@@ -35,7 +35,15 @@ class Rate:
 
 
 def device_rates(hidden: int, ffn: int, heads: int, tokens: int, precision: str) -> list[Rate]:
-    """Products of the shapes that a layer has, attention, and a copy through memory."""
+    """Measure products with the shapes of a layer, attention, and a copy through memory.
+
+    Args:
+        hidden: hidden size of the model.
+        ffn: width of the MLP.
+        heads: number of attention heads.
+        tokens: number of rows of each product.
+        precision: a key of `_TYPES`.
+    """
     device = _device()
     dtype = _TYPES[precision]
     rates = []
@@ -58,12 +66,12 @@ def device_rates(hidden: int, ffn: int, heads: int, tokens: int, precision: str)
 
 
 def free_bytes() -> int | None:
-    """Memory of this GPU that nothing uses; None on a CPU."""
+    """Return the free memory of this GPU, in bytes; None on a CPU."""
     return torch.cuda.mem_get_info()[0] if backend.cuda_is_usable() else None
 
 
 def link_between_first_two() -> LinkFit:
-    """Ranks 0 and 1 exchange messages of growing size; latency and bandwidth of one direction.
+    """Fit latency and bandwidth of one direction from messages between ranks 0 and 1.
 
     Collective over the world; all ranks get the fit.
     """
@@ -82,7 +90,7 @@ def link_between_first_two() -> LinkFit:
 
 
 def all_reduce_rates() -> list[tuple[int, float]]:
-    """(bytes, seconds) of an all-reduce over a tensor-parallel group, by size."""
+    """Measure all-reduces over a tensor-parallel group; return (bytes, seconds) by size."""
     device, group = _device(), parallel_state.get_tensor_model_parallel_group()
     found = []
     for num_bytes in _MESSAGE_BYTES:
@@ -97,7 +105,7 @@ def all_reduce_rates() -> list[tuple[int, float]]:
 
 
 def _ping_pong_s(message: torch.Tensor, other: int, count: int) -> float:
-    """Seconds of one direction: half of a there and back."""
+    """Measure a round trip; return half of it, in seconds."""
 
     def there_and_back() -> None:
         if dist.get_rank() == 0:
@@ -124,7 +132,7 @@ def _counted_s(work: Callable[[], Any], count: int) -> float:
 
 
 def _seconds(work: Callable[[], Any]) -> float:
-    """Median duration, over about `_SECONDS`."""
+    """Return the median duration of some work, repeated for about `_SECONDS`."""
     first = _counted_s(work, 1)
     return _counted_s(work, max(3, min(100, round(_SECONDS / max(first, 1e-6)))))
 
@@ -141,5 +149,5 @@ def _device() -> torch.device:
 
 
 def best(rates: Sequence[Rate], what: str) -> float:
-    """The highest of a kind."""
+    """Return the highest rate of a kind."""
     return max(rate.value for rate in rates if rate.what == what)

@@ -1,10 +1,10 @@
-"""Seconds of embedding, decoder layer and head, taken from the very model that would be trained.
+"""Seconds of embedding, decoder layer and head, measured on the model that would be trained.
 
-Megatron builds and wraps the model as for a job; before it makes an optimizer, a hook runs whole
-forward and backward passes and notes the time at two places: where the embedding hands over to the
-decoder, and where the last layer hands over to the final norm.  On the way back the gradients of
-these two tensors mark the same places.  Recomputation, fused kernels, tensor-parallel communication
-and the accumulation into the main gradients are therefore those of training.
+Megatron builds and wraps the model as for a job. Before it makes an optimizer, a hook runs whole
+forward and backward passes and records the time at two places: between the embedding and the first
+decoder layer, and between the last layer and the final norm. In the backward pass the gradients of
+these two tensors mark the same places. The times therefore include recomputation, fused kernels,
+tensor-parallel communication and the accumulation into the main gradients, as in training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WARM_UP = 3
 
 
 class ProbeDoneError(Exception):
-    """Leaves Megatron's `pretrain` once everything is measured; carries the result."""
+    """Exit from Megatron's `pretrain` once everything is measured; carries the result."""
 
     def __init__(self, result: Sequence[PieceTime | TooLarge]) -> None:
         super().__init__("measured")
@@ -37,8 +37,10 @@ class ProbeDoneError(Exception):
 
 @dataclass(frozen=True)
 class PieceTime:
-    """Medians over `num_repeats` passes; `spread` is the middle half of the whole pass's times over
-    their median."""
+    """Median times of a piece over `num_repeats` passes.
+
+    `spread` is the interquartile range of the time of the whole pass, over its median.
+    """
 
     piece: Piece
     micro_batch_size: int
@@ -50,33 +52,33 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A micro-batch that this GPU's memory does not hold, even with few layers and no optimizer."""
+    """A micro-batch size beyond this GPU's memory, even with few layers and no optimizer."""
 
     micro_batch_size: int
 
 
 @dataclass(frozen=True)
 class PieceProbe:
-    """An observer of a job (`runtime.job.entry.Observer`) that measures in the place of training.
+    """Observer of a job (`runtime.job.entry.Observer`) that measures instead of training.
 
-    `seconds`: about how long each micro-batch size is measured.
+    Each micro-batch size is measured for about `seconds`.
     """
 
     micro_batch_sizes: tuple[int, ...]
     seconds: float
 
     def observe_log(self) -> None:
-        """Nothing of the log is of interest."""
+        """Ignore the log."""
 
     def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
-        """The data sets stay as they are; none is ever read."""
+        """Leave the data sets as they are; none is ever read."""
         return provider
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Measure; called with the wrapped model.
+        """Measure the wrapped model.
 
         Raises:
-            ProbeDoneError: always, with what was measured.
+            ProbeDoneError: always, with the measured times.
         """
         result: list[PieceTime | TooLarge] = []
         for size in self.micro_batch_sizes:
@@ -89,14 +91,14 @@ class PieceProbe:
 
 
 class _Stopwatch:
-    """Marks in the order in which the device comes to them; seconds between them afterwards."""
+    """Marks in the order in which the device reaches them, and the seconds between them."""
 
     def __init__(self) -> None:
         self._on_gpu = backend.cuda_is_usable()
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Now, on the device's own line of time."""
+        """Record the present moment in the device's own stream of work."""
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -105,7 +107,7 @@ class _Stopwatch:
             self._marks.append(time.perf_counter())
 
     def intervals_s(self) -> list[float]:
-        """Between neighbouring marks."""
+        """Return the seconds between neighbouring marks."""
         if self._on_gpu:
             torch.cuda.synchronize()
             pairs = zip(self._marks, self._marks[1:], strict=False)
@@ -142,8 +144,7 @@ def _measure(wrapped: Any, size: int, seconds: float) -> list[PieceTime]:
 
 
 def _pass(wrapped: Any, gpt: Any, batch: dict[str, Any]) -> list[float]:
-    """Seconds of embedding, all layers and head forward, then of head, layers and embedding
-    backward."""
+    """Measure one pass: seconds of embedding, layers, head forward, and back."""
     clock = _Stopwatch()
     with _marked(gpt, clock):
         clock.mark()
@@ -157,7 +158,7 @@ def _pass(wrapped: Any, gpt: Any, batch: dict[str, Any]) -> list[float]:
 
 @contextmanager
 def _marked(gpt: Any, clock: _Stopwatch) -> Iterator[None]:
-    """Marks at both borders of the decoder's layers, on the way there and back."""
+    """Mark both borders of the decoder's layers, in the forward and the backward pass."""
 
     def border(_module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         x_SBH = given[0] if given else named["hidden_states"]
@@ -176,7 +177,7 @@ def _marked(gpt: Any, clock: _Stopwatch) -> Iterator[None]:
 
 
 def _batch(size: int) -> dict[str, Any]:
-    """One micro-batch of random tokens with the mask that Megatron's data loader makes.
+    """Make one micro-batch of random tokens, with the mask of Megatron's data loader.
 
     Shapes: tokens, labels, positions and loss mask `[b, s]`; attention mask `[b, 1, s, s]`.
     """
@@ -198,7 +199,10 @@ def _batch(size: int) -> dict[str, Any]:
 
 
 def _all_agree(mine: bool) -> bool:
-    """All ranks make equally many passes, or one of a tensor-parallel group would wait for ever."""
+    """Return True on all ranks if it is True on any.
+
+    All ranks then make equally many passes; otherwise a tensor-parallel group would wait for ever.
+    """
     if torch.distributed.get_world_size() == 1:
         return mine
     device = "cuda" if backend.cuda_is_usable() else "cpu"

@@ -2,7 +2,7 @@
 
     python -m megatron_hetero.lab.probe.rank SPEC.json RESULT.json
 
-Rank, world and store come by the environment, as for `runtime.job.local_launch`.
+The environment gives rank, world and store, as for `runtime.job.local_launch`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatron_hetero.runtime.job import entry
 
 
 def main(spec_path: Path, result_path: Path) -> None:
-    """Measure what the specification says; rank 0 writes the result."""
+    """Measure as the specification says; rank 0 writes the result."""
     spec = read_json(spec_path).data
     rank = int(os.environ["RANK"])
     if not backend.cuda_is_usable():

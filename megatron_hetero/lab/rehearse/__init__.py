@@ -1,8 +1,14 @@
 """`megatron-hetero rehearse`: run a plan for real on this machine, as slowly as its GPUs would.
+Room: `links` (messages and collectives, held to the links of the cluster).
 
-`small` makes a small model in which every run of layers with the same holders is one layer, `board`
-is the memory that all ranks share (links, who came when), `clock` stretches computing, `transport`
-holds messages and collectives to the links of the cluster, `rank` puts the three on one process of
-Megatron's own training, `run` starts the processes and gathers what they saw, and `command` is
-behind the command line.
+command      options in, data out, behind the command line
+run          the processes, started, and their records, gathered
+rank         one process of Megatron's own training, stretched and held to the links
+pace         steps, their time scale, and the steps that count
+clock        computations that take as long as on the GPU that they stand for
+small        a small model: layers with equal holders become one layer
+exchange     the exchange of gradients and new weights
+interleaved  passes and messages of stock Megatron's interleaved schedule
+progress     progress for the terminal, written by rank 0
+rehearsal    seen times beside predicted times
 """

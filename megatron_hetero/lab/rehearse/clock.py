@@ -1,10 +1,10 @@
-"""Time on one rank of a rehearsal: every computation takes as long as on the GPU it stands for.
+"""Time on one rank of a rehearsal: a computation takes as long as on the GPU that it stands for.
 
-A GPU runs what its host has queued without a pause, as long as the host keeps ahead of it.  So
-does this clock: a computation begins when the one before has ended and its message is there, and a
-rank sleeps until the moment at which it is to end.  What Python, the operating system and other
-processes of this machine add in between is made up for by the next sleep, up to `allowance_s` at a
-time; what is longer moves everything after it.
+A GPU runs the work that its host has queued without a pause, as long as the host keeps ahead. So
+does this clock: a computation begins when the previous one has ended and its message has arrived,
+and the rank sleeps until the moment at which it is to end. Delays that Python, the operating system
+and other processes add in between shorten the next sleep, up to `allowance_s` at a time; a longer
+delay moves everything after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ now = time.monotonic
 
 
 class Span(NamedTuple):
-    """A computation, seconds since the step began."""
+    """A computation; its times are seconds since the step began."""
 
     kind: str
     micro_batch: int
@@ -28,36 +28,40 @@ class Span(NamedTuple):
 
 @dataclass
 class Clock:
-    """`scale` stretches the cluster's seconds to this machine's; 0 does not stretch at all, and
-    only measures."""
+    """Clock of one rank.
+
+    `scale` converts the cluster's seconds to this machine's; at 0 nothing is stretched, only
+    measured.
+    """
 
     scale: float = 0.0
     allowance_s: float = 0.0
     step_begin_s: float = 0.0
     until_s: float = 0.0
-    """What was computed or waited for last ended then."""
+    """Time at which the last computation or wait ended."""
     spans: list[Span] = field(default_factory=list)
     host_s: list[float] = field(default_factory=list)
     """Real seconds of every computation."""
     largest_lag_s: float = 0.0
     lost_s: float = 0.0
-    """By how much this machine fell behind, in a pass, between passes or with a message, wherever
-    that was more than `allowance_s`; and for how long a link was taken out of turn for it."""
+    """Seconds by which this machine fell behind, in a pass, between passes or with a message,
+    where that was more than `allowance_s`; and seconds for which a link was therefore taken out
+    of turn."""
 
     def begin_step(self, at_s: float) -> None:
-        """All ranks begin a step at the same moment."""
+        """Start a step; all ranks pass the same `at_s`."""
         self.step_begin_s = self.until_s = at_s
         self.spans, self.host_s = [], []
         self.largest_lag_s = 0.0
         self.lost_s = 0.0
 
     def time(self) -> float:
-        """The rank's time: that of its last event, unless the host has fallen too far behind."""
+        """Return the time of the rank's last event, later if the host lags too far."""
         self.until_s = self.at(self.until_s)
         return self.until_s
 
     def at(self, due_s: float) -> float:
-        """The rank's time of something that was due at `due_s` and is there now."""
+        """Return the rank's time of an event that was due at `due_s` and has happened by now."""
         lag_s = now() - due_s
         self.largest_lag_s = max(self.largest_lag_s, lag_s)
         if lag_s <= self.allowance_s:
@@ -66,14 +70,22 @@ class Clock:
         return due_s + lag_s
 
     def reach(self, at_s: float) -> None:
-        """Something that the rank waited for was there at `at_s`."""
+        """Move the rank's time on to `at_s`, when something that it waited for arrived."""
         self.until_s = max(self.until_s, at_s)
 
     def computed(
         self, kind: str, micro_batch: int, chunk: int, begin_s: float, began: float, seconds: float
     ) -> None:
-        """End a computation that began at `begin_s` of the rank's time and `began` of the real one,
-        and takes `seconds` on the cluster."""
+        """End a computation: sleep until it would end on the cluster's GPU, and record its span.
+
+        Args:
+            kind: kind of the pass.
+            micro_batch: its micro-batch.
+            chunk: its model chunk.
+            begin_s: its begin in the rank's time.
+            began: its begin in real time.
+            seconds: its duration on the cluster.
+        """
         self.host_s.append(now() - began)
         end_s = self.at(begin_s + seconds * self.scale) if self.scale else now()
         sleep_until(end_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.lab.rehearse.network import SlowLink
+from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.local_launch import kept_folder, preload
@@ -28,12 +28,18 @@ def rehearse_plan(
     keep: Path | None,
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> Rehearsal:
-    """Rehearse a plan on this machine's CPU; see `lab.rehearse.run.rehearse`.
+    """Run a plan on this machine's CPU; see `lab.rehearse.run.rehearse`.
 
     Args:
-        slow_ranks: rank -> how many times slower than predicted it computes.
-        slow_links: (node, node, how many times slower than described).
-        keep: folder for what the processes write; None deletes it.
+        plan: a plan with devices and a workload, valid on `cluster`.
+        cluster: the cluster to imitate.
+        profile: measured times of its GPUs; without one the catalogue answers.
+        steps: number of steps to rehearse.
+        time_scale: seconds of this machine for one of the cluster's; None lets the ranks choose.
+        slow_ranks: rank -> factor by which it computes slower than predicted.
+        slow_links: (node, node, factor by which messages are slower than described).
+        keep: folder for the files of the processes; None deletes them.
+        on_progress: called with the state of the rehearsal, in words.
     """
     # Ranks are forked, which CUDA does not survive.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

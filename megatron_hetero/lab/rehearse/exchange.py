@@ -1,9 +1,9 @@
-"""The exchange of gradients and of new weights on one rank of a rehearsal.
+"""Exchange of gradients and new weights on one rank of a rehearsal.
 
-Hooks on what starts it: our buckets (`runtime.gradients.reduction`), stock Megatron's bucket
-groups, and the report of every complete gradient (`--overlap-grad-reduce`).  A gradient is complete
-when the backward pass, stretched, has come so far; what its bucket carries has the real model's
-bytes.
+The hooks are on the calls that start it: our buckets (`runtime.gradients.reduction`), stock
+Megatron's bucket groups, and the report of every complete gradient (`--overlap-grad-reduce`). A
+gradient is complete when the stretched backward pass has reached it; its bucket counts with the
+bytes of the real model.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import torch
 import torch.distributed as dist
 
 from megatron_hetero.lab.rehearse.clock import Clock, sleep_until
+from megatron_hetero.lab.rehearse.links.transport import Transport
 from megatron_hetero.lab.rehearse.small import SmallModel
-from megatron_hetero.lab.rehearse.transport import Transport
 from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
 from megatron_hetero.runtime.parallel.shards import global_parameters
 from megatron_hetero.schedule.exchange.gradients import LastBackward
 
 
 class Pass(NamedTuple):
-    """A computation under way: it begins at `begin_s` of this machine and takes `seconds` of the
-    cluster."""
+    """A computation under way.
+
+    It begins at `begin_s` of this machine's time and takes `seconds` of the cluster's.
+    """
 
     kind: str
     chunk: int
@@ -35,10 +37,9 @@ class Pass(NamedTuple):
 
 
 class GradientHooks:
-    """The hooks of one rank.
+    """Hooks of one rank.
 
-    Args:
-        last_backward: of a first stage, in the cluster's seconds.
+    `last_backward` describes the last backward pass of a first stage, in the cluster's seconds.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class GradientHooks:
         self.under_way: Pass | None = None
 
     def know(self, model: Iterable[torch.nn.Module]) -> None:
-        """What the gradients of this rank stand for."""
+        """Store the names of this rank's parameters, which tell what their gradients stand for."""
         self._names = {parameter: name for name, parameter in global_parameters(model)}
 
     def install(self) -> None:
@@ -81,7 +82,7 @@ class GradientHooks:
     # Our runtime.
 
     def _measuring(self, pieces: Callable[..., Any]) -> Callable[..., Any]:
-        """Slices are as large as those for which they stand, so that buckets are the real ones."""
+        """Wrap the measure of slices to count real sizes, so that buckets are the real ones."""
 
         def held(*args: Any) -> Iterator[Any]:
             for piece in pieces(*args):
@@ -141,13 +142,13 @@ class GradientHooks:
     # Stock Megatron.
 
     def _gradient_bytes(self, ranks: tuple[int, ...], num_elements: int) -> float:
-        """Of an all-reduce by itself: norms inside a tensor-parallel group, or tied embeddings."""
+        """Return the real bytes of an all-reduce outside buckets: a norm or tied embeddings."""
         is_inside = set(ranks) <= self._tensor_ranks
         name = "decoder.final_layernorm.weight" if is_inside else "embedding.word_embeddings.weight"
         return num_elements * self._small.gradient_bytes(name)
 
     def _syncing(self, start_grad_sync: Callable[..., Any]) -> Callable[..., Any]:
-        """The all-reduce or reduce-scatter of a bucket."""
+        """Wrap the all-reduce or reduce-scatter of a bucket."""
 
         def held(group: Any, *args: Any, **kwargs: Any) -> Any:
             process_group = _group_of(group)
@@ -176,7 +177,7 @@ class GradientHooks:
         return held
 
     def _sharing(self, start_param_sync: Callable[..., Any]) -> Callable[..., Any]:
-        """The all-gather of new weights, not overlapped."""
+        """Wrap the all-gather of new weights that is not overlapped."""
 
         def held(group: Any, *args: Any, **kwargs: Any) -> Any:
             process_group = _group_of(group)

@@ -1,4 +1,4 @@
-"""Stock Megatron's interleaved schedule in a rehearsal: which pass is which, and its messages.
+"""Passes and messages of stock Megatron's interleaved schedule in a rehearsal.
 
 The schedule calls the same two functions for every model chunk, and posts its messages one by one
 (`overlap_p2p_comm`) where 1F1B posts them in batches.
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 class StockPasses:
-    """The chunk and the micro-batch of each pass of one step."""
+    """Chunk and micro-batch of each pass of one step."""
 
     def __init__(self) -> None:
         self._chunk_of_model: dict[int, int] = {}
@@ -22,16 +22,16 @@ class StockPasses:
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def forward(self, model: Any) -> tuple[int, int]:
-        """(micro-batch, chunk) of a forward pass; first passes come in the order of the chunks."""
+        """Count a forward pass; return (micro-batch, chunk). First ones come in chunk order."""
         chunk = self._chunk_of_model.setdefault(id(model), len(self._chunk_of_model))
         return self._count("forward", chunk), chunk
 
     def made(self, output: Any, chunk: int) -> None:
-        """A forward pass made `output`, which Megatron keeps until its backward pass."""
+        """Store the chunk of an output, which Megatron keeps until its backward pass."""
         self._chunk_of_output[id(_tensor(output))] = chunk
 
     def backward(self, output: Any) -> tuple[int, int]:
-        """(micro-batch, chunk) of the backward pass of an output."""
+        """Count the backward pass of an output; return its (micro-batch, chunk)."""
         chunk = self._chunk_of_output.pop(id(_tensor(output)))
         return self._count("backward", chunk), chunk
 
@@ -45,10 +45,10 @@ def _tensor(output: Any) -> Any:
 
 
 def batched_p2p_ops(post: Callable[[list[Any]], list[Any]]) -> Callable[..., dict[str, Any]]:
-    """`p2p_communication._p2p_ops` through `post`, which takes what `batch_isend_irecv` takes.
+    """Return a `p2p_communication._p2p_ops` that goes through `post`, a `batch_isend_irecv`.
 
-    Even and odd ranks post in opposite orders, and two ranks by themselves have a group for each
-    direction, both as there: messages of a pair are told apart by their order alone.
+    As in Megatron, even and odd ranks post in opposite orders, and a group of two uses one process
+    group for each direction: messages of a pair are told apart by their order only.
     """
 
     def posted(

@@ -1,4 +1,4 @@
-"""How far a rehearsal is: written by its first rank, put into words by its parent."""
+"""Progress of a rehearsal: written by its first rank, put into words by its parent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from megatron_hetero.lab.rehearse.clock import now
 
 @dataclass(frozen=True)
 class State:
-    """`num_begun` counts all steps, `num_kept` those that count; `scale` is 0 in free steps, and
-    `since_s` when the step under way began."""
+    """State of a rehearsal.
+
+    `num_begun` counts all steps, `num_kept` those that count. `scale` is 0 in free steps; `since_s`
+    is the time at which the present step began.
+    """
 
     num_begun: int
     num_kept: int
@@ -26,12 +29,12 @@ class StepProgress:
         self._values = multiprocessing.Array("d", 4)
 
     def begin(self, num_begun: int, num_kept: int, scale: float) -> None:
-        """A step begins."""
+        """Write that a step begins."""
         with self._values.get_lock():
             self._values[:] = [num_begun, num_kept, scale, now()]
 
     def state(self) -> State:
-        """What was written last."""
+        """Read the last state."""
         with self._values.get_lock():
             num_begun, num_kept, scale, since_s = self._values[:]
         return State(int(num_begun), int(num_kept), scale, since_s)
@@ -40,12 +43,14 @@ class StepProgress:
 def progress_words(
     state: State, num_ranks: int, num_steps: int, predicted_s: float, at_s: float
 ) -> str:
-    """One line for people.
+    """Describe the progress on one line.
 
     Args:
-        num_steps: how many steps are to count.
-        predicted_s: of a step, in the cluster's seconds.
-        at_s: now, by the clock of `State.since_s`.
+        state: the state of the rehearsal.
+        num_ranks: number of its processes.
+        num_steps: number of steps that are to count.
+        predicted_s: predicted duration of a step, in the cluster's seconds.
+        at_s: the present time, by the clock of `State.since_s`.
     """
     if state.num_begun == 0:
         return f"starting {num_ranks} processes"

@@ -1,4 +1,4 @@
-"""What was seen in a rehearsal, beside what was predicted."""
+"""Result of a rehearsal: observed times beside predicted times."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from megatron_hetero.schedule.simulator.timelines import StageTimeline
 
 @dataclass(frozen=True)
 class LineLoad:
-    """For how long a step takes a line, or a path between two nodes: by the simulation, and by what
-    the processes really sent over it."""
+    """Seconds of a step for which traffic takes a line, or a path between two nodes.
+
+    One number is from the simulation, the other from the messages that the processes sent.
+    """
 
     name: str
     predicted_s: float
@@ -27,23 +29,23 @@ class LineLoad:
 
     @property
     def error(self) -> float | None:
-        """Predicted over rehearsed, minus 1; None where nothing was sent."""
+        """Return predicted over rehearsed, minus 1; None if nothing was sent."""
         return self.predicted_s / self.rehearsed_s - 1 if self.rehearsed_s else None
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was predicted and what was seen.
+    """Prediction and observation of a step.
 
     `stages` are those of the median step, [replica][stage], in the cluster's seconds (divided by
-    `time_scale`), without memory.  `largest_lag_s` is in this machine's seconds.
+    `time_scale`), without memory. `largest_lag_s` is in this machine's seconds.
     """
 
     predicted: StepSimulation
     stages: tuple[tuple[StageTimeline, ...], ...]
     messages: tuple[MessageSpan, ...]
     lines: tuple[LineLoad, ...]
-    """Of the median step."""
+    """Loads of the median step."""
     step_times_s: tuple[float, ...]
     time_scale: float
     largest_lag_s: float
@@ -54,12 +56,12 @@ class Rehearsal:
 
     @property
     def step_time_s(self) -> float:
-        """Median over the steps, seconds of the cluster."""
+        """Return the median over the steps, in seconds of the cluster."""
         return median(self.step_times_s)
 
     @property
     def error(self) -> float:
-        """Predicted over rehearsed, minus 1."""
+        """Return predicted over rehearsed, minus 1."""
         return self.predicted.step_time_s / self.step_time_s - 1
 
 
@@ -70,10 +72,14 @@ def gather(
     stock: bool,
     between_nodes: Set[str],
 ) -> Rehearsal:
-    """Put together what the ranks recorded, [rank][step] as `RehearsedRank.records`.
+    """Combine the records of the ranks, [rank][step] as `StepPace.records`.
 
     Args:
-        between_nodes: names of the paths and lines of which the loads are compared.
+        plan: the rehearsed plan.
+        predicted: its simulation.
+        records: the records of each rank.
+        stock: stock Megatron ran the plan.
+        between_nodes: names of the paths and lines whose loads are compared.
     """
     tried = range(len(records[0]))
     kept = [step for step in tried if not any(rank[step]["is_disturbed"] for rank in records)]
@@ -131,8 +137,10 @@ def gather(
 def _line_loads(
     predicted: StepSimulation, by_rank: Sequence[Mapping[str, float]], between_nodes: Set[str]
 ) -> list[LineLoad]:
-    """Of what the simulation counts between nodes, busiest first; a path on which some line is no
-    faster is in the rehearsal alone."""
+    """Compare the loads of the lines that the simulation counts between nodes, busiest first.
+
+    A path that has no line of lower bandwidth exists in the rehearsal only.
+    """
     loads = [
         LineLoad(link.name, link.busy_s, sum(rank.get(link.name, 0.0) for rank in by_rank))
         for link in predicted.links
@@ -142,9 +150,9 @@ def _line_loads(
 
 
 def rehearsal_to_data(rehearsal: Rehearsal, plan: Plan) -> dict[str, Any]:
-    """`predicted_step_time_s, rehearsed_step_time_s, error`, the same for each stage, and more.
+    """Return `predicted_step_time_s, rehearsed_step_time_s, error`, also of stages, and more.
 
-    The time of a stage is when its last backward pass ends.
+    The time of a stage is the end of its last backward pass.
     """
     predicted = rehearsal.predicted
     return {

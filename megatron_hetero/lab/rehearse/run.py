@@ -1,8 +1,7 @@
-"""Start the ranks of a rehearsal and put together what they saw, beside what was predicted.
+"""Start of a rehearsal's ranks, and collection of their records beside the prediction.
 
-What is rehearsed knows nothing of the simulation: each rank gets the seconds of its own passes and
-the description of the links, and everything else (order, messages, waiting) is what Megatron and
-our runtime really do.
+The ranks know nothing of the simulation: each gets the seconds of its own passes and the
+description of the links. Order, messages and waits are those of Megatron and of our runtime.
 """
 
 from __future__ import annotations
@@ -17,28 +16,29 @@ from pathlib import Path
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
-from megatron_hetero.lab.rehearse.board import Board
 from megatron_hetero.lab.rehearse.clock import now
-from megatron_hetero.lab.rehearse.network import Network, SlowLink
-from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
-from megatron_hetero.lab.rehearse.rank import (
+from megatron_hetero.lab.rehearse.links.board import Board
+from megatron_hetero.lab.rehearse.links.network import Network, SlowLink
+from megatron_hetero.lab.rehearse.pace import (
     MOST_TRIES,
     WARMUP_STEPS,
     RankTimes,
     RehearsalDone,
-    RehearsedRank,
     read_records,
 )
+from megatron_hetero.lab.rehearse.progress import StepProgress, progress_words
+from megatron_hetero.lab.rehearse.rank import RehearsedRank
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, gather
 from megatron_hetero.lab.rehearse.small import SmallModel, small_model
-from megatron_hetero.lab.verify.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.exchange.stock_buckets import stock_bucket_elements
-from megatron_hetero.schedule.simulator.step import plan_times, simulate_plan
+from megatron_hetero.schedule.simulator.stage_times import plan_times
+from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 
 RANK_BYTES = 400 << 20
@@ -50,10 +50,10 @@ TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class RehearsalOptions:
-    """How to rehearse.
+    """Options of a rehearsal.
 
-    `slow_ranks`: rank -> how many times slower it computes than predicted.  `rehearsed_plan`
-    replaces the plan in the rehearsal alone, not in the prediction.
+    `slow_ranks` maps a rank to the factor by which it computes slower than predicted.
+    `rehearsed_plan` replaces the plan in the rehearsal only, not in the prediction.
     """
 
     steps: int = 3
@@ -64,7 +64,7 @@ class RehearsalOptions:
 
 
 def most_ranks() -> int:
-    """How many ranks this machine rehearses, by its free memory and its cores."""
+    """Return the most ranks that this machine can rehearse, by free memory and cores."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
     return max(1, min(available // RANK_BYTES, cores * RANKS_PER_CORE))
@@ -74,7 +74,7 @@ def check_capacity(num_ranks: int) -> None:
     """Refuse a rehearsal that this machine cannot run.
 
     Raises:
-        EnvironmentMismatchError: says how many ranks it can.
+        EnvironmentMismatchError: there are too many ranks; the message says how many are possible.
     """
     most = most_ranks()
     if num_ranks > most:
@@ -93,13 +93,20 @@ def rehearse(
     folder: Path,
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> Rehearsal:
-    """Predict, run, compare; both with links of latency and bandwidth alone (`Link.terms`).
+    """Run a plan and compare it with its prediction.
+
+    Both take links as latency and bandwidth only (`Link.terms`).
 
     Args:
-        plan: validated on `cluster`, with devices and a workload.
+        plan: a plan with devices and a workload, valid on `cluster`.
+        cluster: the cluster to imitate.
+        profile: measured times of its GPUs; without one the catalogue answers.
+        options: steps, time scale and faults.
+        folder: folder for everything that the processes write.
+        on_progress: called with the state of the rehearsal, in words.
     Raises:
-        EnvironmentMismatchError: more ranks than this machine rehearses.
-        UsageError: a fault names a rank or a node that is not there.
+        EnvironmentMismatchError: there are more ranks than this machine can rehearse.
+        UsageError: a fault names a rank or a node that does not exist.
         RankFailedError: a process failed.
     """
     stock, cluster = is_stock(plan), cluster.without_link_terms
@@ -165,11 +172,11 @@ class _RehearsalJob:
         self.progress = StepProgress()
 
     def record(self, rank: int) -> Path:
-        """Where a rank writes what it saw."""
+        """Return the path of a rank's record."""
         return self._folder / "ranks" / f"record-{rank}.json"
 
     def text_job(self) -> LocalJob:
-        """The data set, in a process of its own: torch's threads and forks do not mix."""
+        """Return the job of the data set; a process of its own, as torch's threads forbid forks."""
         shrunk = self.small.shrunk
         num_samples = 2 * (self._num_steps + 1) * shrunk.global_batch_size
         num_tokens = num_samples * (shrunk.model.seq_length + 1)
@@ -180,7 +187,7 @@ class _RehearsalJob:
         return LocalJob("data set", 1, write, self._folder / "text-run")
 
     def ranks_job(self) -> LocalJob:
-        """The plan, through the entry that users run."""
+        """Return the job of the plan, through the entry that users run."""
         plan_file = self._folder / "plan.json"
         save_plan(self.small.shrunk.plan, plan_file)
         argv = (
@@ -207,12 +214,12 @@ class _RehearsalJob:
             watched.install()
             with suppress(RehearsalDone):
                 entry.main(argv, watched)
-            watched.save(self.record(rank))
+            watched.pace.save(self.record(rank))
 
         return LocalJob("rehearsal", len(self._table), train, self._folder / "ranks")
 
     def _overlap_arguments(self) -> tuple[str, ...]:
-        """Stock Megatron divides its buffer where the real one would be."""
+        """Return flags that divide stock Megatron's buffer as the real one would be."""
         workload = self._plan.workload
         if workload is None or not workload.training.overlap_grad_reduce:
             return ()

@@ -1,10 +1,9 @@
-"""The small model of a rehearsal, and how many bytes of the real one its tensors stand for.
+"""The small model of a rehearsal, and the real bytes that its tensors stand for.
 
-Every run of decoder layers that has the same holders in all replicas becomes one layer, so that
-stages, boundaries and sets of gradient holders stay what they are.  Where the number of buckets
-counts (gradients that are exchanged during the backward pass; the distributed optimizer, which has
-so many buckets under way at a time), a run becomes as many layers as real buckets need.  Sizes are
-shrunk as `verify` shrinks them.
+Every run of decoder layers with the same holders in all replicas becomes one layer, so that stages,
+boundaries and sets of gradient holders stay as they are. Where the number of buckets matters
+(gradients exchanged during the backward pass; the distributed optimizer, which has as many buckets
+under way), a run becomes as many layers as the real buckets need. Sizes are shrunk as in `verify`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import embedding_params, head_params, layer_params
 from megatron_hetero.cost.sync.buckets import EMBEDDING, MAX_BUCKET_ELEMENTS
 from megatron_hetero.cost.work.share import even_share
-from megatron_hetero.lab.verify.shrink import Shrunk, shrink
+from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
@@ -25,15 +24,15 @@ from megatron_hetero.plan.plan import LayerRange, Plan, Replica
 
 _SMALL_ELEMENT_BYTES = 4
 _PIECES_OF_BUCKET = 4
-"""So many layers of the small model at least fill a bucket, where one real layer does not."""
+"""Least layers of the small model that fill a bucket, where one real layer does not."""
 
 
 @dataclass(frozen=True)
 class SmallModel:
-    """`shrunk` has the small plan and flags; the rest says what its tensors stand for.
+    """The small plan and flags (`shrunk`), and the meaning of the small model's tensors.
 
-    `layer_runs`: [small layer] -> real layers.  `activation_ratio`: real bytes for each byte that
-    crosses a boundary.  `weight_ratio`: bytes of a new weight for each byte of gradient.
+    `layer_runs` is [small layer] -> real layers. `activation_ratio` is the real bytes for each byte
+    that crosses a boundary, `weight_ratio` the bytes of a new weight for each byte of gradient.
     """
 
     shrunk: Shrunk
@@ -48,7 +47,7 @@ class SmallModel:
     _positions_bytes: float
 
     def gradient_bytes(self, name: str) -> float:
-        """Real bytes of gradient for each element of parameter `name` of the small model."""
+        """Return the real bytes of gradient for each element of the small parameter `name`."""
         is_vector = name.endswith(".bias") or "norm" in name
         if name.startswith("decoder.layers."):
             (each,) = [
@@ -64,28 +63,30 @@ class SmallModel:
         return self._embedding_bytes
 
     def real_elements(self, name: str, num_elements: int) -> int:
-        """Real parameters for which elements of parameter `name` of the small model stand."""
+        """Return the number of real parameters that elements of parameter `name` stand for."""
         return round(num_elements * self.gradient_bytes(name) / self._gradient_bytes)
 
     def elements_of(self, num_params: int) -> int:
-        """Elements of the small model's matrices that stand for so many real parameters."""
+        """Return the elements of the small model's matrices that stand for `num_params`."""
         mean_run = sum(self.layer_runs) / len(self.layer_runs)
         stands_for = self._mean_matrix_bytes * mean_run / self._gradient_bytes
         return max(1, round(num_params / stands_for))
 
     def real_layer(self, name: str) -> int:
-        """The first real layer for which parameter `name` stands; `EMBEDDING` before them, the
-        number of layers behind them."""
+        """Return the first real layer that parameter `name` stands for.
+
+        Parameters before the layers give `EMBEDDING`, those behind them the number of layers.
+        """
         if name.startswith("decoder.layers."):
             return sum(self.layer_runs[: int(name.split(".")[2])])
         return EMBEDDING if name.startswith("embedding.") else sum(self.layer_runs)
 
 
 def small_model(plan: Plan, workload: Workload) -> SmallModel:
-    """The rehearsal's model.
+    """Build the rehearsal's model.
 
     Raises:
-        UnsupportedError: the workload asks for what no asymmetric plan trains yet.
+        UnsupportedError: no asymmetric plan can train the workload yet.
     """
     cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
     chunks = _with_counted_buckets(plan, workload)
@@ -124,7 +125,7 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
 
 
 def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
-    """Layers whose buckets the small model must have in their real number."""
+    """Return the layers whose buckets the small model must have in their real number."""
     training = workload.training
     return [
         chunk
@@ -136,7 +137,7 @@ def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
 
 
 def _with_pieces(cuts: list[int], chunks: list[LayerRange], most_layers: int) -> list[int]:
-    """Runs inside of any of `chunks` cut into pieces of at most so many layers (or of one)."""
+    """Cut the runs inside any of `chunks` into pieces of at most `most_layers` layers (or one)."""
     found = set(cuts)
     for first, last in pairwise(cuts):
         if any(c.first_layer <= first and last <= c.first_layer + c.num_layers for c in chunks):
@@ -145,8 +146,10 @@ def _with_pieces(cuts: list[int], chunks: list[LayerRange], most_layers: int) ->
 
 
 def _layer_matrices(model: ModelSpec) -> dict[str, int]:
-    """Elements of the four matrices of a layer, two of them of all experts together, by a part of
-    their names in Megatron.  What else a layer has (vectors, a router) is small beside them."""
+    """Return the elements of the four matrices of a layer, by a part of their names in Megatron.
+
+    Two of them hold all experts together. Vectors and a router are small beside them.
+    """
     query = model.num_attention_heads * model.kv_channels
     query_key_value = query + 2 * model.num_query_groups * model.kv_channels
     columns = (model.num_experts or 1) * model.mlp_columns
@@ -159,7 +162,7 @@ def _layer_matrices(model: ModelSpec) -> dict[str, int]:
 
 
 def _small_rows(shrunk: Shrunk) -> int:
-    from megatron_hetero.lab.verify.text import VOCAB_SIZE
+    from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
 
     return -(-VOCAB_SIZE // shrunk.vocab_multiple) * shrunk.vocab_multiple
 

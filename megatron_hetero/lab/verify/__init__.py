@@ -1,8 +1,9 @@
 """`megatron-hetero verify`: train a plan beside one process of stock Megatron, and compare.
+Rooms: `small` (a model for this machine), `processes` (both trainings and their records),
+`distance` (the comparison) and `faults` (planted errors that must be caught).
 
-`shrink` makes the model small enough for the machine and leaves the plan's shape alone, `text`
-makes a data set of real text, `record` writes down what each rank saw, `compare` measures the
-distance, `faults` plants errors that must be caught, `options` say how to train, `jobs` are the
-processes, `run` puts them together, `outcome` is what was found and `command` talks to the
-terminal.
+command  options in, data out, behind the command line
+options  steps, optimizers, precision and a planted error
+run      both trainings side by side, and their distance
+outcome  distances and bounds of every optimizer, also as JSON data
 """

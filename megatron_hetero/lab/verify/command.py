@@ -24,12 +24,14 @@ def verify_arguments(
     """Verify the plan of `arguments`, whose fields `cli.verify` lists.
 
     Args:
-        on_progress: called often with what is going on, in words.
+        arguments: the parsed command line.
+        on_progress: called often with the present activity, in words.
     Returns:
-        What `outcome_to_data` says; `ok` tells whether the plan trains as one process does.
+        The data of `outcome_to_data`; `ok` is true if the plan trains as one process does.
     Raises:
-        UsageError: plan, layout and Megatron flags do not go together; or no such planted error.
-        EnvironmentMismatchError: more processes than this machine's memory holds.
+        UsageError: plan, layout and Megatron flags contradict each other, or the planted error is
+            unknown.
+        EnvironmentMismatchError: this machine's memory cannot hold the processes.
         RankFailedError: a process failed.
     """
     # Ranks are forked, which CUDA does not survive; the check is one of arithmetic and order.
@@ -38,7 +40,7 @@ def verify_arguments(
     on_progress("importing Megatron")
     preload()
 
-    from megatron_hetero.lab.verify.faults import check_fault
+    from megatron_hetero.lab.verify.faults.catalogue import check_fault
     from megatron_hetero.lab.verify.options import OPTIMIZERS, Options
     from megatron_hetero.lab.verify.outcome import outcome_to_data
     from megatron_hetero.lab.verify.run import verify
@@ -88,8 +90,7 @@ def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
 
 
 def _defaults(layout: Layout) -> tuple[str, ...]:
-    """Sizes that a layout does not say and that are shrunk anyway; the user's flags come later and
-    win."""
+    """Return sizes that a layout lacks and that are shrunk anyway; the user's later flags win."""
     shares = (sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None)
     unit = lcm(*layout.tensor_parallel_widths, *shares)
     heads = unit * 4

@@ -1,4 +1,4 @@
-"""How to verify: steps, optimizers, precision, a planted error; and what they train with."""
+"""Options of a verification: steps, optimizers, precision and a planted error."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from megatron_hetero.model.spec import Precision
 LEARNING_RATE = {"sgd": 3e-2, "adam": 3e-4}
 OPTIMIZERS = tuple(LEARNING_RATE)
 HALF_PRECISION_EPSILON = 1e-2
-"""Of Adam: above the rounding of half precision.  Below it an update is the sign of a gradient that
-may be nothing but rounding."""
+"""Epsilon of Adam, above the rounding of half precision. Below it an update is the sign of a
+gradient that may be nothing but rounding."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to verify.
+    """Options of a verification.
 
-    `optimizers` are trained with one after the other; `fault` names an error of `faults` that is
-    planted in the plan's runs.  `plan_flags` are Megatron flags of the plan's runs alone;
-    `precision` is that of all runs but those of `fp32_optimizers`.
+    `optimizers` train one after the other; `fault` names an error of `faults` that is planted in
+    the plan's runs. `plan_flags` are Megatron flags of the plan's runs only. `precision` is that of
+    all runs but those of `fp32_optimizers`. `reuses` takes what one process has trained in the same
+    folder, for the same job, as it is.
     """
 
     steps: int = 5
@@ -27,19 +28,20 @@ class Options:
     floor: bool = False
     fault: str | None = None
     plan_flags: tuple[str, ...] = ()
+    reuses: bool = False
     precision: Precision = "fp32"
     fp32_optimizers: tuple[str, ...] = ()
 
     def precision_of(self, optimizer: str) -> Precision:
-        """That of the runs with `optimizer`."""
+        """Return the precision of the runs with `optimizer`."""
         return "fp32" if optimizer in self.fp32_optimizers else self.precision
 
 
 def precision_flags(precision: Precision, per_token_loss: bool) -> tuple[str, ...]:
-    """Megatron's flags to train in `precision`; the loss scale of fp16 grows within a few steps.
+    """Return Megatron's flags for training in `precision`.
 
-    It starts where the small model's gradients are far from both ends of fp16: a loss per token is
-    a sum over the batch, otherwise a mean.
+    The loss scale of fp16 grows within a few steps. It starts where the small model's gradients are
+    far from both ends of fp16: a loss per token is a sum over the batch, otherwise a mean.
     """
     if precision != "fp16":
         return () if precision == "fp32" else ("--bf16",)

@@ -1,4 +1,4 @@
-"""What a verification found: every optimizer's distances and bounds, and the same as JSON data."""
+"""Result of a verification: the distances and bounds of every optimizer, also as JSON data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_hetero.lab.verify.compare import Distances, Tolerances
-from megatron_hetero.lab.verify.job_flags import NO_FLAGS, JobFlags
-from megatron_hetero.lab.verify.routing import Flips
-from megatron_hetero.lab.verify.shrink import Shrunk
-from megatron_hetero.lab.verify.traffic import boundaries_to_data, sync_to_data
+from megatron_hetero.lab.verify.distance.compare import Distances, Tolerances
+from megatron_hetero.lab.verify.distance.traffic import boundaries_to_data, sync_to_data
+from megatron_hetero.lab.verify.processes.routing import Flips
+from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags
+from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
@@ -18,8 +18,10 @@ from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
 
 @dataclass(frozen=True)
 class Routing:
-    """Tokens that the plan would have sent to other experts than the one process, and how far apart
-    the scores of the two may be for that to be rounding."""
+    """Tokens that the plan would have sent to other experts than the one process.
+
+    `allowed_margin` is the difference between two scores that rounding explains.
+    """
 
     flips: Flips
     allowed_margin: float
@@ -31,7 +33,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One optimizer's runs.  `floor` is the distance of one process from itself.
+    """Runs of one optimizer. `floor` is the distance of one process from itself.
 
     `losses` are (one process, plan) for each step.
     """
@@ -41,9 +43,9 @@ class Comparison:
     losses: tuple[tuple[float, float], ...]
     floor: Distances | None
     traffic: tuple[RankTraffic, ...] = ()
-    """Of the plan's ranks."""
+    """Traffic of the plan's ranks."""
     boundaries: tuple[Mapping[int, BoundaryTraffic], ...] = ()
-    """[rank] -> what it sent, by boundary."""
+    """[rank] -> its traffic by boundary."""
     routing: Routing | None = None
 
     @property
@@ -53,10 +55,10 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What was trained, and how far it was apart, by optimizer.
+class Verification:
+    """Trained runs and their distances, by optimizer.
 
-    `notes` say what of the options is not as the job has it.
+    `notes` name the options that differ from the job.
     """
 
     shrunk: Shrunk
@@ -69,8 +71,8 @@ class Outcome:
         return all(c.ok for c in self.comparisons.values())
 
 
-def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
-    """`loss, gradients, gradient_norm, weights, tolerance, ok`, and what helps to read them.
+def outcome_to_data(outcome: Verification) -> dict[str, Any]:
+    """Return `loss, gradients, gradient_norm, weights, tolerance, ok`, and data that explain them.
 
     With several optimizers each number is the worst of them against its tolerance; `runs` has all.
     """

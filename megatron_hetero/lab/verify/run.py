@@ -1,7 +1,7 @@
-"""Train a plan and one process of stock Megatron side by side, and measure how far they are apart.
+"""Training of a plan beside one process of stock Megatron, and the distance between the two.
 
-Three jobs of forked processes: one makes the data set and the seed checkpoint with stock Megatron,
-then one process of stock Megatron and the plan's processes train from it, both at once.
+There are three jobs of forked processes: one makes the data set and the seed checkpoint with stock
+Megatron, then one process of stock Megatron and the plan's processes train from it, both at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatron_hetero.errors import EnvironmentMismatchError
-from megatron_hetero.lab.verify.compare import (
+from megatron_hetero.lab.verify.distance.compare import (
     Distances,
     Tolerances,
     compare,
@@ -20,17 +20,17 @@ from megatron_hetero.lab.verify.compare import (
     rounding_of,
     tolerances,
 )
-from megatron_hetero.lab.verify.job_flags import job_flags
-from megatron_hetero.lab.verify.jobs import VerifyJobs
-from megatron_hetero.lab.verify.measure import FLOOR_FACTOR
+from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR
 from megatron_hetero.lab.verify.options import HALF_PRECISION_EPSILON, Options
 from megatron_hetero.lab.verify.outcome import Comparison as Comparison
-from megatron_hetero.lab.verify.outcome import Outcome as Outcome
 from megatron_hetero.lab.verify.outcome import Routing as Routing
+from megatron_hetero.lab.verify.outcome import Verification as Verification
 from megatron_hetero.lab.verify.outcome import outcome_to_data as outcome_to_data
-from megatron_hetero.lab.verify.record import RankRecord, read_record
-from megatron_hetero.lab.verify.routing import UNIT_ROUNDOFF, Flips
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
+from megatron_hetero.lab.verify.processes.routing import UNIT_ROUNDOFF, Flips
+from megatron_hetero.lab.verify.small.job_flags import job_flags
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
@@ -48,15 +48,19 @@ def verify(
     options: Options,
     folder: Path,
     on_progress: Callable[[str, int], None] = lambda what, step: None,
-) -> Outcome:
-    """Run the comparison; everything that the runs write goes into `folder`.
+) -> Verification:
+    """Run the comparison; all files of the runs go into `folder`.
 
     Args:
-        on_progress: called often with what is running and the step it has reached.
+        plan: the plan to verify.
+        workload: the job, with its Megatron flags.
+        options: steps, optimizers, precision and a planted error.
+        folder: folder for everything that the runs write.
+        on_progress: called often with the present activity and its step.
     Raises:
-        UsageError: a flag of the job that Megatron does not know.
-        UnsupportedError: a flag that the runtime refuses, or that cannot be compared.
-        EnvironmentMismatchError: more processes than this machine's memory holds.
+        UsageError: Megatron does not know a flag of the job.
+        UnsupportedError: the runtime refuses a flag, or it cannot be compared.
+        EnvironmentMismatchError: this machine's memory cannot hold the processes.
         RankFailedError: a process refused the job, or died.
     """
     shrunk = shrink(plan, workload)
@@ -65,11 +69,11 @@ def verify(
     jobs = VerifyJobs(shrunk, options, folder.resolve(), flags)
     _run([jobs.seed_job()], on_progress)
     compared = {o: _compare(jobs, o, on_progress) for o in options.optimizers}
-    return Outcome(shrunk, compared, flags, tuple(_notes(jobs, workload)))
+    return Verification(shrunk, compared, flags, tuple(_notes(jobs, workload)))
 
 
 def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:
-    """What of the job's own optimizer and precision is otherwise here."""
+    """Describe the differences from the job's own optimizer and precision."""
     training, options, shrunk = workload.training, jobs.options, jobs.shrunk
     for optimizer in options.optimizers:
         precision = options.precision_of(optimizer)
@@ -92,7 +96,7 @@ def check_capacity(num_processes: int) -> None:
     """Refuse a run that this machine's memory cannot hold.
 
     Raises:
-        EnvironmentMismatchError: says how many processes fit.
+        EnvironmentMismatchError: there are too many processes; the message says how many fit.
     """
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     most = max(available // RANK_BYTES, 1)
@@ -107,9 +111,9 @@ def check_capacity(num_processes: int) -> None:
 def _compare(
     jobs: VerifyJobs, optimizer: str, on_progress: Callable[[str, int], None]
 ) -> Comparison:
-    """Train with `optimizer`, the plan and one process at once, and measure.
+    """Train with `optimizer`, the plan and one process at once, and measure their distance.
 
-    Where a bound is not kept, the floor of rounding decides, so it is measured then in any case.
+    If a bound is exceeded, the floor of rounding decides, so it is then measured in any case.
     """
     running = [jobs.plan_job(optimizer), jobs.reference_job(optimizer)]
     if jobs.replays_routing(optimizer):
@@ -145,9 +149,9 @@ def _compare_in_half_precision(
 ) -> Comparison:
     """Measure the plan and one process, both `trained` in bf16 or fp16, against the same in fp32.
 
-    How much rounding to 8 or 11 bits changes has no bound that is both sound and tight; what it
-    changes of the one process can be measured.  The plan rounds the same numbers at other places,
-    so it may be four times (`FLOOR_FACTOR`) as far from the one process as that one is from fp32.
+    No bound on the effect of rounding to 8 or 11 bits is both sound and tight, but its effect on
+    the one process can be measured. The plan rounds the same numbers at other places, so it may be
+    four times (`FLOOR_FACTOR`) as far from the one process as that one is from fp32.
     """
     model, plan = jobs.shrunk.model, jobs.shrunk.plan
     ranks, (reference,) = [records(job) for job in trained]
@@ -176,7 +180,7 @@ def _compare_in_half_precision(
 
 
 def _routing(ranks: Sequence[RankRecord], single: RankRecord, precision: str) -> Routing | None:
-    """How the plan's own choice of experts differs; it may by what rounding moves scores."""
+    """Compare the plan's choice of experts, which may differ as rounding moves scores."""
     if single.flips is None:
         return None
     flips = sum((r.flips for r in ranks if r.flips is not None), Flips())
@@ -203,13 +207,16 @@ def _comparison(
 
 
 def is_drawn_alike(plan: Plan, model: ModelSpec) -> bool:
-    """The ranks draw initial weights as one process does; not experts under stock Megatron, which
-    draws them itself, by their numbers on a rank."""
+    """Tell if the ranks draw initial weights as one process does.
+
+    They do not for experts under stock Megatron, which draws them itself, by their numbers on a
+    rank.
+    """
     return not (model.num_experts and is_stock(plan))
 
 
 def records(job: LocalJob) -> list[RankRecord]:
-    """[rank] -> what it saw."""
+    """Read the record of every rank of a job."""
     return [read_record(job.directory / f"record-{rank}") for rank in range(job.num_ranks)]
 
 
@@ -227,7 +234,7 @@ def _steps_done(log: Path) -> int:
 
 
 def tensor_groups(plan: Plan) -> list[list[int]]:
-    """The ranks of each tensor-parallel group."""
+    """Return the ranks of each tensor-parallel group."""
     groups: dict[tuple[int, int, int], list[int]] = {}
     for rank, place in enumerate(rank_table(plan)):
         groups.setdefault((place.replica, place.stage, place.context_rank), []).append(rank)
@@ -235,7 +242,7 @@ def tensor_groups(plan: Plan) -> list[list[int]]:
 
 
 def data_ranks(plan: Plan) -> list[int]:
-    """For each replica the rank that reads the labels."""
+    """Return, for each replica, the rank that reads the labels."""
     return [
         next(
             rank

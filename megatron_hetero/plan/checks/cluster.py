@@ -170,7 +170,8 @@ def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterato
 
 
 def data_parallel_stays_in_sites(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """Devices of different replicas that hold the same layer exchange its gradient."""
+    """Find layers whose gradients would be exchanged between sites against the limits: devices of
+    different replicas that hold the same layer exchange its gradient."""
     if not cluster.limits.no_data_parallel_across_sites or len(plan.replicas) < 2:
         return
     sites_of_layer: dict[int, set[str]] = defaultdict(set)

@@ -116,7 +116,8 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
 
 
 def is_host_name(name: str) -> bool:
-    """Whether `name` is an RFC 1123 host name or an IP address: never an option or a command."""
+    """Return whether `name` is an RFC 1123 host name or an IP address: never an option or a
+    command."""
     return len(name) <= 253 and bool(_HOST_NAME.match(name) or _IPV6_ADDRESS.match(name))
 
 
@@ -163,7 +164,8 @@ def stages_are_in_rank_order(plan: Plan) -> Iterator[Violation]:
 
 
 def last_rank_is_the_last_place(plan: Plan) -> Iterator[Violation]:
-    """Megatron prints losses and the log on the last global rank."""
+    """Find a last global rank that is not the last place of the plan, where Megatron prints losses
+    and the log."""
     if not plan.hosts:
         return
     last_device = plan.replicas[-1].stages[-1].devices[-1]

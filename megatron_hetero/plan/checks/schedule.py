@@ -18,7 +18,7 @@ from megatron_hetero.plan.plan import Plan, Stage
 
 
 def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
-    """A stage that launches fewer forwards than the next one would let it wait for ever."""
+    """Find stages that launch fewer forwards than the next one, which would wait for ever."""
     for r, replica in enumerate(plan.replicas):
         previous: int | None = None
         for s, stage in enumerate(replica.stages):
@@ -50,10 +50,13 @@ def launch_counts_feed_the_pipeline(plan: Plan) -> Iterator[Violation]:
 
 
 def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
-    """Micro-batches whose activations a stage holds at most.
+    """Count the micro-batches whose activations a stage holds at most.
 
     Its own number of forwards before the first backward, or 1F1B's; of an order the peak of
     forwards whose gradients are not complete, rounded up where a stage has several chunks.
+
+    Args:
+        replica, stage: places in the plan.
     """
     held = plan.replicas[replica].stages[stage]
     if held.order is not None:
@@ -63,13 +66,14 @@ def launched_forwards(plan: Plan, replica: int, stage: int) -> int:
 
 
 def default_launched_forwards(plan: Plan, replica: int, stage: int) -> int:
-    """1F1B: one forward for each stage from this one to the last, if there are as many."""
+    """Return 1F1B's own: one forward for each stage from this one to the last, if there are as
+    many."""
     shape = plan.replicas[replica]
     return min(len(shape.stages) - stage, shape.num_micro_batches)
 
 
 def _peak_in_flight(stage: Stage) -> int:
-    """In micro-batches of the whole stage: a chunk counts by its share of the layers."""
+    """Count in micro-batches of the whole stage: a chunk counts by its share of the layers."""
     chunks = stage_chunks(stage)
     layers = peak = 0
     for letter, chunk in parse_order(stage.order or ""):
@@ -104,7 +108,8 @@ def chunks_are_the_stages_layers(plan: Plan) -> Iterator[Violation]:
 
 
 def chunks_follow_each_other(plan: Plan) -> Iterator[Violation]:
-    """Layers in order, without gap, on alternating stages; the ends on the first and last stage."""
+    """Find chunks that leave a gap or repeat layers, follow each other on one stage, or do not
+    begin and end on the first and last stage."""
     for r, replica in enumerate(plan.replicas):
         if not any(stage.chunks for stage in replica.stages):
             continue
@@ -181,7 +186,7 @@ def _order_faults(stage: Stage, num_micro_batches: int) -> Iterator[str]:
 
 
 def _chunk_faults(passes: Sequence[Pass], chunk: int, num_micro_batches: int) -> Iterator[str]:
-    """Forwards, backwards and their parts of one chunk: as many as micro-batches, in order."""
+    """Find passes of one chunk that are not as many as micro-batches, or out of order."""
     of = f" of chunk {chunk}" if chunk else ""
     done: Counter[str] = Counter()
     split = whole = 0

@@ -118,7 +118,7 @@ def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:
 
 
 def replicas_hold_every_layer(plan: Plan) -> Iterator[Violation]:
-    """Against the model when there is one, else against the deepest replica."""
+    """Find replicas that lack layers of the model or, without a model, of the deepest replica."""
     num_held = [r.shape.num_layers for r in plan.replicas]
     if plan.workload is not None:
         num_layers, owner = plan.workload.model.num_layers, "the model"

@@ -1,8 +1,7 @@
 """Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
 
-One function states one invariant; they live in `check_structure` (the plan by itself),
-`check_schedule`, `check_devices`, `check_workload`, `check_estimates` and `check_cluster`.  Every
-way into a Plan ends here.
+One function states one invariant; they live in `structure` (the plan by itself), `schedule`,
+`devices`, `workload`, `estimates` and `cluster`.  Every way into a Plan ends here.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def validate_plan(plan: Plan, cluster: Cluster | None = None, source: str = "") 
 
 
 def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
-    """Whether the plan or the cluster is not what it was when the plan was made."""
+    """Tell whether the plan or the cluster has changed since the plan was made."""
     from megatron_hetero.cluster.file.description import cluster_hash  # the readers of files
 
     made_for = plan.inputs.get("cluster")
@@ -54,7 +53,7 @@ def _which_changed(plan: Plan, cluster: Cluster | None, source: str) -> str:
 
 
 def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violation, ...]:
-    """All violations of the first invariant that is broken; empty for a valid plan."""
+    """Find all violations of the first invariant that is broken; empty for a valid plan."""
     for invariant in (
         *check_structure.INVARIANTS,
         *check_schedule.INVARIANTS,
@@ -72,6 +71,6 @@ def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violat
 
 
 def format_messages(messages: list[str]) -> str:
-    """The first few messages, a line each, and how many were left out."""
+    """Join the first few messages, a line each, and the number of those left out."""
     left_out = len(messages) - MAX_SHOWN
     return "\n".join(messages[:MAX_SHOWN] + ([f"... and {left_out} more"] if left_out > 0 else []))

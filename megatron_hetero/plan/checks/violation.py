@@ -1,4 +1,4 @@
-"""What an invariant of a plan reports, and the words in which all of them name places."""
+"""Violations, which the invariants of a plan report, and the words in which they name places."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Violation:
 
 
 def stages(plan: Plan) -> Iterator[tuple[int, int, Stage]]:
-    """Every stage with its replica and stage number."""
+    """Yield every stage with its replica and stage number."""
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
             yield r, s, stage
@@ -34,7 +34,7 @@ def stage_name(replica: int, stage: int) -> str:
 
 
 def layer_range(first: int, last: int) -> str:
-    """`layer 3`, `layers 3, 4` or `layers 3-9`; `last` is included."""
+    """Write `layer 3`, `layers 3, 4` or `layers 3-9`; `last` is included."""
     if first == last:
         return f"layer {first}"
     return f"layers {first}, {last}" if last == first + 1 else f"layers {first}-{last}"

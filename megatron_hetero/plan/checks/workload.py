@@ -10,7 +10,8 @@ from megatron_hetero.plan.plan import Plan
 
 
 def divided_sizes(model: ModelSpec) -> tuple[tuple[str, str, int], ...]:
-    """What tensor parallelism cuts: (words, Megatron's flag, units).  The vocabulary is padded."""
+    """Return the sizes that tensor parallelism divides: (words, Megatron's flag, units). The
+    vocabulary is padded."""
     sizes = [
         ("attention heads", "--num-attention-heads", model.num_attention_heads),
         ("query groups", "--num-query-groups", model.num_query_groups),
@@ -51,7 +52,8 @@ def _example_shares(width: int) -> str:
 
 
 def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
-    """Megatron cuts a sequence into two chunks for each context-parallel rank."""
+    """Find context-parallel sizes that do not divide the sequence, which Megatron cuts into two
+    chunks for each context-parallel rank."""
     if plan.workload is None:
         return
     seq_length = plan.workload.model.seq_length
@@ -109,7 +111,8 @@ def micro_batches_make_the_global_batch(plan: Plan) -> Iterator[Violation]:
 
 
 def unlike_sizes_are_weighted_by_token(plan: Plan) -> Iterator[Violation]:
-    """Megatron's mean over micro-batches would weigh a short micro-batch like a long one."""
+    """Find unlike micro-batch sizes without a loss weighted by token: Megatron's mean over
+    micro-batches would weigh a short micro-batch like a long one."""
     if plan.workload is None or plan.workload.training.per_token_loss:
         return
     sizes = [r.micro_batch_size or plan.workload.training.micro_batch_size for r in plan.replicas]

@@ -4,6 +4,7 @@ document     the page
 content      everything that it shows, gathered first
 heading      title and tiles
 figure       shapes that all figures are made of
+folding      rows that look alike, drawn as one
 cluster_map  machines, and the stage on each GPU
 pipelines    replicas as rows of stages
 timeline     what every stage does when

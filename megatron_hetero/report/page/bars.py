@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.plan.checks.violation import stages
@@ -19,6 +19,7 @@ from megatron_hetero.report.page.figure import (
     text,
     text_width,
 )
+from megatron_hetero.report.page.folding import folded, label, span
 from megatron_hetero.report.what_if import Variation
 from megatron_hetero.schedule.simulator.step import StepSimulation
 from megatron_hetero.schedule.simulator.timelines import StageTimeline
@@ -28,28 +29,12 @@ GIB = 1 << 30
 _MAX_LINKS = 8
 _LABELS, _VALUES = 300.0, 150.0
 _ROOM = PAGE_WIDTH - _LABELS - _VALUES
-_MAX_ROWS = 16
-"""Of more rows, those that look alike are one."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
 
 
-def _folded[Row](rows: Sequence[Row], shown_as: Callable[[Row], Hashable]) -> list[tuple[Row, int]]:
-    """Rows, and how many more each stands for: of many those that look alike are one."""
-    if len(rows) <= _MAX_ROWS:
-        return [(row, 0) for row in rows]
-    alike: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        alike.setdefault(shown_as(row), []).append(row)
-    return [(members[0], len(members) - 1) for members in alike.values()]
-
-
-def _label(place: str, num_more: int, of: str, width: float) -> str:
-    more = f" and {num_more} alike" if num_more else ""
-    return fitted(f"{place}{more}: {of}", width, 12)
-
-
 def memory_bars(content: Content) -> Figure:
-    """A bar for each stage: the predicted peak of its fullest GPU by cause, beside what it has."""
+    """Draw a bar for each stage: the predicted peak of its fullest GPU by cause, beside its
+    capacity."""
     devices = content.estimates.devices
     largest = max(device.capacity_bytes for device in devices.values())
     rows = [
@@ -57,24 +42,27 @@ def memory_bars(content: Content) -> Figure:
         for r, s, stage in stages(content.plan)
     ]
 
-    def shown_as(row: tuple[int, int, str]) -> tuple[str, str]:
-        device = devices[row[2]]
-        gpu = content.cluster.node_of(row[2]).gpu_type.name
-        return gpu, (
-            f"{device.peak_bytes / GIB:.1f} of {device.capacity_bytes / GIB:.1f} GiB "
-            f"({device.peak_bytes / device.capacity_bytes:.0%})"
-        )
+    def kind(row: tuple[int, int, str]) -> tuple[str, int]:
+        return content.cluster.node_of(row[2]).gpu_type.name, devices[row[2]].capacity_bytes
 
-    folded = _folded(rows, shown_as)
-    height, step = (18.0, 26.0) if len(folded) <= 24 else (11.0, 15.0)
+    def drawn(row: tuple[int, int, str]) -> tuple[float, ...]:
+        return tuple(devices[row[2]].parts_bytes.get(part, 0) / largest for part in PARTS)
+
+    shown_rows = folded(rows, kind, drawn)
+    height, step = (18.0, 26.0) if len(shown_rows) <= 24 else (11.0, 15.0)
     shown = legend(tuple((part, part) for part in PARTS), 0, 14)
     parts = [shown]
     y = 32.0
-    for (r, s, fullest), num_more in folded:
+    for row in shown_rows:
+        r, s, fullest = row.first
         device = devices[fullest]
-        gpu, words = shown_as((r, s, fullest))
-        label = _label(f"R{r} stage {s}", num_more, gpu, _LABELS)
-        parts.append(text(0, y + height - 4, label, "small"))
+        gpu, capacity_bytes = kind(row.first)
+        peaks = [devices[name].peak_bytes for *_, name in row.rows]
+        part = span([peak / capacity_bytes for peak in peaks], "{:.0%}".format)
+        words = f"of {capacity_bytes / GIB:.1f} GiB"
+        words = f"{part} {words}" if row.num_more else f"{peaks[0] / GIB:.1f} {words} ({part})"
+        name = label(f"R{r} stage {s}", row.num_more, f": {gpu}", _LABELS)
+        parts.append(text(0, y + height - 4, name, "small"))
         scale = _ROOM / largest
         x = _LABELS
         parts.append(rect(x, y, device.capacity_bytes * scale, height, "room"))
@@ -91,7 +79,7 @@ def memory_bars(content: Content) -> Figure:
 
 
 def time_bar(explanation: Explanation) -> Figure:
-    """The step as its slowest stage lives it, by cause."""
+    """Draw the step of the slowest stage, by cause."""
     causes = explanation.time_by_cause
     rows = (
         ("forward", "computing", causes.compute_s),
@@ -125,33 +113,36 @@ def time_bar(explanation: Explanation) -> Figure:
 
 
 def busy_bars(plan: Plan, simulation: StepSimulation) -> Figure:
-    """Which part of the step the GPUs of each stage compute."""
+    """Draw the part of the step in which the GPUs of each stage compute."""
 
-    def shown_as(stage: StageTimeline) -> tuple[int, int, str]:
-        part = f"{stage.busy_s / simulation.step_time_s:.0%}"
-        return stage.stage, len(stage.devices), part
+    def part_of(stage: StageTimeline) -> float:
+        return stage.busy_s / simulation.step_time_s
 
-    folded = _folded(simulation.timelines, shown_as)
-    height, step = (16.0, 23.0) if len(folded) <= 24 else (10.0, 14.0)
+    rows = folded(
+        simulation.timelines, lambda stage: len(stage.devices), lambda stage: (part_of(stage),)
+    )
+    height, step = (16.0, 23.0) if len(rows) <= 24 else (10.0, 14.0)
     parts: list[str] = []
     y = 6.0
-    for stage, num_more in folded:
-        part = stage.busy_s / simulation.step_time_s
+    for row in rows:
+        stage = row.first
         nodes = ", ".join(dict.fromkeys(device_place(d)[0] for d in stage.devices))
         gpus = f"{len(stage.devices)} GPUs of {nodes}"
         if len(stage.devices) == 1:
             gpus = stage.devices[0]
-        words = _label(f"R{stage.replica} stage {stage.stage}", num_more, gpus, _LABELS - 8)
-        parts.append(text(0, y + height - 3, words, "small"))
+        place = f"R{stage.replica} stage {stage.stage}"
+        name = label(place, row.num_more, f": {gpus}", _LABELS - 8)
+        parts.append(text(0, y + height - 3, name, "small"))
         parts.append(rect(_LABELS, y, _ROOM, height, "lane"))
-        parts.append(rect(_LABELS, y, _ROOM * part, height, f"p{stage.replica % 8}"))
-        parts.append(text(_LABELS + _ROOM + 10, y + height - 3, f"{part:.0%} computing", "small"))
+        parts.append(rect(_LABELS, y, _ROOM * part_of(stage), height, f"p{stage.replica % 8}"))
+        words = f"{span(list(map(part_of, row.rows)), '{:.0%}'.format)} computing"
+        parts.append(text(_LABELS + _ROOM + 10, y + height - 3, words, "small"))
         y += step
     return Figure("busy", "How busy each stage is", y + 2, "".join(parts))
 
 
 def link_bars(simulation: StepSimulation) -> Figure | None:
-    """The busiest paths of the cluster; None where no message leaves a GPU."""
+    """Draw the busiest paths of the cluster; return None where no message leaves a GPU."""
     busiest = sorted(simulation.links, key=lambda link: -link.busy_s)[:_MAX_LINKS]
     parts: list[str] = []
     y = 2.0
@@ -169,7 +160,7 @@ def link_bars(simulation: StepSimulation) -> Figure | None:
 
 
 def comparison_bars(content: Content) -> Figure:
-    """Step times: the lower bound, this plan, stock Megatron's best, the next best plans."""
+    """Draw step times: the lower bound, this plan, stock Megatron's best, the next best plans."""
     explanation, estimates = content.explanation, content.estimates
     rows: list[tuple[str, str, float]] = []
     if estimates.bound_s is not None:
@@ -195,7 +186,7 @@ def comparison_bars(content: Content) -> Figure:
 
 
 def what_if_bars(found: Sequence[Variation]) -> Figure:
-    """Change of the step time under each variation, around a middle line."""
+    """Draw the change of the step time under each variation, around a middle line."""
     largest = max(max(abs(v.change) for v in found), 0.02)
     label = 480.0
     middle = label + (PAGE_WIDTH - label) / 2

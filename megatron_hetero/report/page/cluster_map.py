@@ -1,4 +1,4 @@
-"""The cluster with the plan on it: sites, nodes, GPUs, and which stage of which replica each runs.
+"""The cluster with the plan on it: sites, nodes, GPUs, and the stage and replica that each runs.
 
 A replica has a colour, whose tint alternates along its stages; the words say the same.
 """
@@ -26,12 +26,12 @@ Machine = tuple[Node, ...]
 
 
 def stage_class(replica: int, stage: int) -> str:
-    """The classes of a tinted area for a stage."""
+    """Return the classes of a tinted area for a stage."""
     return f"p{replica % NUM_COLORS} t{1 + (stage + 1) % 2}"
 
 
 def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
-    """Every machine as a card, sites around them."""
+    """Draw every machine as a card, sites around them."""
     place_of = {device: (r, s, stage) for r, s, stage in stages(plan) for device in stage.devices}
     parts: list[str] = []
     y = 0.0
@@ -63,7 +63,7 @@ def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
 
 
 def _rows(machines: Sequence[Machine]) -> list[list[Machine]]:
-    """Cards side by side as far as the width goes."""
+    """Place cards side by side as far as the width goes."""
     rows: list[list[Machine]] = [[]]
     used = _PAD
     for machine in machines:
@@ -100,7 +100,7 @@ def _card(
     y: float,
     place_of: dict[str, tuple[int, int, Stage]],
 ) -> str:
-    """A machine: its GPUs, of several islands each under a line that says what they are."""
+    """Draw a machine: its GPUs, of several islands each under a line that names them."""
     width, is_divided = _card_width(machine), len(machine) > 1
     number = _num_gpus(machine)
     kind = f"{number} GPUs" if is_divided else f"{number} x {machine[0].gpu_type.name}"
@@ -130,7 +130,8 @@ def _card(
 
 
 def _inside(cluster: Cluster, machine: Machine) -> str:
-    """What joins the GPUs of a machine; of several islands, what joins one to another."""
+    """Describe the links between the GPUs of a machine; of several islands, those from one to
+    another."""
     if len(machine) == 1:
         speed = format_bandwidth(machine[0].link.bytes_per_s)
         return f"{speed} between its GPUs" if machine[0].num_gpus > 1 else ""
@@ -166,13 +167,13 @@ def _cell(device: str, x: float, y: float, place_of: dict[str, tuple[int, int, S
 
 
 def _first_that_fits(words: Sequence[str], width: float, character_width: float) -> str:
-    """The first of `words` that a tile holds, else the last, cut."""
+    """Choose the first of `words` that a tile holds, else cut the last."""
     room = int(width / character_width)
     return next((word for word in words if len(word) <= room), words[-1][:room])
 
 
 def _network(cluster: Cluster, nodes: Sequence[Node]) -> str:
-    """The links between the nodes of a site, in words."""
+    """Describe the links between the nodes of a site in words."""
     links = {
         (link.bytes_per_s, link.latency_s)
         for a in nodes

@@ -1,4 +1,4 @@
-"""Everything that the page shows, gathered before anything is drawn."""
+"""Content of the page, gathered before anything is drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megatron_hetero.schedule.stock import reasons_not_stock
 
 @dataclass(frozen=True)
 class Lane:
-    """One row of the timeline: what the GPUs of a stage did."""
+    """One row of the timeline: the operations on the GPUs of a stage."""
 
     replica: int
     stage: int
@@ -59,7 +59,8 @@ class Content:
 
     @property
     def speedup_over_stock(self) -> float | None:
-        """Step time of stock Megatron's best plan over this one's; None where it has none."""
+        """Divide the step time of stock Megatron's best plan by this one's; None where it has
+        none."""
         stock = self.explanation.best_stock
         return None if stock is None else stock.step_time_s / self.explanation.step_time_s
 
@@ -75,8 +76,9 @@ def gather(
     """Score, simulate and explain a plan that is valid on `cluster`.
 
     Args:
+        profile: measured times.
         others: timelines beside the predicted one.
-        plan_name: how the commands call the plan's file.
+        plan_name: the name of the plan's file in the commands.
         quick: compare with the plans of stock Megatron alone, without a search.
     Raises:
         UsageError: the plan carries no model.

@@ -1,4 +1,4 @@
-"""The page: what was planned, how fast, where everything is, why, and the commands to run it."""
+"""The page: the job, the plan, its speed and its causes, and the commands that run it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS = (
 
 
 def figures(content: Content) -> tuple[Figure, ...]:
-    """Every figure of the page, in its order."""
+    """Draw every figure of the page, in its order."""
     found = [
         cluster_map(content.plan, content.cluster),
         pipelines(content.plan, content.cluster, content.estimates),
@@ -54,7 +54,7 @@ def figures(content: Content) -> tuple[Figure, ...]:
 
 
 def page(content: Content) -> str:
-    """The whole document as text; it refers to nothing outside of itself."""
+    """Write the whole document as text; it refers to nothing outside of itself."""
     drawn = {figure.name: figure for figure in figures(content)}
     body = "\n".join(
         (

@@ -1,4 +1,4 @@
-"""A figure as SVG, and the few shapes that all figures are made of.
+"""A figure as SVG, and the few shapes that figures are made of.
 
 Colours are classes and CSS variables of `figure.css`, so that one drawing serves light and dark,
 inside the page and as a file of its own.  Every text of a user goes through `escape`.
@@ -29,14 +29,14 @@ class Figure:
     width: float = PAGE_WIDTH
 
     def inline(self) -> str:
-        """The element that stands in the page, which has the styles."""
+        """Return the element that stands in the page, which has the styles."""
         return (
             f'<svg class="figure" id="figure-{self.name}" viewBox="0 0 {number(self.width)} '
             f'{number(self.height)}" role="img" aria-label="{escape(self.alt)}">{self.body}</svg>'
         )
 
     def standalone(self) -> str:
-        """A file of its own, with the styles in it."""
+        """Return a file of its own, with the styles in it."""
         return (
             '<?xml version="1.0" encoding="UTF-8"?>\n'
             f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{number(self.width)}" '
@@ -49,17 +49,17 @@ class Figure:
 
 @cache
 def style() -> str:
-    """The style sheet of figures."""
+    """Return the style sheet of figures."""
     return asset("figure.css")
 
 
 def asset(name: str) -> str:
-    """A text file beside this module."""
+    """Read a text file beside this module."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def number(value: float) -> str:
-    """A coordinate with a tenth of a unit, without zeros that say nothing."""
+    """Write a coordinate with a tenth of a unit, without zeros that say nothing."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
@@ -67,7 +67,14 @@ def number(value: float) -> str:
 def rect(
     x: float, y: float, width: float, height: float, kind: str, *, title: str = "", rx: float = 0.0
 ) -> str:
-    """A rectangle of the class `kind`; `title` is shown under the pointer."""
+    """Draw a rectangle of the class `kind`; `title` is shown under the pointer.
+
+    Args:
+        x, y, width, height: in user units.
+        kind: class of the style sheet.
+        title: shown under the pointer.
+        rx: radius of the corners.
+    """
     corner = f' rx="{number(rx)}"' if rx else ""
     shape = (
         f'<rect class="{kind}" x="{number(x)}" y="{number(y)}" width="{number(max(width, 0.0))}" '
@@ -77,13 +84,13 @@ def rect(
 
 
 def text(x: float, y: float, words: str, kind: str = "label", *, anchor: str = "start") -> str:
-    """A line of text with its baseline at y; `anchor`: start, middle or end."""
+    """Draw a line of text with its baseline at y; `anchor`: start, middle or end."""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text class="{kind}" x="{number(x)}" y="{number(y)}"{where}>{escape(words)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line."""
+    """Draw a straight line."""
     return (
         f'<line class="{kind}" x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" '
         f'y2="{number(y2)}"/>'
@@ -91,7 +98,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def fitted(words: str, width: float, font_size: float) -> str:
-    """`words`, cut to what a width holds; empty when not even three characters do."""
+    """Cut `words` to a width; empty when not even three characters fit."""
     room = int(width / (font_size * _CHARACTER_PART))
     if len(words) <= room:
         return words
@@ -99,12 +106,12 @@ def fitted(words: str, width: float, font_size: float) -> str:
 
 
 def text_width(words: str, font_size: float) -> float:
-    """About how wide a text is."""
+    """Estimate the width of a text."""
     return len(words) * font_size * _CHARACTER_PART
 
 
 def legend(entries: tuple[tuple[str, str], ...], x: float, y: float) -> str:
-    """Squares of a class with their words, in a row; y is the baseline."""
+    """Draw squares of a class with their words, in a row; y is the baseline."""
     parts = []
     for kind, words in entries:
         parts.append(rect(x, y - 10, 12, 12, kind, rx=2))
@@ -114,7 +121,7 @@ def legend(entries: tuple[tuple[str, str], ...], x: float, y: float) -> str:
 
 
 def ticks(limit: float, most: int = 8) -> list[float]:
-    """Round values from 0 to `limit`, at most about `most` of them."""
+    """Return round values from 0 to `limit`, at most about `most` of them."""
     step = 10.0 ** _floor_log10(limit / most)
     while limit / step > most:
         for factor in (2.0, 2.5, 2.0):

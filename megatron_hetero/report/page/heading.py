@@ -1,4 +1,4 @@
-"""The top of the page: what is trained on what, and the figures that people ask for first."""
+"""The top of the page: the model, the GPUs, and the figures that people ask for first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_hetero.units import format_duration
 
 
 def heading(content: Content) -> Iterator[str]:
-    """Title, summary and tiles, as HTML."""
+    """Write title, summary and tiles, as HTML."""
     workload = content.plan.workload
     assert workload is not None  # `gather` refuses a plan without one
     model, training = workload.model, workload.training
@@ -45,7 +45,7 @@ def heading(content: Content) -> Iterator[str]:
 
 
 def _traffic(content: Content) -> Iterator[str]:
-    """The price of an hour by what causes it, where traffic between sites costs something."""
+    """Divide the price of an hour by cause, where traffic between sites costs something."""
     estimates = content.estimates
     if estimates.price_per_hour is None or not estimates.traffic_price_per_hour:
         return
@@ -99,6 +99,6 @@ def _tiles(content: Content) -> Iterator[tuple[str, str]]:
 
 
 def model_name(content: Content) -> str:
-    """How the page calls the model: the file that it was read from."""
+    """Return the name of the model on the page: the file that it was read from."""
     workload = content.plan.workload
     return "a model" if workload is None else workload.source.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Timelines from files: what a rehearsal, or a run, says that every stage did."""
+"""Timelines from files: the operations of every stage in a rehearsal, or in a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _MeasuredFile(_Loose):
 
 
 def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
-    """The timeline in what `rehearse --json` printed.
+    """Read the timeline that `rehearse --json` printed.
 
     Raises:
         FileFormatError: it is no such file, or of a plan with other stages.
@@ -59,7 +59,7 @@ def rehearsed_lanes(path: Path, plan: Plan) -> LaneGroup:
 
 
 def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
-    """The timeline that a training job wrote (`--hetero-timeline`).
+    """Read the timeline that a training job wrote (`--hetero-timeline`).
 
     Raises:
         FileFormatError: it is no such file, of a plan with other stages, or of a step in which a
@@ -79,7 +79,7 @@ def measured_lanes(path: Path, plan: Plan) -> LaneGroup:
 
 
 def trace_lanes(groups: Sequence[LaneGroup]) -> dict[str, list[StageTimeline]]:
-    """Timelines for a trace file."""
+    """Convert timelines for a trace file."""
     return {
         group.title: [
             StageTimeline(lane.replica, lane.stage, lane.devices, lane.operations, (), 0)

@@ -1,66 +1,134 @@
-"""The replicas as pipelines: a box for each stage, wide as its layers, and the hops between."""
+"""The replicas as pipelines: a box for each stage, wide as its layers, and the hops between.
+
+Of many stages neighbours on a node that are alike share a box, and replicas that are alike a row.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.plan import Estimates, Plan, Replica
 from megatron_hetero.report.page.cluster_map import NUM_COLORS, stage_class
-from megatron_hetero.report.page.figure import PAGE_WIDTH, Figure, fitted, line, rect, text
-from megatron_hetero.report.text.words import count, devices_by_node
+from megatron_hetero.report.page.figure import (
+    PAGE_WIDTH,
+    Figure,
+    fitted,
+    line,
+    rect,
+    text,
+    text_width,
+)
+from megatron_hetero.report.page.folding import MAX_ROWS, Folded, folded, runs
+from megatron_hetero.report.text.words import count, devices_by_node, ranges
 from megatron_hetero.units import format_bandwidth, format_duration
 
 _HOP, _HEIGHT, _TITLE, _MIN_BOX = 76.0, 74.0, 26.0, 118.0
 _IN_ROW = 5
-"""Stages side by side; longer pipelines go on in the next row."""
+"""Boxes side by side; longer pipelines go on in the next row."""
+
+type _Stages = Sequence[Folded[int]]
+"""The boxes of a replica, each with the numbers of its stages."""
 
 
 def pipelines(plan: Plan, cluster: Cluster, estimates: Estimates) -> Figure:
-    """One row (or more) for each replica."""
+    """Draw one row (or more) for each replica."""
     total = sum(replica.num_micro_batches for replica in plan.replicas)
+    is_many = sum(len(replica.stages) for replica in plan.replicas) > MAX_ROWS
+    slowest_s = max(estimates.replica_times_s)
+
+    def kind(r: int) -> Hashable:
+        replica = plan.replicas[r]
+        stages = (_stage_kind(replica, cluster, s) for s in range(len(replica.stages)))
+        return replica.num_micro_batches, replica.micro_batch_size, *stages
+
+    def drawn(r: int) -> tuple[float, ...]:
+        return (estimates.replica_times_s[r] / slowest_s,)
+
     parts: list[str] = []
     y = 0.0
-    for r, replica in enumerate(plan.replicas):
+    most = 0 if is_many else len(plan.replicas)
+    for row in folded(range(len(plan.replicas)), kind, drawn, most):
+        r = row.first
+        replica = plan.replicas[r]
         part = replica.num_micro_batches / total
-        parts.append(text(0, y + 15, f"Replica {r}", "strong"))
+        name = f"Replicas {ranges(list(row.rows))}" if row.num_more else f"Replica {r}"
+        parts.append(text(0, y + 15, name, "strong"))
         words = f"{replica.num_micro_batches} of {total} micro-batches a step ({part:.0%})"
         if replica.micro_batch_size is not None:
             words += f", {replica.micro_batch_size} sequences each"
         words += f"; its pipeline takes {format_duration(estimates.replica_times_s[r])}"
-        parts.append(text(80, y + 15, words, "small"))
+        if row.num_more:
+            words = f"alike; each: {words}"
+        parts.append(text(max(80.0, text_width(name, 14) + 8), y + 15, words, "small"))
         y += _TITLE
-        for start in range(0, len(replica.stages), _IN_ROW):
-            parts.append(_row(r, replica, start, y, cluster, estimates))
+        boxes = _boxes(r, replica, cluster, estimates, is_many)
+        for start in range(0, len(boxes), _IN_ROW):
+            parts.append(_row(r, replica, boxes, start, y, cluster, estimates))
             y += _HEIGHT + 10
         y += 10
     return Figure("pipelines", f"{len(plan.replicas)} pipelines", y, "".join(parts))
 
 
+def _stage_kind(replica: Replica, cluster: Cluster, s: int) -> Hashable:
+    stage = replica.stages[s]
+    gpu = cluster.node_of(stage.devices[0]).gpu_type.name
+    return stage.shape.num_layers, stage.shape.tensor_parallel, gpu
+
+
+def _boxes(
+    r: int, replica: Replica, cluster: Cluster, estimates: Estimates, is_many: bool
+) -> _Stages:
+    """Boxes of a replica's stages: of many, neighbours on one node that are alike share one.
+
+    The first and the last stage stand alone, since they have weights that the others have not.
+    """
+    times_s = estimates.stage_times_s[r]
+    last = len(replica.stages) - 1
+
+    def kind(s: int) -> Hashable:
+        node = cluster.node_of(replica.stages[s].devices[0]).name
+        return s == 0, s == last, node, _stage_kind(replica, cluster, s)
+
+    def drawn(s: int) -> tuple[float, ...]:
+        return (times_s[s] / max(times_s),)
+
+    stages = range(last + 1)
+    return runs(stages, kind, drawn) if is_many else [Folded((s,)) for s in stages]
+
+
 def _row(
-    r: int, replica: Replica, start: int, y: float, cluster: Cluster, estimates: Estimates
+    r: int,
+    replica: Replica,
+    boxes: _Stages,
+    start: int,
+    y: float,
+    cluster: Cluster,
+    estimates: Estimates,
 ) -> str:
-    shown = range(start, min(start + _IN_ROW, len(replica.stages)))
-    num_hops = len(shown) - (shown.stop == len(replica.stages))
+    shown = boxes[start : start + _IN_ROW]
+    num_hops = len(shown) - (shown[-1] is boxes[-1])
     room = PAGE_WIDTH - _HOP * num_hops
-    layers = [replica.stages[s].shape.num_layers for s in shown]
+    layers = [sum(replica.stages[s].shape.num_layers for s in box.rows) for box in shown]
     free = room - _MIN_BOX * len(layers)
-    long = len(replica.stages) > _IN_ROW  # then the boxes of all rows stand below each other
+    long = len(boxes) > _IN_ROW  # then the boxes of all rows stand below each other
     parts: list[str] = []
     x = 0.0
-    for s, num_layers in zip(shown, layers, strict=True):
+    for box, num_layers in zip(shown, layers, strict=True):
         width = _MIN_BOX + free * num_layers / sum(layers)
         if long:
             width = PAGE_WIDTH / _IN_ROW - _HOP
-        parts.append(_box(r, s, replica, x, y, width, cluster, estimates))
+        parts.append(_box(r, box, replica, x, y, width, cluster, estimates))
         x += width
-        if s + 1 < len(replica.stages):
-            parts.append(_hop(r, s, replica, x, y, cluster, estimates))
+        if box is not boxes[-1]:
+            parts.append(_hop(r, box.rows[-1], replica, x, y, cluster, estimates))
             x += _HOP
     return "".join(parts)
 
 
 def _box(
     r: int,
-    s: int,
+    box: Folded[int],
     replica: Replica,
     x: float,
     y: float,
@@ -68,6 +136,7 @@ def _box(
     cluster: Cluster,
     estimates: Estimates,
 ) -> str:
+    s = box.first
     stage = replica.stages[s]
     shape = stage.shape
     gpu = cluster.node_of(stage.devices[0]).gpu_type.name
@@ -76,8 +145,11 @@ def _box(
         for words, holds in (("embedding", s == 0), ("head", s == len(replica.stages) - 1))
         if holds
     ]
-    time = f"{format_duration(estimates.stage_times_s[r][s])} per micro-batch"
+    slowest_s = max(estimates.stage_times_s[r][each] for each in box.rows)
+    time = f"{format_duration(slowest_s)} per micro-batch"
     name = f"stage {s}: {count(shape.num_layers, 'layer')}"
+    if box.num_more:
+        name = f"stages {s}-{box.rows[-1]}: {count(shape.num_layers, 'layer')} each"
     whole = name + "".join(f" + {end}" for end in ends)
 
     def fits(words: str) -> bool:
@@ -86,7 +158,10 @@ def _box(
     lines = (
         (whole if fits(whole) else name, "cell-name"),
         (f"{shape.tensor_parallel} x {gpu}", "cell-text"),
-        (devices_by_node(stage.devices), "cell-text"),
+        (
+            devices_by_node([d for each in box.rows for d in replica.stages[each].devices]),
+            "cell-text",
+        ),
         (time if fits(time) else time.partition(" per")[0], "cell-text"),
     )
     return (

@@ -1,12 +1,15 @@
-"""What every stage does when, as lanes over one axis of time.
+"""Operations of every stage as lanes over one axis of time.
 
 Few operations are drawn one by one, with their micro-batch; many become one path for each lane and
-kind, so that hundreds of micro-batches on 64 stages stay a page that opens at once.
+kind, so that hundreds of micro-batches on 64 stages stay a page that opens at once.  Of many lanes
+those that look alike are one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from megatron_hetero.cluster.names import device_place
@@ -14,7 +17,6 @@ from megatron_hetero.report.page.content import Lane, LaneGroup
 from megatron_hetero.report.page.figure import (
     PAGE_WIDTH,
     Figure,
-    fitted,
     legend,
     line,
     number,
@@ -22,6 +24,7 @@ from megatron_hetero.report.page.figure import (
     text,
     ticks,
 )
+from megatron_hetero.report.page.folding import Folded, folded, label
 from megatron_hetero.schedule.simulator.parts import OpSpan
 from megatron_hetero.units import format_duration
 
@@ -43,13 +46,14 @@ KINDS = {
 
 
 def timeline(groups: Sequence[LaneGroup]) -> Figure:
-    """The whole step; several groups share one axis."""
+    """Draw the whole step; several groups share one axis."""
     end_s = max(group.step_time_s for group in groups)
     return _figure("timeline", groups, 0.0, end_s, "One step of training")
 
 
 def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
-    """The beginning of the step, wide enough to read; None where the whole step is that already."""
+    """Draw the beginning of the step, wide enough to read; return None where the whole step is that
+    already."""
     end_s = max(group.step_time_s for group in groups)
     computing_s = [
         o.end_s - o.start_s
@@ -67,27 +71,23 @@ def close_up(groups: Sequence[LaneGroup]) -> Figure | None:
 def _figure(
     name: str, groups: Sequence[LaneGroup], start_s: float, end_s: float, alt: str
 ) -> Figure:
-    lanes = sum(len(group.lanes) for group in groups)
-    height = 24.0 if lanes <= 12 else 17.0 if lanes <= 32 else 11.0
+    groups = [replace(group, lanes=tuple(_within(group.lanes, start_s, end_s))) for group in groups]
+    rows = [folded(group.lanes, _num_devices, partial(_drawn, end_s=end_s)) for group in groups]
+    num_rows = sum(map(len, rows))
+    height = 24.0 if num_rows <= 12 else 17.0 if num_rows <= 32 else 11.0
     view = _View(start_s, end_s, height)
-    shown = [
-        o
-        for group in groups
-        for lane in group.lanes
-        for o in lane.operations
-        if o.start_s < end_s and o.end_s > start_s
-    ]
+    shown = [o for lanes in rows for lane in lanes for o in lane.first.operations]
     single = len(shown) <= _MAX_SINGLE
     kinds = tuple((k, words) for k, words in KINDS.items() if any(o.kind == k for o in shown))
     parts = [legend((*kinds, ("wait", "waiting")), 0, 14)]
     y = 34.0
-    for group in groups:
+    for group, lanes in zip(groups, rows, strict=True):
         title = f"{group.title}: {format_duration(group.step_time_s)} a step"
         parts.append(text(0, y + 12, title, "strong"))
         y += 22
         top = y
-        for i, lane in enumerate(group.lanes):
-            if i and lane.replica != group.lanes[i - 1].replica:
+        for i, lane in enumerate(lanes):
+            if i and lane.first.replica != lanes[i - 1].first.replica:
                 y += 6
             parts.append(_lane(lane, y, view, single))
             y += height + (3 if height > 12 else 1)
@@ -97,29 +97,47 @@ def _figure(
 
 
 class _View:
-    """From seconds to the drawing."""
+    """The map from seconds to the drawing."""
 
     def __init__(self, start_s: float, end_s: float, lane_height: float) -> None:
         self.start_s, self.end_s, self.lane_height = start_s, end_s, lane_height
         self.scale = (PAGE_WIDTH - _LABELS) / (end_s - start_s)
 
     def x(self, time_s: float) -> float:
-        """Where a moment is, kept inside the figure."""
+        """Return the coordinate of a moment, kept inside the figure."""
         inside = min(max(time_s, self.start_s), self.end_s)
         return _LABELS + (inside - self.start_s) * self.scale
 
 
-def _lane(lane: Lane, y: float, view: _View, single: bool) -> str:
-    height = view.lane_height
+def _within(lanes: Sequence[Lane], start_s: float, end_s: float) -> Iterator[Lane]:
+    """Lanes with the operations of a part of the step."""
+    for lane in lanes:
+        shown = (o for o in lane.operations if o.start_s < end_s and o.end_s > start_s)
+        yield replace(lane, operations=tuple(shown))
+
+
+def _num_devices(lane: Lane) -> int:
+    return len(lane.devices)
+
+
+def _drawn(lane: Lane, end_s: float) -> tuple[float, ...]:
+    """Where the first and the last operation are, and how much each kind of them fills."""
+    at_s = [o.start_s for o in lane.operations] + [o.end_s for o in lane.operations]
+    filled = (sum(o.end_s - o.start_s for o in lane.operations if o.kind == k) for k in KINDS)
+    return tuple(s / end_s for s in (min(at_s, default=end_s), max(at_s, default=end_s), *filled))
+
+
+def _lane(row: Folded[Lane], y: float, view: _View, single: bool) -> str:
+    lane, height = row.first, view.lane_height
     size = 12 if height > 14 else 9
     nodes = ", ".join(dict.fromkeys(device_place(d)[0] for d in lane.devices))
-    words = f"R{lane.replica} stage {lane.stage}  {nodes}"
+    place = f"R{lane.replica} stage {lane.stage}"
+    words = label(place, row.num_more, f"  {nodes}", _LABELS - 8, size)
     parts = [
-        text(0, y + height / 2 + size / 3, fitted(words, _LABELS - 8, size),
-             "small" if size == 12 else "on-lane"),
+        text(0, y + height / 2 + size / 3, words, "small" if size == 12 else "on-lane"),
         rect(_LABELS, y, PAGE_WIDTH - _LABELS, height, "lane"),
-    ]  # fmt: skip
-    shown = [o for o in lane.operations if o.start_s < view.end_s and o.end_s > view.start_s]
+    ]
+    shown = lane.operations
     if single:
         parts += [_operation(o, y, view) for o in shown]
     else:

@@ -1,19 +1,11 @@
-"""What people read in a terminal.
+"""Plans in a terminal; beside it `changes` (plans beside others) and `trials` (plans tried out).
 
 terminal      a plan
-stage_tables  its tables of stages, like rows folded
-differences   what differs between two plans
-explanation   why a plan is as fast as it is
-simulation    a simulated step
-verification  what `verify` found
-rehearsal     what a rehearsal showed
-preflight     what `doctor` found
-replan        what a new plan would gain at measured speeds
-replanning    ways to go on with a plan on a changed cluster
-additions     what to add to a cluster first
-outcome       what a plan means for a whole run
+stage_tables  its tables of stages; rows that are alike are folded
+explanation   the causes of a plan's step time
+outcome       days and money of a whole run
+ranks         the process of each place of the plan
 faster_flags  flags that would shorten the step
 refusals      flags that the runtime would refuse
-ranks         which process is which part
 words         pieces of text that tables share
 """

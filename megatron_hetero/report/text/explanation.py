@@ -1,4 +1,4 @@
-"""Why a plan is as fast as it is, as text for a terminal: causes, comparison, headroom."""
+"""Causes of a plan's step time, as text for a terminal: causes, comparison, headroom."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAUSES = (
     ("gradient exchange", "gradient_sync_s"),
     ("optimizer update", "update_s"),
 )
-"""What is printed for each field of `TimeByCause`, in the order in which a step meets them."""
+"""Words for each field of `TimeByCause`, in the order in which a step meets them."""
 _FASTEST, _NEXT = "best of all", "next best"
 _HOW_TO_GET = {_FASTEST: "leave away --simplest", _NEXT: "plan anew"}
 _ALIKE = 5e-4
@@ -33,7 +33,7 @@ _ALIKE = 5e-4
 
 
 def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> RenderableType:
-    """Causes, memory left and alternatives; `not_stock` as for `comparison_lines`."""
+    """Show causes, memory left and alternatives; `not_stock` as for `comparison_lines`."""
     return Group(
         *cause_lines(explanation),
         *hidden_hop_lines(explanation),
@@ -43,7 +43,7 @@ def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> Re
 
 
 def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """Where the step's time goes on the stage that sets the pace."""
+    """Show where the step's time goes on the stage that sets the pace."""
     binding = explanation.binding
     yield Text.assemble(
         ("Where the time goes", "bold"),
@@ -65,8 +65,8 @@ def cause_lines(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """For the replicas with launch counts of their own, like ones together: which hop they hide,
-    and what they save."""
+    """Show the replicas with launch counts of their own, like ones together: the hop that they
+    hide, and the time that they save."""
     alike: dict[tuple[object, ...], list[HiddenHop]] = {}
     for hop in explanation.hidden_hops:
         shown = (format_duration(hop.round_trip_s), format_duration(hop.period_s))
@@ -109,7 +109,7 @@ def _numbers(counts: Sequence[int]) -> str:
 
 
 def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
-    """The device that has the least memory left, and the one that has the most."""
+    """Show the device that has the least memory left, and the one that has the most."""
     ordered = sorted(explanation.headroom_bytes.items(), key=lambda item: (item[1], item[0]))
     if not ordered:
         return
@@ -132,10 +132,10 @@ def headroom_lines(explanation: Explanation) -> Iterator[RenderableType]:
 def comparison_lines(
     explanation: Explanation, not_stock: Sequence[str], *, runners_up: bool
 ) -> Iterator[RenderableType]:
-    """The plan beside the best one of stock Megatron and, if asked, the next best of all.
+    """Compare the plan with the best one of stock Megatron and, if asked, the next best of all.
 
     Args:
-        not_stock: what of the plan stock Megatron cannot express (`flags.reasons_not_stock`).
+        not_stock: obstacles between the plan and stock Megatron (`flags.reasons_not_stock`).
     """
     yield Text("Beside other plans", style="bold")
     others = [(_NEXT, other) for other in (explanation.runners_up if runners_up else ())]

@@ -12,7 +12,7 @@ from megatron_hetero.units import format_duration
 
 
 def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
-    """One line for each; nothing where no flag gains."""
+    """Write one line for each flag that gains; nothing where none does."""
     for gain in gains:
         was, is_then = format_duration(gain.from_s), format_duration(gain.step_time_s)
         if gain.in_place_of is not None:

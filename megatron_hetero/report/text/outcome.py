@@ -1,4 +1,4 @@
-"""What a plan means for a whole run, as lines for a terminal."""
+"""Days and money of a whole run, as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _NAMES = {
 
 
 def outcome_lines(outcome: Outcome) -> Iterator[RenderableType]:
-    """Nothing of a search for the fastest step without limits and without a number of steps."""
+    """Show the goal and the outcome of a run; nothing of a search for the fastest step without
+    limits and without a number of steps."""
     found = list(_facts(outcome))
     if found:
         yield Text.assemble(("Looked for", "bold"), f"  {_NAMES[outcome.objective]}")
@@ -60,7 +61,7 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _of_it(outcome: Outcome) -> str:
-    """What of the price of a run is for machines, and for traffic where that costs something."""
+    """Divide the price of a run into machines and traffic, where traffic costs something."""
     if not outcome.run_traffic_price or outcome.run_price is None:
         return ""
     traffic = outcome.run_traffic_price

@@ -1,4 +1,4 @@
-"""Which process is which part of a plan, as plain aligned text."""
+"""Processes and their parts of a plan, as plain aligned text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEFT_ALIGNED = frozenset({"host", "type"})
 
 
 def rank_lines(rows: Sequence[RankRow]) -> Iterator[str]:
-    """A heading and one line for each global rank; `any` where the plan names no device.
+    """Write a heading and one line for each global rank; `any` where the plan names no device.
 
     Context-parallel ranks are shown where there are any.
     """

@@ -1,4 +1,4 @@
-"""What a plan does not do as its job's flags say: refusals and another objective, as text."""
+"""Flags of a job that its plan does not keep: refusals and another objective, as text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from rich.text import Text
 
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.other_objective import other_objective
-from megatron_hetero.flags.support import refused_options
+from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.plan import Plan
 
 
 def refusal_lines(plan: Plan) -> Iterator[RenderableType]:
-    """Nothing where the job may start with the flags that it has, and trains what they say."""
+    """Show the flags refused at start-up and a changed objective; nothing where the job may start
+    with its flags, and trains what they say."""
     options, batches = refused_options(plan), undivided_batches(plan)
     if options:
         names = ", ".join(map(str, options))

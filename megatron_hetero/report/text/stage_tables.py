@@ -56,8 +56,8 @@ class _StageRow:
 
 
 def replica_tables(plan: Plan) -> Iterator[RenderableType]:
-    """For each replica a title and a table, with one row for each stage; replicas that are alike
-    are one table, stages that are alike and follow each other one row.
+    """Show each replica as a title and a table, with one row for each stage; replicas that are
+    alike are one table, stages that are alike and follow each other one row.
 
     The columns of all tables have the same widths, so that replicas compare at a glance.  Times are
     forward and backward of one micro-batch; memory is that of the fullest device.
@@ -94,7 +94,7 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
-    """Replicas by table: those that are alike together, where they are many."""
+    """Group the replicas by table: those that are alike together, where they are many."""
     alike: dict[Hashable, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         stages = tuple(
@@ -113,7 +113,8 @@ def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def _rows(plan: Plan, group: Sequence[int]) -> Iterator[_StageRow]:
-    """The stages of replicas that are alike, those that follow each other and are alike in one."""
+    """Yield the stages of replicas that are alike, those that follow each other and are alike in
+    one."""
     num_stages = len(plan.replicas[group[0]].stages)
     start = 0
     while start < num_stages:
@@ -209,7 +210,7 @@ def _recomputes_by_stage(plan: Plan) -> bool:
 
 
 def _recompute(plan: Plan, stage: Stage) -> str:
-    """What a stage computes again in its backward pass: `full`, `3 of 9`, `none`."""
+    """Write what a stage computes again in its backward pass: `full`, `3 of 9`, `none`."""
     own = None if plan.workload is None else plan.workload.training.recompute
     if stage.recompute_num_layers is not None:
         return f"{stage.recompute_num_layers} of {stage.shape.num_layers}"
@@ -245,7 +246,8 @@ def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | N
 
 
 def _memory(device: DeviceEstimate | None, is_crammed: bool) -> Text:
-    """`is_crammed`: so many columns that what is in use as bytes would not fit in 80."""
+    """Write a device's memory; `is_crammed`: there are too many columns for the bytes in use to fit
+    in 80."""
     if device is None:
         return Text("-")
     part = device.peak_bytes / device.capacity_bytes

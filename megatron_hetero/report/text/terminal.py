@@ -25,7 +25,7 @@ NOT_MEASURED = "predicted from the catalogue and an analytic model, not measured
 
 
 def plan_report(plan: Plan, utilization: Utilization | None = None) -> RenderableType:
-    """The whole plan: speed, replicas, idle GPUs, layout."""
+    """Show the whole plan: speed, replicas, idle GPUs, layout."""
     return Group(
         *plan_heading(plan, utilization),
         Text(),
@@ -36,7 +36,7 @@ def plan_report(plan: Plan, utilization: Utilization | None = None) -> Renderabl
 
 
 def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[RenderableType, ...]:
-    """What was planned, and how fast it is predicted to be."""
+    """Show the model, the training job and the predicted speed."""
     lines: list[RenderableType] = []
     if plan.workload is not None:
         model, training = plan.workload.model, plan.workload.training
@@ -60,7 +60,7 @@ def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[Re
 
 
 def _schedule(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What stages compute when, where that is not 1F1B."""
+    """Show the order of computations, where it is not 1F1B."""
     chunks = max(len(stage_chunks(stage)) for r in plan.replicas for stage in r.stages)
     if chunks > 1:
         yield "schedule", f"{plan.schedule}, up to {chunks} chunks of layers on a stage"
@@ -69,7 +69,7 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def facts(*rows: tuple[str, str]) -> Table:
-    """Names in one column, values in the next."""
+    """Set names in one column, values in the next."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", min_width=12)
     table.add_column(overflow="fold")
@@ -79,7 +79,7 @@ def facts(*rows: tuple[str, str]) -> Table:
 
 
 def idle_lines(plan: Plan) -> Iterable[RenderableType]:
-    """The GPUs that the plan does not use, and why."""
+    """Show the GPUs that the plan does not use, and why."""
     if not plan.idle_devices:
         return
     yield Text("Idle GPUs", style="bold")
@@ -92,12 +92,12 @@ def idle_lines(plan: Plan) -> Iterable[RenderableType]:
 
 
 def layout_line(plan: Plan) -> Text:
-    """The plan in one line, as `--hetero-layout` takes it."""
+    """Write the plan in one line, as `--hetero-layout` takes it."""
     return Text.assemble(("Layout  ", "bold"), (format_layout(plan.layout), "green"))
 
 
 def utilization_words(utilization: Utilization) -> str:
-    """`41.2% MFU (38.0% of the whole cluster's peak), 128 TFLOP/s per GPU`."""
+    """Write `41.2% MFU (38.0% of the whole cluster's peak), 128 TFLOP/s per GPU`."""
     words = []
     if utilization.mfu is not None:
         part = f"{utilization.mfu:.1%} MFU"
@@ -129,7 +129,7 @@ def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tu
 
 
 MAX_CAUSES = 3
-"""Of traffic, that a terminal names (`--json` has more)."""
+"""Causes of traffic that a terminal names (`--json` has more)."""
 
 
 def _price(machines: float, of_tokens: float, estimates: Estimates) -> Iterable[tuple[str, str]]:
@@ -148,7 +148,7 @@ def _price(machines: float, of_tokens: float, estimates: Estimates) -> Iterable[
 
 
 def traffic_lines(traffic: Iterable[TrafficEstimate]) -> Iterator[str]:
-    """Say of each cause of traffic between sites what it costs an hour and sends in a step."""
+    """Say of each cause of traffic between sites its price an hour and its bytes in a step."""
     for part in traffic:
         yield (
             f"{part.price_per_hour:,.2f}: {part.cause}, between {' and '.join(part.sites)}, "

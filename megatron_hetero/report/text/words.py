@@ -12,7 +12,7 @@ _MAX_NODES = 4
 
 
 def devices_by_node(devices: Sequence[str]) -> str:
-    """`a:0 a:1 b:0` as `a: 0 1; b: 0`, and many nodes alike as `n0 to n9 (10 nodes): 0 1`."""
+    """Write `a:0 a:1 b:0` as `a: 0 1; b: 0`, and many nodes alike as `n0 to n9 (10 nodes): 0 1`."""
     indices: dict[str, list[str]] = {}
     for device in devices:
         node, index = device_place(device)
@@ -32,12 +32,12 @@ def _nodes(nodes: Sequence[str]) -> str:
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
-    """`1 layer`, `2 layers`."""
+    """Write `1 layer`, `2 layers`."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0-3, 5` of 0, 1, 2, 3, 5, which ascend."""
+    """Write 0, 1, 2, 3, 5, which ascend, as `0-3, 5`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

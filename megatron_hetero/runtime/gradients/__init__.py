@@ -2,10 +2,10 @@
 
 sync              the gradient sync of one rank
 buckets           slices, holders and buckets, in one order on all ranks
-memory            where slices lie in this rank's memory
+memory            places of slices in this rank's memory
 reduction         one bucket, reduced whole or to its owners
-hooks             when a gradient is complete
-sync_off          when a step's sync may start
+hooks             reports of complete gradients, from Megatron's DDP
+sync_off          the start of a step's sync, delayed to the last gradients
 weight_gradients  backward passes in two parts
 optimizer         Megatron's distributed optimizer over owned pieces
 optimizer_shards  owners of the optimizer's state

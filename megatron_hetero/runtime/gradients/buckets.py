@@ -1,13 +1,17 @@
-"""Which gradients travel together: slices, their holders, buckets and the order of the buckets.
+"""Buckets of gradients: slices, their holders, and one order of the buckets on all ranks.
 
-Every parameter is cut at the union of all ranks' shard edges.  Slices of all parameters with the
-same set of holders share buckets, one collective each.  A layer norm under sequence parallelism, a
-tied embedding on two stages and the same layer at width 4 here and 3 there are all the same thing:
-slices with holders.
+Every parameter is cut at the union of all ranks' shard edges. Slices of all parameters with the
+same set of holders share buckets, one collective each. A layer norm under sequence parallelism, a
+tied embedding on two stages, and a layer at width 4 in one replica and 3 in another are all the
+same: slices with holders.
 
-The buckets have one order, the same on every rank: that in which the backward pass of the last
-micro-batch finishes them, deep layers first.  Every rank starts its own buckets in this order, so
-no two ranks ever wait for each other with unlike buckets.  Nothing here communicates.
+The order of the buckets is that in which the backward pass of the last micro-batch finishes them,
+deep layers first. Every rank starts its own buckets in this order, so no two ranks ever wait for
+each other with unlike buckets. Nothing here communicates.
+
+Example: a matrix of 12 rows is held at width 2 in replica 0 (ranks 0 and 1) and at width 3 in
+replica 1 (ranks 2 to 4). The edges 0, 4, 6, 8, 12 cut it into slices with the holders (0, 2), (0,
+3), (1, 3) and (1, 4).
 """
 
 from __future__ import annotations
@@ -29,20 +33,20 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class ParameterSlice:
-    """`start:stop` along the divided dimension of global parameter `name`."""
+    """Slice `start:stop` along the divided dimension of global parameter `name`."""
 
     name: str
     start: int
     stop: int
 
     def shape(self, shard: ParameterShard) -> tuple[int, ...]:
-        """Shape of this slice; `shard` is any rank's shard of the parameter."""
+        """Return the shape of this slice; `shard` is any rank's shard of the parameter."""
         shape = list(shard.global_shape)
         shape[shard.dim] = self.stop - self.start
         return tuple(shape)
 
     def view(self, shards: Mapping[str, ParameterShard], tensor: torch.Tensor) -> torch.Tensor:
-        """This slice in a local tensor of its parameter."""
+        """Return this slice as a view of a local tensor of its parameter."""
         shard = shards[self.name]
         return tensor.narrow(shard.dim, shard.local_offset(self.start), self.stop - self.start)
 
@@ -57,7 +61,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class _BucketPiece:
-    """A slice with its holders; local: needs no communication."""
+    """A slice with its holders; a local one needs no communication."""
 
     slice: ParameterSlice
     holders: tuple[int, ...]
@@ -74,12 +78,12 @@ def plan_buckets(
 
     Args:
         tables: [rank] -> shards by name, in the order of the rank's model.
-        stages: [rank] -> (replica, stage, context-parallel rank), which is the rank's
+        stages: [rank] -> (replica, stage, context-parallel rank), which identifies the rank's
             tensor-parallel group.
-        max_elements: of one bucket, unless a single slice is larger.
+        max_elements: most elements of one bucket, unless a single slice is larger.
     Returns:
-        Buckets of two holders and more, in the order in which every rank starts its own.  Left out
-        is what needs no communication: a slice with one holder, and copies inside one
+        Buckets of two holders and more, in the order in which every rank starts its own. Slices
+        that need no communication are left out: those with one holder, and copies inside one
         tensor-parallel group, which Megatron keeps equal by itself.
     Raises:
         PlanFormatError: ranks disagree about a parameter's global shape.
@@ -113,7 +117,7 @@ def local_slices(
     stages: Sequence[tuple[int, ...]],
     rank: int,
 ) -> tuple[ParameterSlice, ...]:
-    """The slices on `rank` that no bucket holds, because they need no communication."""
+    """Return the slices on `rank` that no bucket holds, because they need no communication."""
     return tuple(
         piece.slice for piece in _pieces(tables, stages) if piece.is_local and rank in piece.holders
     )
@@ -122,7 +126,7 @@ def local_slices(
 def _pieces(
     tables: Sequence[Mapping[str, ParameterShard]], stages: Sequence[tuple[int, ...]]
 ) -> Iterator[_BucketPiece]:
-    """All slices of the job, in the order in which the backward pass reaches them."""
+    """Yield all slices of the job, in the order in which the backward pass reaches them."""
     holders_of: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
         for name in table:
@@ -144,9 +148,9 @@ def _pieces(
 
 
 def backward_order(tables: Sequence[Mapping[str, ParameterShard]]) -> list[str]:
-    """Names of all parameters, as the last micro-batch's backward pass finishes them.
+    """Sort the names of all parameters as the last micro-batch's backward pass finishes them.
 
-    What follows the layers comes first, then the layers from the last to the first, then the
+    Parameters behind the layers come first, then the layers from the last to the first, then the
     embeddings; a tied embedding has its last gradient there too.
     """
     keys: dict[str, tuple[float, int]] = {}

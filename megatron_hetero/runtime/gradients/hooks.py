@@ -1,4 +1,4 @@
-"""When a gradient is done: what Megatron's DDP reports of a model chunk, step after step."""
+"""Reports of complete gradients: the calls of Megatron's DDP on a model chunk, step after step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 class ChunkGradients:
-    """What Megatron's DDP calls one of its bucket groups, for a whole model chunk.
+    """Substitute for the bucket groups of Megatron's DDP, for a whole model chunk.
 
-    DDP's hooks report every gradient (`register_grad_ready`), its `no_sync` says which micro-batch
-    is the last, and its `finish_grad_sync` that the step's backward passes are over.
+    DDP's hooks report every gradient (`register_grad_ready`), its `no_sync` marks the last
+    micro-batch, and its `finish_grad_sync` the end of the step's backward passes.
     """
 
     def __init__(self, chunk: Any, launch_ready: Callable[[], None]) -> None:
-        """`launch_ready` is called whenever something more is done."""
+        """Prepare a chunk; `launch_ready` is called whenever more gradients are complete."""
         self._launch_ready = launch_ready
         self._parameters = set(chunk.param_to_bucket_group)
         self.is_last_microbatch = True
@@ -31,7 +31,7 @@ class ChunkGradients:
         chunk.param_to_bucket_group = dict.fromkeys(chunk.param_to_bucket_group, self)
 
     def is_ready(self, parameters: set[torch.nn.Parameter]) -> bool:
-        """Whether those of `parameters` that are in this chunk have their gradients."""
+        """Tell if those of `parameters` that are in this chunk have their gradients."""
         if self._is_finished:
             return True
         return bool(self._expected) and all(
@@ -50,7 +50,7 @@ class ChunkGradients:
             self._launch_ready()
 
     def start_grad_sync(self, force_all_reduce: bool = False) -> None:
-        """Megatron's interleaved schedules call this once the chunk's gradients are done."""
+        """Finish the chunk; interleaved schedules call this at its last gradient."""
         self._finish()
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
@@ -62,7 +62,7 @@ class ChunkGradients:
             self._launch_ready()
 
     def reset(self) -> None:
-        """A new step begins (DDP's `zero_grad_buffer`)."""
+        """Reset the counts for a new step (DDP's `zero_grad_buffer`)."""
         if not self._expected:
             self._expected = self._seen
         self._seen = {}
@@ -70,4 +70,4 @@ class ChunkGradients:
         self.is_last_microbatch = True
 
     def free_overlap_buffers(self) -> None:
-        """Parameters are gathered without buffers of their own."""
+        """Free nothing: parameters are gathered without buffers of their own."""

@@ -1,9 +1,9 @@
-"""Where the slices of a bucket lie in this rank's memory.
+"""Places of a bucket's slices in this rank's memory.
 
 Megatron's `DistributedDataParallel` accumulates gradients in one flat buffer, parameter after
-parameter.  `arrange` changes the order of the parameters in it so that those which go into a bucket
-whole lie side by side, in the bucket's order.  Such a bucket is a range of Megatron's own buffer
-and needs no copy; one that holds a part of a parameter here and a part there is packed.
+parameter. `arrange` changes the order of the parameters in it, so that those that belong to one
+bucket as a whole are adjacent, in the bucket's order. Such a bucket is a range of Megatron's own
+buffer and needs no copy; a bucket with parts of several parameters is packed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatron_hetero.runtime.gradients.optimizer_shards import Rows
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 TensorOf = Callable[[torch.nn.Parameter], torch.Tensor]
-"""Which tensor of a parameter is meant: its gradient or its weights."""
+"""Tensor of a parameter: its gradient or its weights."""
 
 
 def main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -59,7 +59,7 @@ class BucketViews:
         return self._parameters[rows.slice.name]
 
     def in_place(self, tensor: TensorOf) -> torch.Tensor | None:
-        """The whole bucket as one flat view, where its slices lie side by side; otherwise None."""
+        """Return the whole bucket as one flat view if its slices are adjacent; otherwise None."""
         views = [view for _, view in self.views(tensor)]
         end = views[0].storage_offset()
         for view in views:
@@ -86,8 +86,13 @@ def arrange(
 ) -> None:
     """Order the gradients in the buffers of `model` (DDP-wrapped chunks) by bucket.
 
-    Called before the first backward pass.  Only views move: Megatron zeroes, scales and offloads
-    whole buffers, and everyone else finds a gradient by its parameter's `main_grad`.
+    Call it before the first backward pass. Only views move: Megatron zeroes, scales and offloads
+    whole buffers, and all other code finds a gradient by its parameter's `main_grad`.
+
+    Args:
+        model: the DDP-wrapped chunks.
+        buckets: buckets of this rank, in order.
+        parameters: the rank's parameters by global name.
     """
     places: dict[torch.nn.Parameter, list[int]] = {}
     for number, bucket in enumerate(buckets):

@@ -1,14 +1,14 @@
-"""Megatron's distributed optimizer across unlike replicas: each rank updates what it owns.
+"""Megatron's distributed optimizer across unlike replicas: each rank updates the pieces it owns.
 
-Megatron's ordinary optimizer (fp32, or bf16 and fp16 with fp32 main weights) is given the pieces
-of weights that this rank owns as if they were a model: views of the weights, with views of the
-reduced gradients.  So its parameter groups, loss scale, clipping and update are Megatron's own, and
-it keeps state for these pieces alone.  After its step the owners give the new weights to all
+Megatron's ordinary optimizer (fp32, or bf16 and fp16 with fp32 main weights) gets the pieces of
+weights that this rank owns in the place of a model: views of the weights, with views of the reduced
+gradients. Parameter groups, loss scale, clipping and update are therefore Megatron's own, and there
+is state for these pieces only. After the optimizer's step the owners send the new weights to all
 holders.
 
-Every piece has one owner in the job, so the norm counts each element once.  In a checkpoint a piece
-stands at its place in the global tensor under the key that the whole would have without this
-optimizer: saved with it and loaded without, under any other plan, and the other way round.
+Every piece has one owner in the job, so the norm counts each element once. In a checkpoint a piece
+stands at its place in the global tensor, under the key that the whole would have without this
+optimizer: a checkpoint saved with it loads without, under any other plan, and the other way round.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from megatron_hetero.runtime.state.checkpoint import keep_axes
 class OwnedPiece:
     """Rows of a weight whose optimizer state is on this rank.
 
-    `tensor` is a view of the weight; in fp32, where it would not be dense, it is a copy, because a
-    fused optimizer writes to it in memory order.
+    `tensor` is a view of the weight. In fp32, where the view would not be dense, it is a copy,
+    because a fused optimizer writes to it in memory order.
     """
 
     name: str
@@ -56,7 +56,7 @@ class OwnedPiece:
 
 
 def owned_pieces(sync: GradientSync) -> tuple[OwnedPiece, ...]:
-    """All pieces of this rank: its rows of divided buckets, and what it does not share."""
+    """Return all pieces of this rank: its rows of divided buckets, and its unshared slices."""
     pieces = []
     for reduction in sync.divided:
         gradients = reduction.own_gradients
@@ -90,7 +90,7 @@ def _piece(
 
 
 class OwnedModel:
-    """What Megatron's optimizer takes for a model chunk: the owned pieces by name."""
+    """Substitute for a model chunk in Megatron's optimizer: the owned pieces by name."""
 
     def __init__(self, pieces: Sequence[OwnedPiece], chunk: Any) -> None:
         self._pieces = pieces
@@ -113,7 +113,15 @@ def build_optimizer(
     *args: Any,
     **kwargs: Any,
 ) -> DividedOptimizer:
-    """Megatron's optimizer of `config` over the owned pieces of `model`."""
+    """Build Megatron's optimizer of `config` over the owned pieces of `model`.
+
+    Args:
+        get_megatron_optimizer: Megatron's function.
+        config: Megatron's configuration of the optimizer.
+        model: the DDP-wrapped chunks, with a gradient sync.
+        args: further arguments of the function.
+        kwargs: further keyword arguments of the function.
+    """
     sync = gradient_sync(get_model_config(model[0]))
     if sync is None:
         raise RuntimeError("the model has no gradient sync; synchronise_hook comes first")
@@ -149,7 +157,7 @@ class DividedOptimizer(ChainedOptimizer):
     def sharded_state_dict(
         self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any
     ) -> Any:
-        """The state of the owned pieces, described by their places in the global tensors."""
+        """Describe the state of the owned pieces by their places in the global tensors."""
         entries, _ = extract_sharded_tensors_and_factories(model_sharded_state_dict)
         by_data = {id(entry.data): entry for entry in nested_values(entries)}
         described = {

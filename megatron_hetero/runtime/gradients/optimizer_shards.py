@@ -1,9 +1,10 @@
-"""Who keeps the optimizer's state of which weights, where it is divided (ZeRO-1).
+"""Owners of the optimizer's state, where it is divided (ZeRO-1).
 
 The holders of a bucket divide it among themselves in its own order: each owns a range of the flat
-buffer that begins and ends with a row of a slice.  So an owned piece is a box of the global tensor,
-a view of the local one, and a range of what is reduced and gathered; it has as many dimensions as
-its parameter, so that Megatron's rules for parameter groups (weight decay) apply to it unchanged.
+buffer that begins and ends with a row of a slice. An owned piece is therefore a box of the global
+tensor, a view of the local one, and a range of the reduced and gathered buffer. It has as many
+dimensions as its parameter, so that Megatron's rules for parameter groups (weight decay) apply to
+it unchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class Rows:
     stop: int
 
     def view(self, shards: Mapping[str, ParameterShard], tensor: torch.Tensor) -> torch.Tensor:
-        """These rows in a local tensor of their parameter."""
+        """Return these rows as a view of a local tensor of their parameter."""
         return self.slice.view(shards, tensor).narrow(0, self.start, self.stop - self.start)
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the holders of a bucket divide it: [holder] -> its rows, and their number of elements.
+    """Division of a bucket among its holders: [holder] -> its rows, and their number of elements.
 
     The holders' ranges follow one another in the flat buffer.
     """
@@ -42,7 +43,7 @@ class Division:
     sizes: tuple[int, ...]
 
     def span(self, holder: int) -> tuple[int, int]:
-        """The holder's range of the flat buffer."""
+        """Return the holder's range (start, stop) of the flat buffer."""
         start = sum(self.sizes[:holder])
         return start, start + self.sizes[holder]
 
@@ -53,7 +54,8 @@ def divide(
     """Divide a bucket among its holders in proportion to `weights`, to the nearest row.
 
     Args:
-        shards: any holder's, by name; only shapes are read, so that all holders agree.
+        bucket: the bucket.
+        shards: any holder's shards, by name; only shapes are read, so all holders agree.
         weights: [holder] -> relative size of its range, > 0.
     """
     sizes = [prod(piece.shape(shards[piece.name])) for piece in bucket.slices]

@@ -1,12 +1,12 @@
 """New weights on their way from their owners, waited for where a step first uses them.
 
-`--overlap-param-gather`: right after the optimizer's step the gathers of all buckets are started,
-in the order in which the forward pass comes to them, and each is waited for before the first module
-that has a weight of it.  Megatron starts the next gather inside that wait; here all have started
-before any rank waits, because ranks of unlike depth come to their buckets in unlike order, and one
-that had to compute before it could start a gather might be what the other waits for.
+With `--overlap-param-gather` the gathers of all buckets start right after the optimizer's step, in
+the order in which the forward pass reaches them; each is waited for before the first module that
+uses one of its weights. Megatron starts the next gather inside that wait. Here all have started
+before any rank waits: ranks of unlike depth reach their buckets in unlike order, and a rank that
+computed before it started a gather could be the one that another rank waits for.
 
-Whoever else reads weights (a checkpoint, a record) calls `finish` first.
+Code that reads weights elsewhere (a checkpoint, a record) calls `finish` first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 
 class ParameterGather:
-    """The gathers of one rank's model chunks.
+    """Gathers of one rank's model chunks.
 
     Args:
         buckets: (its parameters on this rank, a function that starts its gather and returns the
-            one that waits), in an order that is the same on every rank.
+            function that waits), in an order that is the same on every rank.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class ParameterGather:
 
     @property
     def num_under_way(self) -> int:
-        """Buckets whose weights are not all there yet."""
+        """Count the buckets whose weights have not all arrived."""
         return len(self._under_way)
 
     def start(self) -> None:
-        """Start all; until its `finish` nobody may use a weight of a bucket."""
+        """Start all gathers; no weight of a bucket may be used before its gather has ended."""
         self.finish()
         for number, start in enumerate(self._start):
             self._under_way[number] = start()
 
     def finish(self) -> None:
-        """Wait for all that are under way."""
+        """Wait for all gathers that are under way."""
         self._finish(list(self._under_way))
 
     def _finish(self, numbers: Iterable[int]) -> None:

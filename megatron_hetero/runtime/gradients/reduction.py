@@ -16,11 +16,10 @@ from megatron_hetero.runtime.observe.traffic import RankTraffic
 
 
 class Reduction:
-    """A step: pack (where the bucket is scattered in memory), weight, all-reduce, unpack.
+    """All-reduce of one bucket: pack (where it is scattered in memory), weight, reduce, unpack.
 
-    Args:
-        copies: ranges of the bucket that are silent here: of a tensor-parallel group's equal
-            copies one counts.
+    `copies` are ranges of the bucket that this rank leaves out of the sum: of the equal copies in a
+    tensor-parallel group one counts.
     """
 
     def __init__(
@@ -43,12 +42,12 @@ class Reduction:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the bucket is a range of Megatron's own gradient buffer."""
+        """Tell if the bucket is a range of Megatron's own gradient buffer."""
         return self._in_place is not None
 
     @property
     def needs_memory(self) -> bool:
-        """Whether it takes a buffer of its own while it is under way."""
+        """Tell if the bucket needs a buffer of its own while it is under way."""
         return self._in_place is None
 
     @property
@@ -72,7 +71,7 @@ class Reduction:
         self._work = self._start(flat)
 
     def finish(self) -> None:
-        """Wait, and put the sum where the optimizer finds it."""
+        """Wait for the collective, and write the sum where the optimizer finds it."""
         if self._flat is not None:
             self._work.wait()
             self._keep(self._flat)
@@ -87,7 +86,7 @@ class Reduction:
 
 
 class DividedReduction(Reduction):
-    """Every holder gets the sum of its own rows alone (a reduce-scatter over uneven ranges).
+    """Reduce-scatter of one bucket over uneven ranges: every holder gets the sum of its own rows.
 
     The ranges go straight from every holder to their owner, which adds them up in the order of the
     holders, in fp32: each element crosses once, and bf16 gradients are rounded once.
@@ -143,10 +142,10 @@ class DividedReduction(Reduction):
         self._received = None
 
     def gather(self, tensor: TensorOf) -> Callable[[], None]:
-        """Start to give every holder all rows of `tensor`, from their owners.
+        """Start to send all rows of `tensor` from their owners to every holder.
 
         Returns:
-            A function that waits for them and puts them into their places.
+            A function that waits for the rows and writes them to their places.
         """
         own = (
             self.own_gradients
@@ -186,9 +185,10 @@ def _scatter(flat: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
 
 
 def check_gradients(gradients: torch.Tensor, ddp_config: Any) -> None:
-    """Megatron's check for NaN, infinite and unexpectedly large gradients, where it is asked for.
+    """Check gradients for NaN, infinite and unexpectedly large values, as Megatron's flags ask.
 
-    Before the sum over ranks, as Megatron does, so that the message names the rank at fault.
+    The check comes before the sum over ranks, as in Megatron, so that the message names the rank at
+    fault.
     """
     if ddp_config.check_for_nan_in_grad or ddp_config.check_for_large_grads:
         bucket = SimpleNamespace(grad_data=gradients)

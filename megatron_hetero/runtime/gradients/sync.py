@@ -1,9 +1,9 @@
 """Gradient sync across replicas that divide the same parameters differently.
 
-The buckets and their order are `runtime.gradients.buckets`, the memory is
-`runtime.gradients.memory`; here numbers move.  With `--overlap-grad-reduce` a bucket starts as soon
-as the last micro-batch has finished its gradients and every bucket before it has started; without,
-all start after the last backward pass.
+`runtime.gradients.buckets` has the buckets and their order, `runtime.gradients.memory` their
+memory; this file moves the numbers. With `--overlap-grad-reduce` a bucket starts as soon as the
+last micro-batch has completed its gradients and every bucket before it has started; without, all
+start after the last backward pass.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from megatron_hetero.runtime.parallel.shard_tables import all_shards
 from megatron_hetero.runtime.parallel.shards import global_parameters, shard_of
 
 _BUFFERS_AT_ONCE = 2
-"""Buckets under way at a time that need buffers of their own: what bounds that memory."""
+"""Most buckets under way at a time that need buffers of their own; it bounds that memory."""
 
 
 class GradientSync:
-    """Reduces gradients over the whole job and weights them as one process would.
+    """Reduction of gradients over the whole job, with the weights that one process would give them.
 
-    Installed as `config.finalize_model_grads_func` by a `post_wrap_hook`, on every rank.  Its
+    A `post_wrap_hook` installs it as `config.finalize_model_grads_func` on every rank. Its
     construction is collective: the ranks publish their shard tables (as JSON, never as pickled
-    objects) and create one group for each set of holders in the same order.
+    objects) and create one group for each set of holders, in the same order.
 
     Args:
-        optimizer_weights: [rank] -> relative size of the optimizer state that it keeps of what it
-            holds with others (`--use-distributed-optimizer`); None: every holder keeps all.
+        optimizer_weights: [rank] -> relative part of the shared optimizer state that it keeps
+            (`--use-distributed-optimizer`); None: every holder keeps all.
         overlaps_gathers: the new weights travel until the forward pass needs them
             (`--overlap-param-gather`).
     """
@@ -133,11 +133,16 @@ class GradientSync:
         pg_collection: Any = None,
         force_all_reduce: bool = False,
     ) -> None:
-        """Megatron's `finalize_model_grads_func`.
+        """Reduce and scale the gradients of a step: Megatron's `finalize_model_grads_func`.
 
-        With `num_tokens` (`--calculate-per-token-loss`; this rank's count, 0 off the last stage)
-        gradients are sums and are divided by the job's tokens; without it each micro-batch counts
-        alike, as in Megatron.
+        With `num_tokens` (`--calculate-per-token-loss`) gradients are sums, and are divided by the
+        job's tokens; without it each micro-batch counts alike, as in Megatron.
+
+        Args:
+            model: the model chunks.
+            num_tokens: this rank's tokens, 0 off the last stage.
+            pg_collection: Megatron's argument; not read.
+            force_all_reduce: passed to the chunks, as in Megatron.
         """
         for chunk in model:
             chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
@@ -146,7 +151,7 @@ class GradientSync:
             self.scale(model, 1.0 / self.count_tokens(num_tokens))
 
     def count_tokens(self, num_tokens: torch.Tensor) -> int:
-        """Tokens of the whole job's step; each micro-batch is counted on one rank."""
+        """Count the tokens of the whole job's step; one rank counts each micro-batch."""
         total = num_tokens.to(torch.int64)
         if not self._groups.is_last_stage or self._groups.tensor.rank() != 0:
             total.zero_()
@@ -162,28 +167,28 @@ class GradientSync:
 
     @property
     def num_started(self) -> int:
-        """Buckets started in this step; all of them are done after `finalize`, and it is 0."""
+        """Count the buckets started in this step; 0 again after `finalize`."""
         return self._launched
 
     @property
     def reductions(self) -> Sequence[Reduction]:
-        """This rank's buckets, in the order in which they start."""
+        """Return this rank's buckets, in the order in which they start."""
         return self._reductions
 
     @property
     def divided(self) -> list[DividedReduction]:
-        """The buckets whose optimizer state is divided among their holders."""
+        """Return the buckets whose optimizer state is divided among their holders."""
         return [r for r in self._reductions if isinstance(r, DividedReduction)]
 
     @property
     def local(self) -> BucketViews:
-        """What this rank keeps all of, because no other rank, or only its equal, holds it."""
+        """Return the slices that need no exchange (see `plan_buckets`)."""
         return self._local
 
     def gather(self, tensor: TensorOf) -> None:
-        """Give all holders of divided buckets the owners' rows of `tensor`.
+        """Send the owners' rows of `tensor` to all holders of divided buckets.
 
-        Weights after the optimizer's step; gradients where someone wants to see all of them.
+        These are weights after the optimizer's step, or gradients for code that reads all of them.
         """
         under_way: list[Callable[[], None]] = []
         for reduction in self.divided:
@@ -194,24 +199,24 @@ class GradientSync:
             finish()
 
     def give_weights(self) -> None:
-        """After the optimizer's step: the new weights from their owners to all holders."""
+        """Send the new weights from their owners to all holders, after the optimizer's step."""
         if self._weights_under_way is not None:
             self._weights_under_way.start()
         else:
             self.gather(data)
 
     def finish_weights(self) -> None:
-        """Wait for weights that are under way; who reads them outside the forward pass calls it."""
+        """Wait for weights under way; call it before reading them outside the forward pass."""
         if self._weights_under_way is not None:
             self._weights_under_way.finish()
 
     @property
     def num_weights_under_way(self) -> int:
-        """Buckets whose new weights are not all there yet."""
+        """Count the buckets whose new weights have not all arrived."""
         return 0 if self._weights_under_way is None else self._weights_under_way.num_under_way
 
     def launch_ready(self) -> None:
-        """Start every bucket whose turn it is and whose gradients are done, without waiting."""
+        """Start every bucket whose turn it is and whose gradients are complete, without waiting."""
         while self._launched < len(self._reductions):
             reduction = self._reductions[self._launched]
             if not all(chunk.is_ready(reduction.parameters) for chunk in self._chunks):
@@ -261,7 +266,7 @@ class GradientSync:
         """Give all holders of a slice the first place's weights, to the last bit.
 
         First is meant in the order of the plan, not of ranks: Megatron leaves zeros in the copy of
-        a tied embedding on the last stage, which may well have the lower rank.
+        a tied embedding on the last stage, which may have the lower rank.
         """
         for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
             flat = reduction.views.pack(data)
@@ -274,11 +279,11 @@ _ATTRIBUTE = "hetero_gradient_sync"
 
 
 def set_gradient_sync(config: Any, sync: GradientSync) -> None:
-    """Note `sync` on a model's configuration, where `gradient_sync` finds it."""
+    """Store `sync` on a model's configuration, where `gradient_sync` finds it."""
     setattr(config, _ATTRIBUTE, sync)
     config.finalize_model_grads_func = sync.finalize
 
 
 def gradient_sync(config: Any) -> GradientSync | None:
-    """The sync of an asymmetric plan; None under stock Megatron."""
+    """Return the sync of an asymmetric plan; None under stock Megatron."""
     return getattr(config, _ATTRIBUTE, None)

@@ -1,4 +1,4 @@
-"""When a step's gradient sync may start: Megatron's own switches, for a programme of passes."""
+"""Delay of a step's gradient sync to its last gradients, by Megatron's own switches."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from megatron_hetero.schedule.programme import Operation
 
 
 class GradientSyncOff(contextlib.ExitStack):
-    """Keeps each chunk's gradient sync off until its last gradient of the step.
+    """Context that keeps each chunk's gradient sync off until its last gradient of the step.
 
-    As in Megatron's schedules: `config.no_sync_func` is one function, or one for each chunk; with a
+    As in Megatron's schedules, `config.no_sync_func` is one function, or one for each chunk. With a
     `config.grad_sync_func` (`--align-grad-reduce`) only the first stage lets its last backward pass
-    start the sync, the others start it at the end.
+    start the sync; the others start it at the end.
     """
 
     def __init__(
         self, config: Any, chunks: Sequence[Any], is_first_stage: bool, last: set[Operation]
     ) -> None:
-        """`last`: the operations that make the last gradients of the step."""
+        """Prepare the switches of all chunks.
+
+        Args:
+            config: Megatron's configuration of the model.
+            chunks: the model chunks of this rank.
+            is_first_stage: this rank is on the first stage.
+            last: the operations that complete the gradients of the step, one for each chunk.
+        """
         super().__init__()
         self._chunks = chunks
         self._functions = _for_each(config.no_sync_func, self._chunks)
@@ -37,11 +44,11 @@ class GradientSyncOff(contextlib.ExitStack):
         return self
 
     def end(self, chunk: int) -> None:
-        """From now on the chunk's gradients are final."""
+        """Turn the sync of a chunk on: its next gradients are the last ones."""
         self._off.pop(chunk).close()
 
     def start_left(self) -> None:
-        """At the end of the programme: start the syncs that no backward pass has started."""
+        """Start, at the end of the programme, the syncs that no backward pass has started."""
         for chunk in list(self._off):
             self.end(chunk)
             sync = self._syncs[chunk]
@@ -50,5 +57,5 @@ class GradientSyncOff(contextlib.ExitStack):
 
 
 def _for_each(value: Any, chunks: Sequence[Any]) -> list[Any]:
-    """Megatron's configuration has a list where there are several chunks."""
+    """Return one value for each chunk; Megatron has a list only where there are several."""
     return value if isinstance(value, list) else [value] * len(chunks)

@@ -1,10 +1,11 @@
-"""The backward pass in two parts: gradients for the inputs now, those for the weights later.
+"""Backward pass in two parts: gradients of the inputs now, those of the weights later.
 
-While gradients are being put off (`WeightGradients.putting_off`), the backward pass of Megatron's
-column- and row-parallel linear layers, the output layer among them, makes the gradient of its input
-alone and leaves what that of its weight needs.  `make` takes it up later and adds it to `main_grad`
-as Megatron's DDP does, in the order of the micro-batches, so that the sums have the same bits.
-Biases, norms and embeddings, whose gradients cost little, stay in the first part.
+While `WeightGradients.putting_off` is active, the backward pass of Megatron's column- and
+row-parallel linear layers, the output layer included, computes only the gradient of its input and
+keeps what the weight's gradient needs. `make` computes that later and adds it to `main_grad` as
+Megatron's DDP does, in the order of the micro-batches, so that the sums have the same bits. Biases,
+norms and embeddings, whose gradients cost little, stay in the first part. Zero-bubble schedules (Qi
+et al. 2024) call the two parts B and W; orders of this package call them I and W.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class Due(Protocol):
     """Work that makes weight gradients."""
 
     def make(self) -> None:
-        """Do it."""
+        """Compute and add the gradients."""
 
 
 @dataclass(frozen=True)
 class _PutOff:
-    """What one weight's gradient of one micro-batch is made of.
+    """Operands of one weight's gradient of one micro-batch.
 
-    `input` is the layer's own: its shard of the sequence under sequence parallelism, which is
-    gathered again, as Megatron's backward pass does.
+    `input` is the layer's own: under sequence parallelism its shard of the sequence, which is
+    gathered again, as in Megatron's backward pass.
     """
 
     weight: torch.Tensor
@@ -71,7 +72,7 @@ class WeightGradients:
 
     @contextmanager
     def putting_off(self, chunk: int, micro_batch: int) -> Iterator[None]:
-        """Backward passes inside leave their weight gradients to `make(chunk, micro_batch)`."""
+        """Leave the weight gradients of backward passes inside to `make(chunk, micro_batch)`."""
         global _due_now
         _due_now = self._due.setdefault((chunk, micro_batch), deque())
         try:
@@ -80,18 +81,18 @@ class WeightGradients:
             _due_now = None
 
     def make(self, chunk: int, micro_batch: int) -> None:
-        """Make what one backward pass put off."""
+        """Compute the weight gradients that one backward pass put off."""
         due = self._due.pop((chunk, micro_batch))
         while due:
             due.popleft().make()
 
 
 _due_now: deque[Due] | None = None
-"""Where backward passes put weight gradients just now; autograd runs them on threads of its own."""
+"""Queue for weight gradients that are being put off; autograd fills it on threads of its own."""
 
 
 def put_off(due: Due) -> bool:
-    """Leave `due` to `WeightGradients.make`, if weight gradients are being put off just now."""
+    """Leave `due` to `WeightGradients.make`; return False if none are being put off."""
     if _due_now is None:
         return False
     _due_now.append(due)
@@ -104,10 +105,11 @@ def activate() -> None:
 
 
 def _first_part(ctx: Any, output_gradient: torch.Tensor) -> tuple[Any, ...] | None:
-    """The gradient of a linear layer's input; its weight's is put off.
+    """Compute the gradient of a linear layer's input, and put off that of its weight.
 
-    `ctx` is that of Megatron's `LinearWithGradAccumulationAndAsyncCommunication`.  The gradient is
+    `ctx` is that of Megatron's `LinearWithGradAccumulationAndAsyncCommunication`. The gradient is
     summed over the tensor-parallel group; under sequence parallelism it is this rank's shard.
+    Returns None if the whole backward pass is left to Megatron.
     """
     own_input, weight = ctx.saved_tensors
     group = ctx.tp_group

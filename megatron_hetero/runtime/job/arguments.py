@@ -1,9 +1,9 @@
-"""Our flags, and the argument vector that Megatron's parser sees on each rank.
+"""Flags of this package, and the argument vector that Megatron's parser sees on each rank.
 
-Megatron's parser knows one tensor and one pipeline size for the whole job.  So each rank parses as
-if its replica, at its own stage's width, were all there is (a *virtual* world of `tp * cp * pp`):
-then every derived number, the global batch above all, is the whole job's.  The real world comes
-back with `torch.distributed`.
+Megatron's parser knows one tensor-parallel and one pipeline size for the whole job. So each rank
+parses as if its replica, at its own stage's width, were the whole job (a *virtual* world of
+`tp * cp * pp`): every derived number, above all the global batch, is then the whole job's. The real
+world comes back with `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megatron_hetero.plan.ranks import Position, rank_table
 
 @dataclass(frozen=True)
 class HeteroArguments:
-    """What the `--hetero-` flags say; `megatron` is everything else, untouched."""
+    """Values of the `--hetero-` flags; `megatron` is everything else, unchanged."""
 
     layout: str | None
     plan: Path | None
@@ -87,7 +87,7 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
 
 
 def requested_plan(arguments: HeteroArguments) -> Plan | None:
-    """The plan that the flags ask for, validated; None when they ask for none.
+    """Return the plan that the flags ask for, validated; None if they ask for none.
 
     Raises:
         UsageError: a Megatron flag contradicts what the plan decides.
@@ -104,7 +104,7 @@ def requested_plan(arguments: HeteroArguments) -> Plan | None:
 
 
 def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> tuple[str, ...]:
-    """What Megatron's parser gets on the rank at `position`."""
+    """Return the arguments for Megatron's parser on the rank at `position`."""
     replica = plan.replicas[position.replica]
     shape = replica.stages[position.stage].shape
     width = shape.tensor_parallel
@@ -137,7 +137,7 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
 
 
 def follow_stage(args: Any, stage: Stage) -> None:
-    """Let a stage's own settings take the place of the job's in Megatron's parsed `args`."""
+    """Replace the job's settings by a stage's own in Megatron's parsed `args`."""
     if stage.recompute is None:
         return
     args.recompute_granularity = None if stage.recompute == "none" else stage.recompute
@@ -150,34 +150,31 @@ def follow_stage(args: Any, stage: Stage) -> None:
 
 
 def follow_job(args: Any, megatron: Sequence[str]) -> None:
-    """Put back what only one rank was told while Megatron opened its writers (`rank_arguments`).
-
-    The profiler of each rank puts its traces beside the folder of TensorBoard.
-    """
+    """Restore settings that `rank_arguments` changed while Megatron opened its writers."""
     args.tensorboard_dir = _given_word(megatron, "--tensorboard-dir")
     args.wandb_project = _given_word(megatron, "--wandb-project") or ""
 
 
 def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
-    """The vocabulary is padded as Megatron pads it for the least common multiple of all widths.
+    """Return the multiple to which the vocabulary is padded, the same on all ranks.
 
-    Megatron pads to a multiple of `--make-vocab-size-divisible-by` times its width; this product
-    has to be one number on all ranks, and divisible by every width.
+    Megatron pads to `--make-vocab-size-divisible-by` times the width; here the lcm of all widths
+    counts.
     """
     return vocab_divisor(megatron) * lcm(*plan.layout.tensor_parallel_widths)
 
 
 def vocab_divisor(megatron: Sequence[str]) -> int:
-    """`--make-vocab-size-divisible-by` as the user gave it, or Megatron's default."""
+    """Return `--make-vocab-size-divisible-by` as the user gave it, or Megatron's default."""
     given = _given(megatron, "--make-vocab-size-divisible-by")
     return 128 if given is None else given
 
 
 def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
-    """The size of micro-batches on replicas that have none of their own.
+    """Return the micro-batch size, in sequences, of replicas that have none of their own.
 
     Raises:
-        UsageError: neither flags nor plan say it.
+        UsageError: neither the flags nor the plan have it.
     """
     size = _given(megatron, "--micro-batch-size")
     if size is None and plan.workload is not None:
@@ -188,10 +185,10 @@ def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
 
 
 def shuffles_data(megatron: Sequence[str]) -> bool:
-    """Whether the user asks for `--dataloader-type cyclic`; what Megatron is told is ours.
+    """Tell if the user asks for `--dataloader-type cyclic`; Megatron itself is told our own value.
 
     Raises:
-        UnsupportedError: data loaders of a script of the user's own.
+        UnsupportedError: the script has data loaders of its own.
     """
     kind = _given_word(megatron, "--dataloader-type")
     if kind == "external":
@@ -203,7 +200,7 @@ def shuffles_data(megatron: Sequence[str]) -> bool:
 
 
 def _given(megatron: Sequence[str], flag: str) -> int | None:
-    """A number among the user's flags; the last one counts, as for Megatron's parser."""
+    """Return a number among the user's flags; the last one counts, as in Megatron's parser."""
     word = _given_word(megatron, flag)
     return None if word is None else int(word)
 
@@ -215,11 +212,11 @@ def _given_word(megatron: Sequence[str], flag: str) -> str | None:
 
 
 def pipeline_layout(plan: Plan, position: Position) -> str:
-    """A replica's layers in the grammar of `--pipeline-model-parallel-layout`, as one rank has it.
+    """Return a replica's `--pipeline-model-parallel-layout`, as one rank has it.
 
-    Megatron gives all stages the same number of chunks and finds chunk i of stage s at place
-    i * stages + s.  A rank whose replica has unlike numbers puts its own chunks there, and all that
-    lies before, between and after them where it is out of the way: only sums matter for those.
+    Megatron expects equally many chunks on all stages, and chunk i of stage s at place i * stages +
+    s. A rank whose replica has unequal numbers writes its own chunks to such places, and other
+    layers between them: only their sums matter.
     """
     replica = plan.replicas[position.replica]
     num_stages, s = len(replica.stages), position.stage
@@ -263,9 +260,12 @@ def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterat
 
 
 def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Workload:
-    """The workload that Megatron's parsed arguments describe, for the plan's own validation.
+    """Build the workload that Megatron's parsed arguments describe, for the plan's own validation.
 
-    `micro_batch_size` is the job's; a replica's own stands in the plan.
+    Args:
+        args: Megatron's parsed arguments.
+        megatron: Megatron's flags on the command line.
+        micro_batch_size: the job's; a replica's own size stands in the plan.
     """
     model = ModelSpec(
         num_layers=args.num_layers,

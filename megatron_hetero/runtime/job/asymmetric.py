@@ -13,7 +13,6 @@ from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.job import machine, support
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
@@ -31,6 +30,7 @@ from megatron_hetero.runtime.job.batches import (
     global_batch_size,
     with_micro_batch_sizes,
 )
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
@@ -47,7 +47,7 @@ class AsymmetricJob:
     """Megatron's training with the plan's groups, boundaries, gradient sync and data.
 
     Raises:
-        HeteroError: anything about flags, plan or model that is not as it must be.
+        HeteroError: flags, plan or model contradict each other, or ask for something unsupported.
     """
 
     def __init__(self, plan: Plan, arguments: HeteroArguments, world: World) -> None:
@@ -66,7 +66,7 @@ class AsymmetricJob:
         self._saves_states = self._loads_states = False
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
-        """See `TrainingJob`.  The plan is checked against the model of the arguments."""
+        """Parse the flags as in `TrainingJob`, and check the plan against their model."""
         # Megatron's parser prints every argument, as if this rank's replica were the job: once is
         # enough, and none of it before a refusal.
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -114,7 +114,7 @@ class AsymmetricJob:
         return args
 
     def _follow_batches(self, args: Any) -> None:
-        """Where batches grow, Megatron has no global batch size but one micro-batch's."""
+        """Set the global batch of growing batches; Megatron has one micro-batch's."""
         if args.step_batch_size_schedule is None:
             return
         self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
@@ -130,7 +130,7 @@ class AsymmetricJob:
             )
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
-        """See `TrainingJob`."""
+        """Build the model's configuration as in `TrainingJob`, in the sizes of this rank."""
         from megatron_hetero.runtime.model.hooks import initial_weights_hook
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
@@ -147,7 +147,7 @@ class AsymmetricJob:
         return model
 
     def _in_own_sizes(self, step: Step) -> Step:
-        """A function of the script's, which may derive a configuration from `args` once more."""
+        """Wrap a function of the script, which may derive a configuration from `args` once more."""
 
         def call(*given: Any, **named: Any) -> Any:
             with self._place.own_sizes(self._args):
@@ -164,12 +164,19 @@ class AsymmetricJob:
         forward_step: Step,
         **named: Any,
     ) -> Any:
-        """See `TrainingJob`.
+        """Train as in `TrainingJob`, with the plan's groups and everything that the job attaches.
 
+        Args:
+            pretrain: Megatron's function.
+            config: Megatron's configuration of the job, with the model of `configure`.
+            datasets_provider: the script's provider of data sets.
+            model_type: Megatron's type of the model.
+            forward_step: the script's forward step.
+            named: further arguments of the script.
         Raises:
             UsageError: the script asks Megatron for something that the plan decides.
         """
-        from megatron_hetero.runtime.job.attachments import Setting, attach_all
+        from megatron_hetero.runtime.job.attachments import RankContext, attach_all
         from megatron_hetero.runtime.megatron import compile_helpers
         from megatron_hetero.runtime.model import data
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
@@ -192,7 +199,7 @@ class AsymmetricJob:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
         communicator = PipelineCommunicator(groups, config.model.transformer)
-        setting = Setting(
+        context = RankContext(
             plan=plan,
             position=self._position,
             args=self._args,
@@ -208,7 +215,7 @@ class AsymmetricJob:
             saves_states=self._saves_states,
             loads_states=self._loads_states,
         )
-        attach_all(setting)
+        attach_all(context)
         return pretrain(
             config,
             data.iterators_provider(
@@ -226,7 +233,7 @@ class AsymmetricJob:
 
 
 def optimizer_weights(plan: Plan) -> list[int]:
-    """[rank] -> its relative part of the distributed optimizer's state."""
+    """Return, for each rank, its relative part of the distributed optimizer's state."""
     return [
         plan.replicas[place.replica].stages[place.stage].optimizer_share or 1
         for place in rank_table(plan)
@@ -234,7 +241,7 @@ def optimizer_weights(plan: Plan) -> list[int]:
 
 
 def _refuse_what_the_plan_decides(named: dict[str, Any]) -> None:
-    """The plan's groups replace a script's own; anything else it passes has to be understood."""
+    """Refuse arguments of a script that the plan cannot follow."""
     # Where embeddings are is the plan's to say, and the ranks meet where the launcher put them.
     ours = ("store", "get_embedding_ranks", "get_position_embedding_ranks")
     strange = sorted(name for name, value in named.items() if name not in ours and value)

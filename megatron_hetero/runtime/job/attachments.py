@@ -1,7 +1,8 @@
-"""What a job on an asymmetric plan attaches to Megatron before it trains, one after the other.
+"""Attachments of a job on an asymmetric plan to Megatron, made before training, in order.
 
-`ATTACHMENTS` is the order; each entry says why it stands where it does.  An attachment looks at its
-`Setting`, does nothing where the job does not ask for it, and leaves behind what later ones need.
+`ATTACHMENTS` is the order; each entry says why it stands where it does.  An attachment reads the
+`RankContext`, does nothing where the job does not ask for it, and stores there what later ones
+need.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from megatron_hetero.runtime.state import random_states
 
 
 @dataclass
-class Setting:
+class RankContext:
     """One rank of a job whose processes have met and whose groups exist.
 
-    `args` are Megatron's, `model` its configuration of the model with the lists of hooks.
-    `optimizer_weights`: [rank] -> its relative part of the optimizer's state; None where it is not
-    divided.  `watch` is made by the attachment of the schedule and read by those of the log.
+    `args` are Megatron's, `model` is its configuration of the model with the lists of hooks.
+    `optimizer_weights` is [rank] -> its relative part of the optimizer's state; None if the state
+    is not divided. The attachment of the schedule makes `watch`, those of the log read it.
     """
 
     plan: Plan
@@ -66,92 +67,92 @@ class Setting:
 
 @dataclass(frozen=True)
 class Attachment:
-    """One thing attached, and the reason for its place in the order."""
+    """One addition to Megatron, and the reason for its place in the order."""
 
-    attach: Callable[[Setting], None]
+    attach: Callable[[RankContext], None]
     place: str
 
 
-def attach_all(setting: Setting) -> None:
+def attach_all(context: RankContext) -> None:
     """Attach everything that the job asks for."""
     for attachment in ATTACHMENTS:
-        attachment.attach(setting)
+        attachment.attach(context)
 
 
-def _groups(setting: Setting) -> None:
-    parallel_state.fill(setting.groups)
+def _groups(context: RankContext) -> None:
+    parallel_state.fill(context.groups)
 
 
-def _straggler_detector(setting: Setting) -> None:
-    if setting.args.log_straggler:
-        rank = setting.args.rank
-        straggler.configure(setting.args, setting.plan, setting.workload, rank)
+def _straggler_detector(context: RankContext) -> None:
+    if context.args.log_straggler:
+        rank = context.args.rank
+        straggler.configure(context.args, context.plan, context.workload, rank)
 
 
-def _schedule(setting: Setting) -> None:
-    if StageRatio.applies(setting.plan):
-        setting.watch = StageWatch()
-    forward_backward.apply(ReplicaSchedule(setting.batches, setting.groups, setting.watch))
+def _schedule(context: RankContext) -> None:
+    if StageRatio.applies(context.plan):
+        context.watch = StageWatch()
+    forward_backward.apply(ReplicaSchedule(context.batches, context.groups, context.watch))
 
 
-def _checkpoint_metadata(setting: Setting) -> None:
-    stages = random_states.replica_stages(setting.plan)
-    checkpoint_metadata.apply(**({random_states.METADATA: stages} if setting.saves_states else {}))
+def _checkpoint_metadata(context: RankContext) -> None:
+    stages = random_states.replica_stages(context.plan)
+    checkpoint_metadata.apply(**({random_states.METADATA: stages} if context.saves_states else {}))
 
 
-def _expert_routing(setting: Setting) -> None:
-    if setting.args.num_experts is not None:
-        experts.follow_routing(setting.plan, setting.groups)
+def _expert_routing(context: RankContext) -> None:
+    if context.args.num_experts is not None:
+        experts.follow_routing(context.plan, context.groups)
 
 
-def _jit_warm_up(setting: Setting) -> None:
-    args = setting.args
-    if args.swiglu and args.ffn_hidden_size // setting.groups.tensor.size() % 2:
+def _jit_warm_up(context: RankContext) -> None:
+    args = context.args
+    if args.swiglu and args.ffn_hidden_size // context.groups.tensor.size() % 2:
         jit_warm_up.apply()
 
 
-def _vocabulary_rows(setting: Setting) -> None:
-    if not setting.place.is_even:
-        vocabulary_range.apply(setting.place.vocabulary_rows)
+def _vocabulary_rows(context: RankContext) -> None:
+    if not context.place.is_even:
+        vocabulary_range.apply(context.place.vocabulary_rows)
 
 
-def _log(setting: Setting) -> None:
+def _log(context: RankContext) -> None:
     training_log.add_observer(TokenRate().observe)
-    if setting.watch is not None:
-        training_log.add_observer(StageRatio(setting.plan, setting.watch).observe)
-        promised = prediction_of(setting.plan, setting.workload)
+    if context.watch is not None:
+        training_log.add_observer(StageRatio(context.plan, context.watch).observe)
+        promised = prediction_of(context.plan, context.workload)
         training_log.add_observer(StepTime(promised).observe)
 
 
-def _timeline(setting: Setting) -> None:
-    recorder = recorder_of(setting.plan, setting.arguments.timeline, setting.args)
+def _timeline(context: RankContext) -> None:
+    recorder = recorder_of(context.plan, context.arguments.timeline, context.args)
     if recorder is not None:
         training_log.add_observer(recorder.observe)
-        setting.model.post_wrap_hooks.append(recorder.post_wrap_hook)
+        context.model.post_wrap_hooks.append(recorder.post_wrap_hook)
 
 
-def _divided_optimizer(setting: Setting) -> None:
-    if setting.optimizer_weights is not None:
+def _divided_optimizer(context: RankContext) -> None:
+    if context.optimizer_weights is not None:
         optimizer.apply(build_optimizer)
 
 
-def _model_hooks(setting: Setting) -> None:
+def _model_hooks(context: RankContext) -> None:
     synchronise = hooks.synchronise_hook(
-        setting.plan,
-        setting.groups,
-        setting.optimizer_weights,
-        overlaps_gathers=setting.overlaps_gathers,
+        context.plan,
+        context.groups,
+        context.optimizer_weights,
+        overlaps_gathers=context.overlaps_gathers,
     )
     states = random_states.RandomStates(
-        random_states.replica_stages(setting.plan), setting.position, setting.loads_states
+        random_states.replica_stages(context.plan), context.position, context.loads_states
     )
-    setting.model.post_wrap_hooks[:0] = [
-        setting.communicator.hook,
-        hooks.marks_hook(setting.groups),
-        hooks.random_state_hook(setting.groups),
+    context.model.post_wrap_hooks[:0] = [
+        context.communicator.hook,
+        hooks.marks_hook(context.groups),
+        hooks.random_state_hook(context.groups),
         # Nothing has a gradient in a job that only evaluates.
-        *([] if setting.args.skip_train else [synchronise]),
-        hooks.checkpoint_hook(setting.groups, states),
+        *([] if context.args.skip_train else [synchronise]),
+        hooks.checkpoint_hook(context.groups, states),
     ]
 
 

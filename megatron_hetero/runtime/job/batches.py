@@ -1,10 +1,10 @@
-"""How a global batch is divided among replicas, also one that grows during training.
+"""Division of a global batch among replicas, also of one that grows during training.
 
-`--step-batch-size-schedule` is Megatron's (0.19 ignores `--rampup-batch-size`).  A plan divides its
-own batch among its replicas.  An earlier, smaller batch is divided in the same
-proportion: each replica runs the same part of its micro-batches, which has to be a whole number.
-So weights of gradients, the division of the optimizer's state and all that is not counted in
-micro-batches stay as they are.
+`--step-batch-size-schedule` is Megatron's (0.19 ignores `--rampup-batch-size`). A plan divides its
+own batch among its replicas. An earlier, smaller batch is divided in the same proportion: each
+replica runs the same part of its micro-batches, which has to be a whole number. Weights of
+gradients, the division of the optimizer's state and everything else that is not counted in
+micro-batches therefore stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_hetero.plan.plan import Plan
 
 
 def with_micro_batch_sizes(plan: Plan, job_micro_batch_size: int) -> Plan:
-    """The plan with each replica's micro-batch size written out, the job's where it has none."""
+    """Return the plan with each replica's micro-batch size written out, the job's by default."""
     replicas = tuple(
         replace(r, micro_batch_size=r.micro_batch_size or job_micro_batch_size)
         for r in plan.replicas
@@ -26,7 +26,7 @@ def with_micro_batch_sizes(plan: Plan, job_micro_batch_size: int) -> Plan:
 
 
 def micro_batch_sizes(plan: Plan) -> tuple[int, ...]:
-    """[replica] -> samples in a micro-batch, of a plan `with_micro_batch_sizes`.
+    """Return, for each replica, the samples in a micro-batch of a plan `with_micro_batch_sizes`.
 
     Raises:
         ValueError: a replica has no size written out.
@@ -38,13 +38,13 @@ def micro_batch_sizes(plan: Plan) -> tuple[int, ...]:
 
 
 def global_batch_size(plan: Plan) -> int:
-    """Samples in a step of a plan `with_micro_batch_sizes`."""
+    """Count the samples in a step of a plan `with_micro_batch_sizes`."""
     sizes = micro_batch_sizes(plan)
     return sum(r.num_micro_batches * s for r, s in zip(plan.replicas, sizes, strict=True))
 
 
 def deal(counts: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[range, ...], ...]:
-    """Deal a global batch out to replicas.
+    """Deal the samples of a global batch out to replicas, one micro-batch each in turn.
 
     Args:
         counts: micro-batches of each replica.
@@ -64,13 +64,16 @@ def deal(counts: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[range, ...]
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """`steps` are (first sample, the plan with its counts from there on), in order, from 0."""
+    """Plans of a job with growing batches.
+
+    `steps` are (first sample, the plan with its counts from there on), in order, from 0.
+    """
 
     steps: tuple[tuple[int, Plan], ...]
 
     @classmethod
     def constant(cls, plan: Plan) -> BatchSchedule:
-        """One batch from the first step to the last."""
+        """Return a schedule of one batch from the first step to the last."""
         return cls(((0, plan),))
 
     @property
@@ -78,19 +81,21 @@ class BatchSchedule:
         return tuple(plan for _, plan in self.steps)
 
     def plan_at(self, consumed: int) -> Plan:
-        """The plan of the step that begins after `consumed` samples."""
+        """Return the plan of the step that begins after `consumed` samples."""
         return next(plan for first, plan in reversed(self.steps) if first <= consumed)
 
 
 def batch_schedule(text: str, seq_length: int, plan: Plan) -> BatchSchedule:
-    """What `--step-batch-size-schedule` asks for, on a plan `with_micro_batch_sizes`.
+    """Read `--step-batch-size-schedule` for a plan `with_micro_batch_sizes`.
 
     Args:
-        text: "TOKENS:BATCH TOKENS:BATCH ...", as Megatron reads it (with a sequence length it
-            takes thresholds for tokens).
+        text: "TOKENS:BATCH TOKENS:BATCH ...", as Megatron reads it (with a sequence length it takes
+            thresholds for tokens).
+        seq_length: tokens of a sequence.
+        plan: the plan of the last batch.
     Raises:
-        UsageError: Megatron cannot read it, or its last batch is not the plan's.
-        UnsupportedError: a batch that does not divide among the replicas as the plan's does.
+        UsageError: Megatron cannot read the text, or its last batch is not the plan's.
+        UnsupportedError: a batch does not divide among the replicas as the plan's does.
     """
     from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
@@ -108,10 +113,11 @@ def batch_schedule(text: str, seq_length: int, plan: Plan) -> BatchSchedule:
 
 
 def with_batch(plan: Plan, batch: int) -> Plan:
-    """The plan with a smaller batch, in which every replica has the same part as in its own.
+    """Return the plan with a smaller batch, in which every replica keeps its part.
 
     Raises:
-        UnsupportedError: names the replica whose micro-batches would be no whole number.
+        UnsupportedError: a replica would run a fractional number of micro-batches; the message
+            names it.
     """
     whole = global_batch_size(plan)
     if batch == whole:

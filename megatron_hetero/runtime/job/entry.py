@@ -1,10 +1,9 @@
-"""The training entry: Megatron's flags in, Megatron's own `pretrain` out, on an asymmetric plan.
+"""The training entry: Megatron's own `pretrain`, from Megatron's flags, on an asymmetric plan.
 
     torchrun ... -m megatron_hetero.pretrain_gpt <Megatron flags> --hetero-plan plan.json
 
-All that can be refused is refused before the first process group exists.  A plan that stock
-Megatron can express is handed to stock Megatron, in stock flags; so is a command line without a
-plan.
+All refusals come before the first process group exists. A plan that stock Megatron can express is
+handed to stock Megatron, in stock flags; so is a command line without a plan.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ARGUMENT_DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}
 
 
 class Observer(Protocol):
-    """Something that watches a run without changing it (see `lab.verify.record`)."""
+    """Observer of a run, which it does not change (see `lab.verify.processes.record`)."""
 
     def observe_log(self) -> None: ...
 
@@ -35,10 +34,11 @@ class Observer(Protocol):
 
 
 def main(argv: Sequence[str] | None = None, observer: Observer | None = None) -> None:
-    """Train.  `argv` defaults to the command line.
+    """Train; `argv` defaults to the command line.
 
     Raises:
-        HeteroError: anything about flags, plan, model or machine that is not as it must be.
+        HeteroError: flags, plan, model or machine contradict each other, or something is
+            unsupported.
     """
     train(job_of(sys.argv[1:] if argv is None else argv), observer)
 
@@ -56,12 +56,12 @@ def train_stock(
 def train_asymmetric(
     plan: Plan, arguments: HeteroArguments, world: World, observer: Observer | None = None
 ) -> None:
-    """Train on the plan in our runtime, even where stock Megatron could run it."""
+    """Train on the plan in our runtime, even if stock Megatron could run it."""
     train(AsymmetricJob(plan, arguments, world), observer)
 
 
 def train(job: TrainingJob, observer: Observer | None = None) -> None:
-    """The three calls of Megatron's `pretrain_gpt.py`, through `job`."""
+    """Make the three calls of Megatron's `pretrain_gpt.py`, through `job`."""
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (

@@ -26,14 +26,17 @@ PLAN_FLAGS = ("--hetero-plan", "--hetero-layout")
 def hooked(
     parse_and_validate_args: Step, gpt_config_from_args: Step, pretrain: Step
 ) -> tuple[Step, Step, Step]:
-    """The three functions of a pre-training script, on the plan that `sys.argv` names.
+    """Return the three functions of a pre-training script, on the plan that `sys.argv` names.
 
-    What the plan or its flags get wrong is printed and ends the process with the error's exit code,
-    as from `megatron_hetero.pretrain_gpt`: the script around knows nothing of our errors.
+    Errors of the plan or its flags are printed and end the process with their exit code, as in
+    `megatron_hetero.pretrain_gpt`: the script around knows nothing of our errors.
 
+    Args:
+        parse_and_validate_args: `megatron.training.arguments.parse_and_validate_args`.
+        gpt_config_from_args: `megatron.training.argument_utils.gpt_config_from_args`.
+        pretrain: `megatron.training.pretrain`.
     Returns:
-        What to call instead of `megatron.training.arguments.parse_and_validate_args`,
-        `megatron.training.argument_utils.gpt_config_from_args` and `megatron.training.pretrain`.
+        The functions to call instead of the three.
     """
     words = sys.argv[1:]
     if not any(word.startswith(PLAN_FLAGS) for word in words):
@@ -47,17 +50,22 @@ def hooked(
 
 
 def _stand_in(step: Step, original: Step) -> Step:
-    """`step`, given `original` first; `__wrapped__` is the original, as usual."""
+    """Bind `original` as the first argument of `step`, and as its `__wrapped__`."""
     return functools.wraps(original)(_or_exit(functools.partial(step, original)))
 
 
 def on_plan(
     plan: Plan, parse_and_validate_args: Step, gpt_config_from_args: Step, pretrain: Step
 ) -> tuple[Step, Step, Step]:
-    """`hooked` for a plan that is given here and not on the command line.
+    """Return the functions of `hooked` for a plan that the caller gives.
 
+    Args:
+        plan: the plan.
+        parse_and_validate_args: as in `hooked`.
+        gpt_config_from_args: as in `hooked`.
+        pretrain: as in `hooked`.
     Raises:
-        HeteroError: as an exception, which the caller knows.
+        HeteroError: as an exception, for the caller to handle.
     """
     arguments = split_arguments(sys.argv[1:])
     if arguments.plan is not None or arguments.layout is not None:

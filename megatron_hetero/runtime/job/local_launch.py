@@ -1,8 +1,8 @@
-"""Run the ranks of a job as forked processes of this machine that meet through a file.
+"""Launch of a job's ranks as forked processes of this machine, which meet through a file.
 
 Torch and Megatron are imported once and then forked, which starts eight ranks in the time that
-`torchrun` takes to import them once.  The store is a file and gloo talks over the loopback
-interface, so no port is opened to the network.  CPU only: CUDA does not survive a fork.
+`torchrun` takes to import them once. The store is a file and gloo uses the loopback interface, so
+no port is opened to the network. CPU only: CUDA does not survive a fork.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ _POLL_S = 0.02
 
 
 class RankFailedError(HeteroError):
-    """A rank of a local run ended badly; the message carries the end of its log.
+    """Failure of a rank of a local run; the message has the end of its log.
 
-    Args:
-        status: how it ended: the exit code of a refusal (`errors`), which stays the run's; any
-            other is that of a rank that died.
+    `status` is the exit code of a refusal (`errors`), which becomes the run's; any other value is
+    that of a rank that died.
     """
 
     def __init__(self, message: str, status: int = EXIT_RANK_DIED) -> None:
@@ -53,7 +52,7 @@ _REFUSALS = frozenset(
 
 @dataclass(frozen=True)
 class LocalJob:
-    """`num_ranks` processes that each run `function(rank)` in a world of their own.
+    """Job of `num_ranks` processes that each run `function(rank)` in a world of their own.
 
     The log of rank r is `directory/rank-r.log`.
     """
@@ -65,9 +64,10 @@ class LocalJob:
 
 
 def preload() -> None:
-    """Import what every rank needs, before the first fork.
+    """Load everything that ranks need, before the first fork.
 
-    What torch and Megatron say of missing GPUs, Transformer Engine and Apex is no news on a CPU.
+    Warnings of torch and Megatron about missing GPUs, Transformer Engine and Apex are no news on a
+    CPU and are hidden.
     """
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -81,10 +81,9 @@ def preload() -> None:
 
 @contextmanager
 def kept_folder(keep: Path | None, verb: str) -> Iterator[Path]:
-    """A folder for the files of a run: `keep`, which stays, or one that is gone afterwards.
+    """Yield a folder for the files of a run: `keep`, which stays, or a temporary one.
 
-    Args:
-        verb: what runs, for the name of a passing folder.
+    `verb` is the name of the run, for the name of a temporary folder.
     """
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
@@ -99,8 +98,12 @@ def run_jobs(
 ) -> None:
     """Run jobs side by side and wait for all of them.
 
+    Args:
+        jobs: the jobs.
+        timeout_s: limit for all of them together, in seconds.
+        on_poll: called often while they run.
     Raises:
-        RankFailedError: a rank failed, or the time was up; every other rank has been ended.
+        RankFailedError: a rank failed, or the time was up; all other ranks have been ended.
     """
     preload()
     started: dict[int, tuple[LocalJob, int]] = {}
@@ -128,7 +131,7 @@ def _start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
 
 
 def _be_rank(job: LocalJob, rank: int, store: str) -> None:
-    """The life of a child: run, and leave without the parent's clean-up."""
+    """Run a job as a child process, and exit without the parent's clean-up."""
     code = 1
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent answers Ctrl-C
     try:
@@ -159,7 +162,7 @@ def _be_rank(job: LocalJob, rank: int, store: str) -> None:
 
 
 def rank_environment(rank: int, num_ranks: int, store: str) -> Mapping[str, str]:
-    """What `torchrun` would set, and how the ranks meet."""
+    """Return the variables that `torchrun` would set, and the store of the ranks."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -196,7 +199,7 @@ def _wait(
 
 
 def _ended(running: Mapping[int, tuple[LocalJob, int]]) -> Iterator[tuple[int, int]]:
-    """(pid, exit code) of the children that have ended; other children are not touched."""
+    """Yield (pid, exit code) of the children that have ended; other children are not touched."""
     for pid in list(running):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

@@ -1,9 +1,9 @@
-"""One training job in three steps, which every door into it takes: parse, configure, train.
+"""The three steps of a training job, the same for every entry: parse, configure, train.
 
 A pre-training script of Megatron parses its flags (`parse_and_validate_args`), turns them into a
-model's configuration (`gpt_config_from_args`) and calls `pretrain`.  A job stands for these three
+model's configuration (`gpt_config_from_args`) and calls `pretrain`. A job stands for these three
 calls on one rank: `runtime.job.entry` makes them itself, `runtime.job.hook` puts them in their
-places in a script of the user's own.  `StockJob` leaves everything to stock Megatron;
+places in a script of the user's own. `StockJob` leaves everything to stock Megatron;
 `AsymmetricJob` adds the plan's groups, boundaries, gradient sync and data.
 """
 
@@ -30,28 +30,29 @@ from megatron_hetero.schedule.stock import is_stock
 
 
 class TrainingJob(Protocol):
-    """The three calls of a pre-training script.  Each takes Megatron's own function first."""
+    """The three calls of a pre-training script; each takes Megatron's own function first."""
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
-        """Megatron's arguments of this rank; all that can be refused is refused here."""
+        """Return Megatron's arguments of this rank; all refusals happen here."""
         ...
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
-        """The configuration of the model that this rank builds."""
+        """Return the configuration of the model that this rank builds."""
         ...
 
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
-        """Train: Megatron's own loop."""
+        """Train in Megatron's own loop."""
         ...
 
 
 def job_of(argv: Sequence[str], of_a_script: bool = False) -> TrainingJob:
-    """The job that a command line asks for; switches the CPU backend on where there is no GPU.
+    """Return the job of a command line; activate the CPU backend where there is no GPU.
 
     Args:
-        of_a_script: flags that Megatron does not know are a script's own, whose parser takes them.
+        argv: the command line.
+        of_a_script: flags that Megatron does not know are a script's own, for its parser.
     Raises:
-        HeteroError: the plan, its flags or the number of processes are not as they must be.
+        HeteroError: the plan, its flags or the number of processes are wrong.
     """
     arguments = split_arguments(argv)
     judged = arguments
@@ -63,12 +64,14 @@ def job_of(argv: Sequence[str], of_a_script: bool = False) -> TrainingJob:
 def job_on_plan(
     plan: Plan | None, arguments: HeteroArguments, judged: Sequence[str]
 ) -> TrainingJob:
-    """`job_of` for a plan that is read already.
+    """Return the job of a plan that is read already.
 
     Args:
+        plan: the plan; None for stock Megatron.
+        arguments: our flags, and all others.
         judged: the flags that Megatron knows, which the plan must not contradict.
     Raises:
-        HeteroError: the number of processes or the flags are not as they must be.
+        HeteroError: the number of processes or the flags are wrong.
     """
     world = World.from_environment()
     if plan is not None:
@@ -99,7 +102,7 @@ def job_on_plan(
 
 
 def _say_what_a_cpu_changes(judged: Sequence[str]) -> None:
-    """Flags of the user's in whose place a CPU has others."""
+    """Print the user's flags that a CPU replaces by others."""
     there = {o.name: o.values for o in flag_table().split(backend.CPU_FLAGS) if o.values}
     for option in last_of_each(flag_table().split(flag_table().known_part(judged))):
         instead = there.get(option.name, option.values)

@@ -1,4 +1,4 @@
-"""A job that is all stock Megatron's, and what every kind of job does alike."""
+"""A job that stock Megatron runs alone, and the steps that all kinds of jobs share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatron_hetero.errors import CheckpointError, UsageError
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import support
-from megatron_hetero.runtime.job.needs import check_needs
+from megatron_hetero.runtime.job.checks import support
+from megatron_hetero.runtime.job.checks.needs import check_needs
 from megatron_hetero.runtime.job.world import World
 
 Step = Callable[..., Any]
@@ -31,13 +31,21 @@ class StockJob:
         plan: Plan | None = None,
         timeline: Path | None = None,
     ) -> None:
-        """`plan`: which stock Megatron runs, if there is one; it is only watched."""
+        """Prepare a job of stock Megatron.
+
+        Args:
+            megatron: Megatron's flags.
+            world: the place of this process in the job.
+            init: "megatron" or "layout-independent" initial weights.
+            plan: the plan that stock Megatron runs, if there is one; it is only observed.
+            timeline: file for the timeline of real steps.
+        """
         self._megatron, self._world, self._init = tuple(megatron), world, init
         self._plan, self._timeline = plan, timeline
         self._args: Any = None
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
-        """See `TrainingJob`."""
+        """Parse the flags as in `TrainingJob`, after the checks of packages."""
         from megatron_hetero.runtime.megatron import compile_helpers
 
         compile_helpers.apply()
@@ -52,7 +60,7 @@ class StockJob:
         return self._args
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
-        """See `TrainingJob`."""
+        """Build the model's configuration as in `TrainingJob`."""
         from megatron_hetero.runtime.model.hooks import initial_weights_hook, stock_agreement_hook
 
         model = with_layer_spec(gpt_config_from_args(args, **given))
@@ -66,14 +74,14 @@ class StockJob:
         return model
 
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
-        """See `TrainingJob`."""
+        """Train as in `TrainingJob`, with the launcher's store."""
         if named.get("store") is None:
             named["store"] = self._world.store()
         return pretrain(config, *given, **named)
 
 
 def needs_of(megatron: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """`check_needs` for a script's call of Megatron's parser with the arguments `given`."""
+    """Call `check_needs` for a script's call of Megatron's parser with the arguments `given`."""
     table = flag_table()
     defaults = given.get("args_defaults") or {}
     return check_needs(
@@ -84,10 +92,11 @@ def needs_of(megatron: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ..
 
 
 def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
-    """What Megatron's parser makes of `sys.argv`.
+    """Parse `sys.argv` with Megatron's parser.
 
     Raises:
-        UsageError: what Megatron says against the flags, or the line that refuses them in silence.
+        UsageError: Megatron refuses the flags; the message is its own, or the line of code that
+            refuses without one.
     """
     try:
         return parse_and_validate_args(**given)
@@ -97,7 +106,7 @@ def parsed(parse_and_validate_args: Step, given: Mapping[str, Any]) -> Any:
 
 
 def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> None:
-    """What a plan in stock Megatron's hands is asked for: stage ratios and a timeline."""
+    """Attach the observers that a plan in stock Megatron asks for: stage ratios and a timeline."""
     from megatron_hetero.runtime.megatron import training_log
     from megatron_hetero.runtime.observe.stage_ratio import (
         StageRatio,
@@ -121,7 +130,7 @@ def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> Non
 
 
 def with_layer_spec(model: Any) -> Any:
-    """Our layer spec, unless `--spec` named one."""
+    """Set our layer spec, unless `--spec` named one."""
     from megatron_hetero.runtime.model import gpt
 
     if model.transformer_layer_spec is None:
@@ -130,12 +139,12 @@ def with_layer_spec(model: Any) -> Any:
 
 
 def check_checkpoint(args: Any) -> None:
-    """With `--exit-on-missing-checkpoint` there has to be one.
+    """Check that a checkpoint exists if `--exit-on-missing-checkpoint` is given.
 
-    Megatron ends the process with status 0 then, which a launcher takes for a finished job.
+    Megatron would end the process with status 0, which a launcher takes for a finished job.
 
     Raises:
-        CheckpointError: names the folder.
+        CheckpointError: there is none; the message names the folder.
     """
     from megatron.training.checkpointing import checkpoint_exists
 

@@ -1,4 +1,4 @@
-"""Where a process stands in its job, and how the processes of a job meet."""
+"""Place of a process in its job, and the meeting of all its processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job import machine
+from megatron_hetero.runtime.job.checks import machine
 
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands in the job, as `torchrun` tells it (or the local launcher).
+    """Place of this process in the job, as `torchrun` or the local launcher gives it.
 
-    `store_path`: a file through which the ranks meet, instead of a TCP port.
+    `store_path` is a file through which the ranks meet, instead of a TCP port.
     """
 
     rank: int
@@ -30,7 +30,7 @@ class World:
 
     @staticmethod
     def from_environment() -> World:
-        """The place that the launcher wrote into the environment."""
+        """Read the place that the launcher wrote into the environment."""
         return World(
             int(os.environ.get("RANK", "0")),
             int(os.environ.get("WORLD_SIZE", "1")),
@@ -38,15 +38,15 @@ class World:
         )
 
     def store(self) -> dist.Store | None:
-        """Where the ranks meet; None for torch's own rendezvous."""
+        """Return the store through which the ranks meet; None for torch's own rendezvous."""
         return dist.FileStore(self.store_path, self.size) if self.store_path else None
 
 
 def check_world(plan: Plan, world: World) -> Position:
-    """The plan's place for this process.
+    """Check the processes of a job against the plan; return this process's place.
 
     Raises:
-        EnvironmentMismatchError: another number of processes, another host, another GPU.
+        EnvironmentMismatchError: the number of processes, the host or the GPU is not the plan's.
     """
     table = rank_table(plan)
     if world.size != len(table):

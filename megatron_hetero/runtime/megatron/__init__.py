@@ -1,6 +1,6 @@
 """Megatron symbols that are replaced at run time, one file each, guarded by hashes.
 
-replace              the one way of replacing
+replace              the one method of replacing
 parallel_state       the globals of `parallel_state`
 forward_backward     each replica's own number of micro-batches
 optimizer            an optimizer over the pieces that a rank owns

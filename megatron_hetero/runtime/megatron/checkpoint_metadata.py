@@ -24,7 +24,7 @@ ONE_KEY_PER_LAYER = "non_homogeneous_layers"
 
 
 def apply(**entries: Any) -> None:
-    """From here on checkpoints that are written have these `entries` in their metadata too."""
+    """Add `entries`, and one key for each layer, to the metadata of later checkpoints."""
 
     def metadata(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return {**REPLACEMENT.original()(*args, **kwargs), ONE_KEY_PER_LAYER: True, **entries}

@@ -11,7 +11,7 @@ import queue
 
 
 def save_without_a_server() -> None:
-    """Give the writer an ordinary queue, if this Megatron has such a thing."""
+    """Give the writer an ordinary queue, if this Megatron has one to replace."""
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
     if hasattr(filesystem_async, "_results_queue"):

@@ -22,7 +22,7 @@ REPLACEMENT = Replacement(
 
 
 def apply(forward_backward: Callable[..., Any]) -> None:
-    """From now on Megatron's loop runs each step through `forward_backward`."""
+    """Run each step of Megatron's loop through `forward_backward` from now on."""
 
     def get_forward_backward_func(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         return forward_backward

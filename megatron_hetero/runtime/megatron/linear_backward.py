@@ -1,11 +1,10 @@
-"""`core.tensor_parallel.layers.LinearWithGradAccumulationAndAsyncCommunication`: a backward pass
-that can leave weight gradients for later.
+"""`core.tensor_parallel.layers.LinearWithGradAccumulationAndAsyncCommunication`, in two parts.
 
 Zero-bubble schedules need the two parts of a backward pass at different times.  Megatron's local
-linear layers make both in one autograd function, and its own means of putting off (`--delay-wgrad-
-compute`) are for Transformer Engine's layers alone.  The function is replaced by a subclass of it
-that does what Megatron's does, unless weight gradients are being put off just then.  Only plans
-whose orders have split backward passes apply it.
+linear layers make both in one autograd function, and its own flag for the second one
+(`--delay-wgrad-compute`) is for Transformer Engine's layers alone.  The function is replaced by a
+subclass of it that does what Megatron's does, unless weight gradients are being put off just then.
+Only plans whose orders have split backward passes apply it.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ backward pass to Megatron."""
 
 
 def apply(split: Split) -> None:
-    """From now on linear layers ask `split` first in their backward pass."""
+    """Ask `split` first in the backward pass of linear layers from now on."""
     original: Any = REPLACEMENT.original()
 
     class Linear(original):  # type: ignore[misc]
-        """Megatron's function, whose backward pass may do its first part alone."""
+        """Megatron's function, whose backward pass may do its first part only."""
 
         @staticmethod
         def backward(ctx: Any, output_gradient: Any) -> Any:

@@ -23,7 +23,7 @@ REPLACEMENT = Replacement(
 
 
 def apply(build: Callable[..., Any]) -> None:
-    """From now on the loop's optimizer is `build(Megatron's function, config, model, ...)`."""
+    """Build the loop's optimizer by `build(Megatron's function, config, model, ...)`."""
 
     def get_megatron_optimizer(config: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         return build(REPLACEMENT.original(), config, model, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Fills the globals of `megatron.core.parallel_state` with this rank's groups.
+"""Values of this rank's groups for the globals of `megatron.core.parallel_state`.
 
 `pretrain` takes our groups as an argument, yet Megatron still asks the globals in places that have
 no argument: the optimizer is built without a collection, the vocabulary-parallel cross entropy and
-the layer offsets ask for ranks, the logs ask for sizes.  Public setters are used where there are
+the layer offsets ask for ranks, the logs ask for sizes. Public setters are used where there are
 any; nothing of Megatron's is replaced.
 """
 
@@ -52,7 +52,7 @@ def fill(groups: RankGroups) -> None:
     """Make every question that Megatron asks `parallel_state` answer for this rank's place.
 
     Raises:
-        MegatronVersionError: a global that this version of the package knows is not there.
+        MegatronVersionError: Megatron lacks a global that this package sets.
     """
     rank = dist.get_rank()
     values = (

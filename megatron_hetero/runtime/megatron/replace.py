@@ -1,8 +1,8 @@
-"""The one way in which a Megatron symbol is replaced at run time.
+"""The one method of replacing a Megatron symbol at run time.
 
-Each replacement has a file of its own beside this one that says which symbol, why no hook serves,
-and the fingerprints of the sources it was written against.  A symbol whose source is unknown is
-never replaced: Megatron changed, and guessing would train something wrong in silence.
+Each replacement has a file of its own beside this one that names the symbol, the reason why no hook
+serves, and the fingerprints of the sources it was written against. A symbol whose source is unknown
+is never replaced: Megatron changed, and a guess could train something wrong without a sign.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ORIGINAL = "_megatron_hetero_original"
 
 
 def fingerprint(function: Callable[..., Any]) -> str:
-    """First 16 hex digits of the sha256 of a function's source text."""
+    """Hash a function's source text: the first 16 hex digits of its sha256."""
     return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """A symbol of Megatron and what stands in for it.
+    """A symbol of Megatron, and its replacement.
 
     `name` is one of the module's, or "Class.method" for a static method of one of its classes.
     `known` maps fingerprints of the original's source to the releases that carry it.
@@ -38,7 +38,7 @@ class Replacement:
     known: Mapping[str, str]
 
     def original(self) -> Callable[..., Any]:
-        """Megatron's own, also while it is replaced."""
+        """Return Megatron's own symbol, also while it is replaced."""
         owner, name = self._place()
         current = getattr(owner, name)
         return getattr(current, _ORIGINAL, current)
@@ -69,7 +69,7 @@ class Replacement:
         return import_module(self.module)
 
     def _place(self) -> tuple[Any, str]:
-        """The module or class, and the name of the symbol in it."""
+        """Return the module or class, and the name of the symbol in it."""
         *path, name = self.name.split(".")
         owner = self._module()
         for part in path:

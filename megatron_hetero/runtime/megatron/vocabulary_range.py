@@ -21,7 +21,7 @@ REPLACEMENT = Replacement(
 
 
 def apply(rows: Sequence[int]) -> None:
-    """From now on rank i of the own tensor-parallel group holds `rows[i] .. rows[i + 1] - 1`."""
+    """Assign rows `rows[i] .. rows[i + 1] - 1` to rank i of the own tensor-parallel group."""
 
     def vocab_range(per_partition_vocab_size: int, rank: int, world_size: int) -> tuple[int, int]:
         if world_size != len(rows) - 1:

@@ -1,4 +1,4 @@
-"""Megatron's model and data, and what is done to both for a plan.
+"""Megatron's model and data, and their changes for a plan.
 
 gpt                 batch, loss, data sets and layer spec of a GPT
 data                the samples that each replica reads
@@ -9,5 +9,5 @@ experts             mixture of experts
 fp8                 Transformer Engine's fp8
 norm                norms that allow sequence parallelism
 custom_spec         layers of the user's own
-transformer_engine  is Transformer Engine usable
+transformer_engine  a check that Transformer Engine is usable
 """

@@ -1,8 +1,8 @@
-"""Layers of the user's own (`--spec`) have to say how tensor parallelism divides them.
+"""Check that layers of the user's own (`--spec`) say how tensor parallelism divides them.
 
-A parameter's place in the whole model is read off Megatron's marks.  Its own layers, torch's and
-Transformer Engine's carry them or are copies by their kind; a parameter of another module that says
-nothing would pass for a copy, and if it is a shard its gradient would be summed with strangers.
+A parameter's place in the whole model is read off Megatron's marks. Layers of Megatron, torch and
+Transformer Engine carry them or are copies by their kind. A parameter of another module without a
+mark would be taken for a copy; if it were a shard, its gradient would be summed with strangers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check_marked(model: Iterable[torch.nn.Module], width: int) -> None:
     """Refuse unmarked parameters of unknown modules in a tensor-parallel group of `width`.
 
     Raises:
-        UnsupportedError: names them, and the mark to set.
+        UnsupportedError: the message names them, and the mark to set.
     """
     if width == 1:
         return

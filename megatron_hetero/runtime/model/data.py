@@ -1,10 +1,10 @@
-"""Which samples each replica reads: the global batch is the one a single process would take.
+"""Samples that each replica reads: the global batch is the one a single process would take.
 
-Step k of the job covers samples `k*B .. (k+1)*B - 1` in one process's order of the dataset.  Its
+Step k of the job covers samples `k*B .. (k+1)*B - 1` in one process's order of the dataset. Its
 micro-batches are dealt out in rounds, one to each replica that still has some to run, in that
-order; with equal counts that is Megatron's own division among data-parallel ranks.  Ranks that read
-nothing (inner stages, all but the first of a tensor-parallel group) get an iterator that says so if
-it is asked.
+order; with equal counts that is Megatron's own division among data-parallel ranks. Ranks that read
+nothing (inner stages, all but the first of a tensor-parallel group) get an iterator that raises an
+error when asked.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from megatron_hetero.runtime.parallel.groups import RankGroups
 
 @dataclass(frozen=True)
 class Order:
-    """In which order one process reads a dataset of `num_samples`, and how far.
+    """Order in which one process reads a dataset of `num_samples`, and its end.
 
-    `shuffled_by`: endless, each epoch permuted by a state seeded with its number, without the
-    samples that fill no micro-batch of this size; as `MegatronPretrainingRandomSampler` on one
-    data-parallel rank (`--dataloader-type cyclic`).  Else once, in order, as
-    `MegatronPretrainingSampler`.
+    With `shuffled_by`, a micro-batch size, the order is endless: each epoch is permuted by a state
+    seeded with its number, without the samples that fill no micro-batch, as
+    `MegatronPretrainingRandomSampler` does on one data-parallel rank (`--dataloader-type cyclic`).
+    Without, each sample is read once, in order, as by `MegatronPretrainingSampler`.
     """
 
     num_samples: int
@@ -43,11 +43,11 @@ class Order:
 
     @property
     def end(self) -> int | None:
-        """How many positions there are; None for no end."""
+        """Return the number of positions; None for no end."""
         return None if self.shuffled_by else self.num_samples
 
     def sample(self, position: int) -> int:
-        """The index in the dataset of what is read at `position`."""
+        """Return the dataset index of the sample read at `position`."""
         if self.shuffled_by:
             whole = self.num_samples - self.num_samples % self.shuffled_by
             epoch, place = divmod(position, whole)
@@ -63,9 +63,9 @@ def _permutation(length: int, epoch: int) -> list[int]:
 
 
 class ReplicaSampler(Sampler[list[int]]):
-    """Batches of sample numbers for one replica, from `consumed` samples on.
+    """Sampler of batches of sample numbers for one replica, from `consumed` samples on.
 
-    An end of the dataset that is no whole global batch is left out.
+    The end of the dataset that is no whole global batch is left out.
     """
 
     def __init__(self, batches: BatchSchedule, replica: int, order: Order, consumed: int) -> None:
@@ -94,7 +94,8 @@ class ReplicaSampler(Sampler[list[int]]):
 class WholeSet(Dataset):
     """A dataset filled up to whole global batches with samples that do not count.
 
-    For `--full-validation`, which sees each sample once: the loss mask of what fills up is zero.
+    It serves `--full-validation`, which sees each sample once: the loss mask of the filling samples
+    is zero.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int) -> None:
@@ -118,7 +119,7 @@ class WholeSet(Dataset):
 
 
 class NoData:
-    """The iterator of a rank that reads nothing.
+    """Iterator of a rank that reads nothing.
 
     `num_batches` is what Megatron takes for the length of a validation set.
     """
@@ -137,7 +138,7 @@ class NoData:
 
 
 class _Validation:
-    """A loader of a whole validation set, which Megatron goes through again and again.
+    """Loader of a whole validation set, which Megatron iterates again and again.
 
     Its length is the number of validation steps that cover it.
     """
@@ -153,7 +154,10 @@ class _Validation:
 
 
 def reads_data(groups: RankGroups) -> bool:
-    """First stages read the tokens, last stages the labels; one rank of the group for all."""
+    """Tell if this rank reads data: tokens on first stages, labels on last stages.
+
+    One rank reads for its tensor-parallel group.
+    """
     at_an_end = groups.pipeline.stage == 0 or groups.is_last_stage
     return at_an_end and groups.tensor.rank() == 0
 
@@ -169,7 +173,9 @@ def iterators_provider(
     The datasets are Megatron's; only the choice of samples is ours.
 
     Args:
-        batches: of training; validation has the last one.
+        datasets_provider: provider of the datasets.
+        batches: batches of training; validation has the last one.
+        groups: the groups of this rank.
         shuffled_by: the job's micro-batch size, if the user asks for `--dataloader-type cyclic`.
     """
     from megatron.training import get_args

@@ -1,7 +1,7 @@
-"""Mixture of experts on an asymmetric plan: what is refused, and what the log says of routing.
+"""Mixture of experts on an asymmetric plan: refusals, and the routing losses of the log.
 
 Each stage holds all experts of its layers, every expert divided over the stage's tensor-parallel
-group as a dense MLP is (expert parallelism of 1).  Routers are copies.  A router sees the tokens of
+group as a dense MLP is (expert parallelism of 1). Routers are copies. A router sees the tokens of
 one micro-batch, over the whole group, so it chooses as one process does under any plan.
 """
 
@@ -86,7 +86,7 @@ def check_micro_batches(plan: Plan, args: Any) -> None:
     """Refuse micro-batches of unlike size under a loss that balances experts within each.
 
     Raises:
-        UnsupportedError: says which sizes and what to do.
+        UnsupportedError: the message has the sizes, and advice.
     """
     sizes = sorted({replica.micro_batch_size or args.micro_batch_size for replica in plan.replicas})
     if len(sizes) > 1 and "aux_loss" in _names(args.moe_router_load_balancing_type):
@@ -100,8 +100,8 @@ def check_micro_batches(plan: Plan, args: Any) -> None:
 class JobMoEMetrics(MoEMetricsTracker):
     """Megatron's tracker of routing losses, summed over a job whose pipelines have no groups.
 
-    Megatron adds up over the pipeline and the tensor-parallel group, takes the mean over replicas
-    of equally many micro-batches, and divides by their number.  Here replicas have unlike numbers:
+    Megatron sums over the pipeline and the tensor-parallel group, takes the mean over replicas of
+    equally many micro-batches, and divides by their number. Here replicas have unequal numbers, so
     the sum over the job is divided by all of them.
     """
 
@@ -122,5 +122,5 @@ class JobMoEMetrics(MoEMetricsTracker):
 
 
 def follow_routing(plan: Plan, groups: RankGroups) -> None:
-    """Let Megatron's log have the routing losses of the whole job."""
+    """Sum the routing losses of Megatron's log over the whole job."""
     set_moe_metrics_tracker(JobMoEMetrics(plan, groups))

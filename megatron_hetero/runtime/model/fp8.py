@@ -1,9 +1,10 @@
-"""fp8 products (Transformer Engine) on an asymmetric plan: what is asked of the job and its GPUs.
+"""fp8 products (Transformer Engine) on an asymmetric plan: requirements on the job and its GPUs.
 
-Weights, their gradients, and what crosses a boundary stay in bf16; each layer casts the inputs of
-its own products.  With `--fp8-recipe tensorwise` the scales are those of the tensors at hand, so
-nothing has to be agreed between replicas or kept in a checkpoint, and nothing here has to run.
-Other recipes keep histories or blocks that other shards would cut elsewhere; they are refused.
+Weights, their gradients, and tensors that cross a boundary stay in bf16; each layer casts the
+inputs of its own products. With `--fp8-recipe tensorwise` the scales are those of the tensors at
+hand, so replicas need not agree on anything and checkpoints need not keep anything, and nothing
+here has to run. Other recipes keep histories or blocks that other shards would cut elsewhere; they
+are refused.
 
 Source: Transformer Engine's support matrix, and its check of sizes (`assert_dim_for_fp8_exec`).
 """
@@ -22,7 +23,7 @@ from megatron_hetero.preflight.gpu_checks import FP8_CAPABILITY
 
 _RECIPE = "tensorwise"
 _COLUMNS, _ROWS = 16, 8
-"""What the last size of each factor has to be a multiple of, and what the tokens."""
+"""Divisors of the last size of each factor, and of the number of tokens."""
 
 REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
@@ -52,15 +53,16 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def check_plan(plan: Plan, workload: Workload) -> None:
-    """Refuse GPUs and sizes that a job with `--fp8-format` would fail on.
+    """Refuse GPUs and sizes on which a job with `--fp8-format` would fail.
 
     A GPU type that the catalogue lacks is not judged.
 
     Args:
-        plan: with the micro-batch sizes of its replicas.
+        plan: the plan, with the micro-batch sizes of its replicas.
+        workload: the job.
     Raises:
-        EnvironmentMismatchError: names the stages and their GPU types.
-        UnsupportedError: names the stages and the sizes.
+        EnvironmentMismatchError: GPU types lack fp8; the message names them and their stages.
+        UnsupportedError: sizes do not divide; the message names them and their stages.
     """
     known = gpu_type_names()
     needed = FP8_CAPABILITY[_RECIPE]

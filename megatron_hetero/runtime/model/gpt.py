@@ -1,8 +1,8 @@
-"""What Megatron leaves to the pre-training script: batch, loss, datasets, layer spec.
+"""Parts that Megatron leaves to the pre-training script: batch, loss, datasets, layer spec.
 
-The wheel has `megatron.training` but no `pretrain_gpt.py`.  These are its counterparts for plain
-GPT pre-training, with stock Megatron behind each call; the stock reference of `verify` uses them
-too, so nothing here may depend on the plan.
+The wheel has `megatron.training` but no `pretrain_gpt.py`. These are its counterparts for plain GPT
+pre-training, with stock Megatron behind each call; jobs that stock Megatron runs use them too, so
+nothing here may depend on the plan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BATCH_KEYS = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids"
 
 
 def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
-    """Megatron's forward step: one micro-batch through this stage.
+    """Run one micro-batch through this stage: Megatron's forward step.
 
     Returns:
         The stage's output (per-token losses `[b, s]` on a last stage, activations `[s, b, h]`
@@ -95,7 +95,7 @@ def _batch(data_iterator: Any, vp_stage: int | None) -> tuple[torch.Tensor | Non
 def loss_func(
     loss_mask: torch.Tensor, output_tensor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Masked sum of the per-token losses of one micro-batch.
+    """Sum the per-token losses of one micro-batch that the mask counts.
 
     Args:
         loss_mask: [b, s], 1 where a token counts.
@@ -132,9 +132,9 @@ def loss_func(
 
 @EveryRankProvider
 def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
-    """Megatron's own (blended, indexed or mock) GPT datasets for training, validation and test.
+    """Build Megatron's own (blended, indexed or mock) GPT datasets: train, valid, test.
 
-    Built on the ranks that read data and on rank 0; None elsewhere.
+    They are built on the ranks that read data and on rank 0; None elsewhere.
     """
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
@@ -175,8 +175,11 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
 
 
 def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
-    """Megatron's default layer spec; with local layers, norms that allow sequence parallelism and
-    attention that allows context parallelism."""
+    """Return Megatron's default layer spec.
+
+    Local layers get norms that allow sequence parallelism and attention that allows context
+    parallelism.
+    """
     spec = default_layer_spec(model_config, vp_stage)
     config = model_config.transformer
     if config.transformer_impl == "local" and config.context_parallel_size > 1:

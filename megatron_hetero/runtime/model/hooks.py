@@ -1,4 +1,4 @@
-"""What is done to Megatron's model between its construction and the optimizer's."""
+"""Changes of Megatron's model between its construction and the optimizer's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ ModelHook = Callable[[list[Any]], list[Any]]
 
 
 def initial_weights_hook(seed: int) -> ModelHook:
-    """A `pre_wrap_hook` that draws weights by global index (see
-    `runtime.model.initial_weights`)."""
+    """Return a `pre_wrap_hook` that draws layout-independent weights (`initial_weights`)."""
 
     def hook(model: list[Any]) -> list[Any]:
         initialise(model, seed)
@@ -35,12 +34,12 @@ def initial_weights_hook(seed: int) -> ModelHook:
 
 
 def random_state_hook(groups: RankGroups) -> ModelHook:
-    """A `post_wrap_hook` after which random states are as Megatron means them to be.
+    """Return a `post_wrap_hook` that leaves random states as Megatron means them to be.
 
-    On a CPU the initial weights come out of the state from which dropout is drawn later, and ranks
-    with unlike shares draw unlike numbers of them: the group's first rank decides.  GPUs keep the
-    two apart.  With `--data-parallel-random-init` each replica has states of its own; Megatron
-    knows them by the data-parallel rank, which is 0 on every rank of a plan.
+    On a CPU the initial weights come from the state that dropout uses later, and ranks with unlike
+    shares draw unlike numbers of them, so the state of the group's first rank is taken over. GPUs
+    keep the two apart. With `--data-parallel-random-init` each replica has states of its own;
+    Megatron knows replicas by the data-parallel rank, which is 0 on every rank of a plan.
     """
 
     def hook(model: list[Any]) -> list[Any]:
@@ -58,7 +57,7 @@ def random_state_hook(groups: RankGroups) -> ModelHook:
 
 
 def marks_hook(groups: RankGroups) -> ModelHook:
-    """A `post_wrap_hook` that refuses layers which do not say how they are divided."""
+    """Return a `post_wrap_hook` that refuses layers which do not say how they are divided."""
 
     def hook(model: list[Any]) -> list[Any]:
         check_marked(model, groups.tensor.size())
@@ -68,10 +67,10 @@ def marks_hook(groups: RankGroups) -> ModelHook:
 
 
 def stock_agreement_hook(model: list[Any]) -> list[Any]:
-    """A `post_wrap_hook` for plans that stock Megatron runs, after `initial_weights_hook`.
+    """Broadcast the parameters: a `post_wrap_hook` for plans that stock Megatron runs.
 
-    Makes data-parallel ranks agree to the last bit, which unlike processors' random number kernels
-    need not do.
+    It follows `initial_weights_hook` and makes data-parallel ranks agree to the last bit, which
+    random number kernels of unlike processors need not do.
     """
     for chunk in model:
         chunk.broadcast_params()
@@ -85,14 +84,17 @@ def synchronise_hook(
     *,
     overlaps_gathers: bool = False,
 ) -> ModelHook:
-    """A `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
+    """Return a `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
 
-    Megatron's norm leaves out parameters marked `shared`; with those of all copies but the first
-    marked so, every element of the model counts once, whoever holds it.  The optimizer copies the
-    mark to its fp32 masters, hence before it is built.
+    Megatron's norm leaves out parameters marked `shared`. The parameters of all copies but the
+    first are marked, so every element of the model counts once, whoever holds it. The optimizer
+    copies the mark to its fp32 main weights, so the hook runs before it is built.
 
     Args:
-        optimizer_weights, overlaps_gathers: of `GradientSync`.
+        plan: the plan.
+        groups: the groups of this rank.
+        optimizer_weights: as in `GradientSync`.
+        overlaps_gathers: as in `GradientSync`.
     """
 
     def hook(model: list[Any]) -> list[Any]:
@@ -113,7 +115,7 @@ def synchronise_hook(
 
 
 def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
-    """A `post_wrap_hook` after which checkpoints have global shapes and random states.
+    """Return a `post_wrap_hook` that gives checkpoints global shapes and random states.
 
     See `runtime.state.checkpoint` and `runtime.state.random_states`.
     """

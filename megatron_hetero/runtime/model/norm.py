@@ -1,8 +1,8 @@
 """Norms for the local layer spec that allow sequence parallelism.
 
-Without Transformer Engine or Apex, Megatron falls back on torch's norms and refuses sequence
-parallelism with them, because nothing tells its gradient sync that their gradients are partial
-sums.  Saying so is one attribute; the arithmetic is torch's either way.
+Without Transformer Engine or Apex, Megatron uses torch's norms and refuses sequence parallelism
+with them, because its gradient sync cannot know that their gradients are partial sums. One
+attribute tells it; the arithmetic is torch's either way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SequenceParallelTorchNorm:
 
 
 def with_sequence_parallel_norms(layer: ModuleSpec) -> ModuleSpec:
-    """The layer spec with torch's norms replaced wherever they stand in it."""
+    """Replace torch's norms wherever they stand in a layer spec."""
     submodules = layer.submodules
     if submodules is None:
         return layer
@@ -52,10 +52,12 @@ def with_sequence_parallel_norms(layer: ModuleSpec) -> ModuleSpec:
 def local_block_spec(
     spec: ModuleSpec | TransformerBlockSubmodules, config: Any, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
-    """A block of `spec`'s layers for this stage, its closing norm included.
+    """Return a block of `spec`'s layers for this stage, its final norm included.
 
     Args:
-        spec: of every layer; or, as Megatron has it for experts, of the stage's layers.
+        spec: the spec of every layer; or, as Megatron has it for experts, of the stage's layers.
+        config: Megatron's configuration of the transformer.
+        vp_stage: number of the model chunk.
     """
     if isinstance(spec, TransformerBlockSubmodules):
         layers = list(spec.layer_specs)

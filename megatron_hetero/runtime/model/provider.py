@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class EveryRankProvider:
-    """A provider that Megatron calls on all ranks, not only on the first of a tensor group.
+    """Provider that Megatron calls on all ranks, not only on the first of a tensor-parallel group.
 
-    `provide(num_samples)` returns what stands for (train, valid, test).
+    `provide(num_samples)` returns substitutes for (train, valid, test).
     """
 
     provide: Callable[..., tuple[Any, ...]]
     is_distributed: ClassVar[bool] = True
 
     def __call__(self, num_samples: Any, vp_stage: int | None = None) -> tuple[Any, ...]:
-        """Stock Megatron asks once for each model chunk; all of them are given the same."""
+        """Provide the data sets, the same ones for each model chunk."""
         return self.provide(num_samples)

@@ -1,8 +1,8 @@
-"""Is Transformer Engine usable?  Installed does not mean so.
+"""Check that Transformer Engine is usable; an installed package need not be.
 
-A build for another torch or CUDA, or the empty package that its index entry can leave, raises all
-kinds of errors when it is imported, of which Megatron expects one.  A package that cannot be used
-is hidden, so that Megatron finds none and takes its own layers.
+A build for another torch or CUDA, or the empty package that its index entry can leave, raises many
+kinds of errors on import, of which Megatron expects one. A package that cannot be used is hidden,
+so that Megatron finds none and takes its own layers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _PACKAGES = ("transformer_engine", "transformer_engine_torch")
 
 
 def hide_if_broken() -> str | None:
-    """Hide a package that cannot be imported from everything that runs after.
+    """Hide a package that cannot be imported from all later imports.
 
     Returns:
-        Why there is no Transformer Engine; None if there is a usable one.
+        The reason why there is no Transformer Engine; None if there is a usable one.
     """
     if any(sys.modules.get(name, ...) is None for name in _PACKAGES):
         return "it was hidden, because it cannot be imported"

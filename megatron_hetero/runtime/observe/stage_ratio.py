@@ -1,8 +1,8 @@
-"""While training: how long each stage really takes beside its prediction, and which GPU lags.
+"""Measured time of each stage beside its prediction, during training, and the GPUs that lag.
 
-Every rank adds up the seconds of its forward and backward passes, as its device lives them (CUDA
-events, so that nothing waits for a kernel); at each interval of Megatron's log the ranks exchange
-one number each.  What is compared is a micro-batch's forward and backward pass, tensor-parallel
+Every rank sums the seconds of its forward and backward passes on its device (by CUDA events, so
+that nothing waits for a kernel); at each interval of Megatron's log the ranks exchange one number
+each. The compared quantity is a micro-batch's forward and backward pass, tensor-parallel
 communication included, as in `Estimates.stage_times_s`.
 """
 
@@ -30,7 +30,7 @@ STRAGGLER = 1.15
 
 
 class StageWatch:
-    """Times the passes of this rank; `watched` goes around each operation of the executor."""
+    """Stopwatch for the passes of this rank; `watched` is entered around each operation."""
 
     def __init__(self) -> None:
         self._on_gpu = backend.cuda_is_usable()
@@ -40,7 +40,7 @@ class StageWatch:
 
     @contextmanager
     def watched(self, kind: str) -> Iterator[None]:
-        """Time what runs inside, if it computes."""
+        """Measure the time of the block if the operation computes."""
         if kind not in _COMPUTE:
             yield
             return
@@ -57,9 +57,9 @@ class StageWatch:
         self._num_forwards += kind == "forward"
 
     def take(self) -> float:
-        """Seconds of a micro-batch, mean since the last call; NaN if there was none.
+        """Return the seconds of a micro-batch, the mean since the last call; NaN if there was none.
 
-        Waits for the device, so call it once an interval of the log.
+        It waits for the device, so call it once an interval of the log.
         """
         if self._events:
             self._events[-1][1].synchronize()
@@ -70,7 +70,7 @@ class StageWatch:
 
 
 def watch_stock_passes(watch: StageWatch) -> None:
-    """Time the passes of stock Megatron's schedules, in this process from now on."""
+    """Measure the passes of stock Megatron's schedules, in this process from now on."""
     from megatron.core.pipeline_parallel import schedules
 
     def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,20 +85,26 @@ def watch_stock_passes(watch: StageWatch) -> None:
 
 
 class StageRatio:
-    """Observes Megatron's log (`runtime.megatron.training_log`) and adds its lines to it."""
+    """Observer of Megatron's log (`runtime.megatron.training_log`), to which it adds lines."""
 
     def __init__(self, plan: Plan, watch: StageWatch) -> None:
         self._plan, self._watch = plan, watch
 
     @staticmethod
     def applies(plan: Plan) -> bool:
-        """Whether the plan says what to compare with: its figures are of GPUs, or measured here."""
+        """Tell if the plan has figures to compare with: of GPUs, or measured on this machine."""
         return plan.estimates is not None and bool(plan.hosts) and (
             backend.cuda_is_usable() or plan.estimates.measured
         )  # fmt: skip
 
     def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
-        """Collective over the job at each interval of the log."""
+        """Exchange the ranks' times and print the ratios. Collective at each interval of the log.
+
+        Args:
+            iteration: the step.
+            loss_dict: Megatron's losses; not read.
+            grad_norm: Megatron's norm; not read.
+        """
         from megatron.training import get_args
 
         if iteration % get_args().log_interval:
@@ -129,7 +135,12 @@ class RankRatio:
 
 
 def stage_ratios(plan: Plan, seconds: Sequence[float]) -> tuple[RankRatio, ...]:
-    """`seconds` of a micro-batch on one model chunk by rank; `plan` has estimates and devices."""
+    """Compute the ratio of every rank.
+
+    Args:
+        plan: a plan with estimates and devices.
+        seconds: [rank] -> seconds of a micro-batch on one model chunk.
+    """
     if plan.estimates is None:
         raise ValueError("a plan without estimates predicts nothing")
     table = rank_table(plan)
@@ -150,7 +161,7 @@ def stage_ratios(plan: Plan, seconds: Sequence[float]) -> tuple[RankRatio, ...]:
 
 
 def ratio_lines(plan: Plan, ratios: Sequence[RankRatio]) -> Iterator[str]:
-    """For the log: each stage, each GPU type, stragglers, and what a new division could save."""
+    """Yield lines for the log: stages, GPU types, stragglers, and the gain of a new division."""
     stages = ", ".join(
         f"r{r} s{s} {ratio:.2f}" for (r, s), ratio in _slowest_of_stages(ratios).items()
     )
@@ -173,11 +184,11 @@ def ratio_lines(plan: Plan, ratios: Sequence[RankRatio]) -> Iterator[str]:
 
 
 def possible_gain(plan: Plan, ratios: Sequence[RankRatio]) -> float:
-    """Part of the steady state that a perfect division of layers inside the slowest replica saves.
+    """Bound the gain of a perfect division of the slowest replica's layers, in the steady state.
 
     A stage of n layers at t seconds does n/t layers a second; all of a replica's stages together
-    could do them at the sum of these rates.  Whole layers, memory and hops are left out, so that
-    this is a bound on what planning anew gains from unequal stages.
+    could do them at the sum of these rates. Whole layers, memory and hops are left out, so the
+    result bounds the gain of planning anew for unequal stages. It is a part of the replica's time.
     """
     slowest = _seconds_of_stages(ratios)
     gains = []
@@ -191,7 +202,7 @@ def possible_gain(plan: Plan, ratios: Sequence[RankRatio]) -> float:
 
 
 def scalars(ratios: Sequence[RankRatio]) -> dict[str, float]:
-    """For TensorBoard."""
+    """Return the ratios by name, for TensorBoard."""
     found = {
         f"stage-ratio/replica-{r}-stage-{s}": ratio
         for (r, s), ratio in _slowest_of_stages(ratios).items()

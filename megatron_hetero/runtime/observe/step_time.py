@@ -1,5 +1,4 @@
-"""While training: how long a step really takes beside its prediction, and what part of the GPUs'
-peak that is (MFU).
+"""Measured step time beside its prediction, during training, and the model FLOPs utilization (MFU).
 
 FLOPs are those of the model (`model.blocks`: products, and the causal half of the scores; the
 backward pass twice the forward; nothing for recomputing), over the peaks of the plan's GPUs, as in
@@ -27,8 +26,11 @@ _BACKWARD_OVER_FORWARD = 2
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the plan promises of a step; `flops_per_s` is the peak of all its GPUs together, None
-    where the catalogue does not know one of them."""
+    """Predicted figures of a step.
+
+    `flops_per_s` is the peak of all GPUs of the plan together; None if the catalogue lacks one of
+    them.
+    """
 
     step_s: float
     global_batch_size: int
@@ -36,15 +38,15 @@ class Prediction:
     flops_per_s: float | None
 
     def mfu(self, step_s: float) -> float | None:
-        """Of a step that takes so long."""
+        """Return the MFU of a step that takes `step_s` seconds."""
         return None if self.flops_per_s is None else self.flops / self.flops_per_s / step_s
 
 
 def prediction_of(plan: Plan, workload: Workload) -> Prediction:
-    """What a plan with estimates promises for its workload.
+    """Return the prediction of a plan with estimates for its workload.
 
     Raises:
-        ValueError: it has no estimates.
+        ValueError: the plan has no estimates.
     """
     if plan.estimates is None:
         raise ValueError("a plan without estimates predicts nothing")
@@ -72,10 +74,10 @@ def _peak_flops_per_s(plan: Plan, precision: str) -> float | None:
 
 
 class StepTime:
-    """Observes Megatron's log on the rank that prints it and adds one line to each interval.
+    """Observer of Megatron's log on the rank that prints it; it adds one line to each interval.
 
-    Measured is the median time from one step's end to the next in the interval, which validation
-    and checkpoints between steps do not move; the job's first step warms up and does not count.
+    It measures the median time from one step's end to the next in the interval, which validation
+    and checkpoints between steps do not move. The job's first step warms up and does not count.
     """
 
     def __init__(self, prediction: Prediction) -> None:
@@ -104,7 +106,7 @@ class StepTime:
 
 
 def step_line(prediction: Prediction, measured_s: float) -> str:
-    """For the log."""
+    """Format measured and predicted time and MFU for the log."""
     ratio = measured_s / prediction.step_s
     line = f"step: {measured_s:.4g} s, predicted {prediction.step_s:.4g} s ({ratio:.2f} times)"
     mfu, promised = prediction.mfu(measured_s), prediction.mfu(prediction.step_s)
@@ -114,7 +116,7 @@ def step_line(prediction: Prediction, measured_s: float) -> str:
 
 
 def step_values(prediction: Prediction, measured_s: float) -> Mapping[str, float]:
-    """For TensorBoard and W&B."""
+    """Return measured and predicted time and MFU by name, for TensorBoard and W&B."""
     values = {"step-time/measured": measured_s, "step-time/predicted": prediction.step_s}
     mfu, promised = prediction.mfu(measured_s), prediction.mfu(prediction.step_s)
     if mfu is not None and promised is not None:

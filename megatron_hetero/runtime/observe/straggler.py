@@ -1,11 +1,11 @@
-"""`--log-straggler` on ranks whose work is unequal: Megatron's own detector, told each rank's part.
+"""`--log-straggler` on ranks with unequal work: Megatron's own detector, given each rank's part.
 
 `megatron.core.utils.StragglerDetector` times the forward passes, asks the GPU for its temperature,
-power, use and clock, and logs the least and the most of all ranks.  Its estimate of TFLOP/s divides
-the job's FLOPs evenly among the ranks; `amp`, by which it divides the estimate afterwards (3: the
-forward pass is a third of a step), makes up for that.  Without CUDA it stays off, as in Megatron.
+power, use and clock, and logs the least and the most of all ranks. Its estimate of TFLOP/s divides
+the job's FLOPs evenly among the ranks, then by `amp` (3: the forward pass is a third of a step); a
+value of `amp` for each rank corrects that. Without CUDA it stays off, as in Megatron.
 
-Megatron's loop configures the detector only where nobody has, so this is no replacement.
+Megatron's loop configures the detector only if nobody has, so nothing is replaced.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _STEP_OVER_FORWARD = 3.0
 
 
 def configure(args: Any, plan: Plan, workload: Workload, rank: int) -> None:
-    """Configure the detector on this rank, as Megatron's loop would; the world is there.
+    """Set the detector up on this rank, as Megatron's loop would; the process group must exist.
 
     Args:
         args: Megatron's, with `log_straggler`.
-        plan: with the micro-batch sizes of its replicas.
+        plan: the plan, with the micro-batch sizes of its replicas.
+        workload: the job.
+        rank: global rank.
     """
     from megatron.training.training import stimer
 
@@ -46,7 +48,7 @@ def configure(args: Any, plan: Plan, workload: Workload, rank: int) -> None:
 
 
 def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
-    """A rank's part of the forward FLOPs of a step, all ranks together 1."""
+    """Compute a rank's part of the forward FLOPs of a step; all ranks together have 1."""
     model = workload.model
     parts = blocks(workload, plan.layout.tensor_parallel_widths)
     embedding, *layers, head = parts
@@ -72,7 +74,7 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
 
 
 def _products(model: ModelSpec, share: TensorShare) -> int:
-    """Elements of a layer's matrices that a token meets on one rank, per hidden unit."""
+    """Count the elements of a layer's matrices for one token on one rank, per hidden unit."""
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
     active = model.moe_router_topk if model.num_experts else 1
     return 2 * sum(attention_sizes(model, share)) + active * columns

@@ -1,4 +1,4 @@
-"""What the gradient sync will do each step, for the start of the log."""
+"""Summary of the gradient sync of a step, for the start of the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from megatron_hetero.units import format_bytes
 
 @dataclass(frozen=True)
 class SyncPlan:
-    """One rank's part of a step.  `least_bytes`: gradients that other ranks hold too, each once."""
+    """One rank's part of a step's gradient sync.
+
+    `least_bytes` counts gradients that other ranks hold too, each once.
+    """
 
     num_collectives: int
     payload_bytes: int
@@ -26,7 +29,7 @@ class SyncPlan:
 
 
 def sync_plan(sync: GradientSync) -> SyncPlan:
-    """What `sync` does on this rank."""
+    """Describe the sync on this rank."""
     buckets = [sum(v.nbytes for _, v in r.views.views(main_grad)) for r in sync.reductions]
     copied = [size for size, r in zip(buckets, sync.reductions, strict=True) if not r.is_in_place]
     held = sum(p.numel() for p in sync.parameters.values())
@@ -44,7 +47,7 @@ def sync_plan(sync: GradientSync) -> SyncPlan:
 
 
 def gather_sync_plans(sync: GradientSync) -> list[SyncPlan]:
-    """[rank] -> its part.  Collective."""
+    """Gather the parts of all ranks, [rank]. Collective."""
     own = torch.tensor(astuple(sync_plan(sync)), device=torch.cuda.current_device())
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own)
@@ -52,7 +55,7 @@ def gather_sync_plans(sync: GradientSync) -> list[SyncPlan]:
 
 
 def sync_lines(parts: Sequence[SyncPlan]) -> Iterator[str]:
-    """For the log, from the parts of all ranks."""
+    """Yield lines for the log, from the parts of all ranks."""
     payload, least = sum(p.payload_bytes for p in parts), sum(p.least_bytes for p in parts)
     if not payload:
         yield "> gradient sync: none, no gradient has a second holder"

@@ -1,13 +1,12 @@
-"""A timeline of real training steps (`--hetero-timeline FILE`): what every stage did when.
+"""A timeline of real training steps (`--hetero-timeline FILE`): the operations of every stage.
 
-Only the steps that are recorded are timed; in all others nothing of this runs but one comparison
-between steps.  A recorded step begins behind a barrier, so that the ranks' clocks need not agree;
-on GPUs the times are those of CUDA events.  The file opens in ui.perfetto.dev, and
-`megatron-hetero report --measured FILE` draws it below the prediction.
+Only the steps that are recorded are timed; all others cost one comparison between steps. A recorded
+step begins behind a barrier, so that the ranks' clocks need not agree; on GPUs the times are those
+of CUDA events. The file opens in ui.perfetto.dev, and `megatron-hetero report --measured FILE`
+draws it below the prediction.
 
-While a step is recorded, timing wrappers that change nothing else stand in the places of Megatron's
-`forward_step` and `backward_step`, of the function that finishes gradients, and of the optimizer's
-`step`.
+While a step is recorded, timing wrappers that change nothing else replace Megatron's `forward_step`
+and `backward_step`, the function that finishes gradients, and the optimizer's `step`.
 """
 
 from __future__ import annotations
@@ -49,10 +48,9 @@ class MeasuredStep:
 
 
 class TimelineRecorder:
-    """Observes Megatron's log (`runtime.megatron.training_log`) and records steps in between.
+    """Observer of Megatron's log (`runtime.megatron.training_log`) that records steps in between.
 
-    Args:
-        first, end: steps `first .. end - 1` are recorded; the first one of a job cannot be.
+    It records steps `first .. end - 1`; the first step of a job cannot be recorded.
     """
 
     def __init__(self, plan: Plan, path: Path, first: int, end: int) -> None:
@@ -63,12 +61,18 @@ class TimelineRecorder:
         self._steps: list[MeasuredStep] = []
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Remember the model, whose configuration has the function that finishes gradients."""
+        """Store the model, whose configuration has the function that finishes gradients."""
         self._model = model
         return model
 
     def observe(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
-        """Between two steps.  Collective over the job where one is recorded."""
+        """End or begin a recording between two steps. Collective where a step is recorded.
+
+        Args:
+            iteration: the step.
+            loss_dict: Megatron's losses; not read.
+            grad_norm: Megatron's norm; not read.
+        """
         if self._step is not None:
             spans, seconds = self._step.end()
             self._step = None
@@ -83,7 +87,7 @@ class TimelineRecorder:
 
 
 class _Recording:
-    """One step of this rank under way."""
+    """Recording of one step of this rank."""
 
     def __init__(self, config: Any) -> None:
         self._marks: list[tuple[str, Any, Any]] = []
@@ -98,7 +102,7 @@ class _Recording:
         self._begin = self._mark()
 
     def end(self) -> tuple[list[tuple[str, float, float]], float]:
-        """Spans as (kind, start, end) and the step's length, in seconds."""
+        """End the recording; return spans (kind, start, end) and the step's seconds."""
         last = self._mark()
         for owner, name, function in reversed(self._replaced):
             setattr(owner, name, function)
@@ -137,9 +141,14 @@ class _Recording:
 
 
 def measured_step(plan: Plan, number: int, texts: Sequence[str]) -> MeasuredStep:
-    """Put together what the ranks recorded, [rank] as JSON of [seconds, spans].
+    """Combine the records of the ranks, [rank] as JSON of [seconds, spans].
 
-    The first place of a tensor-parallel group speaks for it.
+    The first place of a tensor-parallel group stands for all of it.
+
+    Args:
+        plan: the plan.
+        number: the step.
+        texts: the records.
     """
     stages = []
     longest_s = 0.0
@@ -168,7 +177,7 @@ def measured_step(plan: Plan, number: int, texts: Sequence[str]) -> MeasuredStep
 
 
 def _operations(plan: Plan, replica: int, stage: int, num_passes: int) -> list[Operation]:
-    """What the passes of a stage were: those of its programme, in their order."""
+    """Return the operations that the passes of a stage were: those of its programme, in order."""
     schedule = replica_schedule(plan, replica)
     due = [o for i in schedule.programmes[stage] for o in i if o.kind in COMPUTE]
     if len(due) == num_passes:
@@ -185,7 +194,7 @@ def _operations(plan: Plan, replica: int, stage: int, num_passes: int) -> list[O
 
 
 def timeline_to_data(steps: Sequence[MeasuredStep]) -> dict[str, Any]:
-    """A trace file that also says, for programs, what the middle one of the steps took."""
+    """Build a trace file that also has, for programs, the figures of the median step."""
     middle = sorted(steps, key=lambda step: step.seconds)[len(steps) // 2]
     lanes = {f"measured, step {step.number}": step.stages for step in steps}
     return {
@@ -206,7 +215,7 @@ def timeline_to_data(steps: Sequence[MeasuredStep]) -> dict[str, Any]:
 
 
 def gather_texts(text: str) -> list[str]:
-    """[rank] -> its text, on every rank; as bytes, so that nothing is unpickled."""
+    """Gather the texts of all ranks, [rank], on every rank; as bytes, without pickle."""
     device = torch.cuda.current_device()
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
@@ -223,8 +232,10 @@ def gather_texts(text: str) -> list[str]:
 
 
 def recorder_of(plan: Plan, path: Path | None, args: Any) -> TimelineRecorder | None:
-    """The recorder that the command line asks for; Megatron's `--profile-step-start` and
-    `--profile-step-end` say which steps."""
+    """Build the recorder that the command line asks for; None without a path.
+
+    Megatron's `--profile-step-start` and `--profile-step-end` choose the steps.
+    """
     if path is None:
         return None
     return TimelineRecorder(plan, path, args.profile_step_start, args.profile_step_end)

@@ -11,10 +11,10 @@ from megatron_hetero.runtime.observe.log_values import write_values
 
 
 class TokenRate:
-    """Observes Megatron's log on the rank that prints it and adds one line to each interval.
+    """Observer of Megatron's log on the rank that prints it; it adds one line to each interval.
 
-    Counts every token of the global batch, masked or not, over the wall time since the line before;
-    the first line includes the first step's warm-up.
+    It counts every token of the global batch, masked or not, over the wall time since the previous
+    line; the first line includes the first step's warm-up.
     """
 
     def __init__(self) -> None:

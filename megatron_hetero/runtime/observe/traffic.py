@@ -1,4 +1,4 @@
-"""Counts what one rank hands to the transport, gradients and activations, against the least."""
+"""Bytes of gradients and activations that one rank sends, beside the least possible."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 
 @dataclass
 class RankTraffic:
-    """Of one rank.  `bound_bytes`, per step: its gradients that other ranks hold too, each once.
+    """Gradient traffic of one rank.
 
-    The rest are totals over `num_steps` steps: collectives of gradients, the bytes of the buffers
-    handed to them, how many of these bytes were copied into such a buffer first, and the bytes of
-    weights that a divided optimizer gave back to their holders.
+    `bound_bytes`, per step, counts its gradients that other ranks hold too, each once. The rest are
+    totals over `num_steps` steps: collectives of gradients, the bytes of the buffers handed to
+    them, the part of these bytes that was copied into such a buffer first, and the bytes of weights
+    that a divided optimizer sent back to their holders.
     """
 
     bound_bytes: int
@@ -34,7 +35,7 @@ class RankTraffic:
 
     @property
     def ratio(self) -> float:
-        """Payload over bound; 1.0 where nothing has to be sent and nothing is."""
+        """Return payload over bound; 1.0 if nothing has to be sent and nothing is."""
         bound = self.bound_bytes * self.num_steps
         if bound == 0:
             return 1.0 if self.payload_bytes == 0 else float("inf")
@@ -43,9 +44,9 @@ class RankTraffic:
 
 @dataclass
 class BoundaryTraffic:
-    """Of one rank at one boundary, in the direction in which it sends, totals over the run.
+    """Traffic of one rank at one boundary, in the direction in which it sends, totals over the run.
 
-    `tensor_bytes`: of the whole tensors, which all ranks of the stage send together.
+    `tensor_bytes` counts the whole tensors, which all ranks of the stage send together.
     """
 
     num_messages: int = 0

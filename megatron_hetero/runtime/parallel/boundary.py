@@ -1,10 +1,13 @@
 """Stage boundaries between unlike tensor-parallel widths: every byte crosses once.
 
 Every rank of the sending stage stands for a part of an activation, and so does every rank of the
-receiving one (`plan.stage_ranges`).  Where two parts overlap, the overlap goes straight from its
-holder to its user, all pieces of a hop in one batched call.  A receiving stage without sequence
-parallelism then gathers the parts inside its own tensor-parallel group, over its own fast links.
-Gradients go back the same way with the roles exchanged.
+receiving one (`plan.sharding.stage_ranges`). Where two parts overlap, the overlap goes straight
+from its holder to its user, all pieces of a hop in one batched call. A receiving stage without
+sequence parallelism then gathers the parts inside its own tensor-parallel group, over its own fast
+links. Gradients take the reverse path.
+
+Example: 12 elements go from width 2 (0 to 5, 6 to 11) to width 3 (0 to 3, 4 to 7, 8 to 11). Four
+messages cross: sender 0 to receiver 0 (4 elements), 0 to 1 (2), 1 to 1 (2) and 1 to 2 (4).
 
 Megatron's own bridge and HexiScale send everything to a leader and broadcast it; the link between
 the stages then carries the same bytes, but through one pair of devices.
@@ -24,24 +27,25 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.plan.stage_ranges import StageRanks, flat_range, pieces
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks, flat_range, pieces
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 
 class Boundary:
-    """This rank's side of one boundary: sends one way, receives the other.
+    """This rank's side of one boundary: it sends in one direction and receives in the other.
+
+    Only `take` and `finish_sends` wait.
 
     Args:
         stage: the ranks of this stage; by default those of the tensor-parallel group.
         peers: the ranks of the neighbouring stage.
-        outward, inward: the groups of the messages to and from it.
-        config: the model's.
-        shapes: a group for the shapes of activations, which go ahead of them where sequences have
-            unlike lengths (`config.variable_seq_lengths`).  A group of its own, because a
-            transport matches the messages of one group in order, and shapes are waited for first.
-
-    Nothing here waits but `take` and `finish_sends`.
+        outward: the group of the messages to it.
+        inward: the group of the messages from it.
+        config: Megatron's configuration of the model.
+        shapes: a group of its own for the shapes of activations, which go first where sequences
+            have unlike lengths: messages of one group are matched in order, and shapes are awaited
+            first.
     """
 
     def __init__(
@@ -69,14 +73,13 @@ class Boundary:
         self._posted: deque[_Announced | _UnderWay] = deque()
 
     def begin(self) -> None:
-        """A step begins: messages are counted from here."""
+        """Reset the count of messages for a new step."""
         self._num_forgotten = 0
 
     def send(self, tensor: torch.Tensor, announce: bool = False) -> None:
-        """Start sending `tensor`; what is sent is kept until it is known to have arrived.
+        """Start sending `tensor`, which is kept until it is known to have arrived.
 
-        Args:
-            announce: tell the receivers its shape first; they have posted for it without one.
+        With `announce` its shape goes first: the receivers have posted without one.
         """
         ops = self._shape_ops(tensor) if announce else []
         parts = self.send_ops(tensor, self._config.sequence_parallel)
@@ -87,7 +90,7 @@ class Boundary:
         self._sent.append((works, [op.tensor for op in ops]))
 
     def forget_sends(self, num_arrived: int) -> None:
-        """Let go of the first `num_arrived` sends of this step, which are known to have arrived."""
+        """Release the first `num_arrived` sends of this step, which are known to have arrived."""
         while self._num_forgotten < num_arrived:
             works, _ = self._sent.popleft()
             for work in works:
@@ -95,11 +98,11 @@ class Boundary:
             self._num_forgotten += 1
 
     def finish_sends(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until everything sent has arrived."""
         self.forget_sends(self._num_forgotten + len(self._sent))
 
     def post_receive(self, shape: tuple[int, ...] | None) -> None:
-        """Make room for the next message, of `shape` on this rank; None: it is announced."""
+        """Make room for the next message, of `shape` on this rank; None: its shape is announced."""
         if shape is not None:
             self._posted.append(self._receive(shape))
             return
@@ -134,11 +137,7 @@ class Boundary:
             self._posted[place] = self._receive(self._own_shape(*posted.told.tolist()))
 
     def _own_shape(self, sequence: int, batch: int) -> tuple[int, ...]:
-        """The shape on this rank of an activation of `sequence` tokens.
-
-        Raises:
-            UsageError: the stage cannot divide the sequence.
-        """
+        """Return an activation's shape on this rank; raise UsageError if it does not divide."""
         parts = self._stage.context * (self._width if self._config.sequence_parallel else 1)
         must_divide = parts * (2 if self._stage.context > 1 else 1)
         if sequence % must_divide:
@@ -160,7 +159,7 @@ class Boundary:
         return on_this_rank * self._stage.context * (self._width if sequence_parallel else 1)
 
     def _shape_ops(self, tensor: torch.Tensor) -> list[dist.P2POp]:
-        """Tell its shape, whole, to the ranks of the next stage that have this one to tell them."""
+        """Send the whole shape to the ranks of the next stage that rely on this one for it."""
         whole = self._num_elements(tensor.shape[0], self._config.sequence_parallel)
         told = torch.tensor([whole, tensor.shape[1]], device=torch.cuda.current_device())
         num_tellers = len(self._stage.ranks)
@@ -171,7 +170,7 @@ class Boundary:
         ]
 
     def send_ops(self, tensor: torch.Tensor, sequence_parallel: bool) -> list[dist.P2POp]:
-        """The sends of `tensor`: this rank's shard under sequence parallelism, else all of it."""
+        """Return the sends of `tensor`: all of it, or a sequence-parallel shard."""
         flat = tensor.detach().contiguous().view(-1)
         if not sequence_parallel:
             start, stop = flat_range(flat.numel(), self._width, self._groups.tensor.rank())
@@ -187,7 +186,7 @@ class Boundary:
     def receive_ops(
         self, shape: tuple[int, ...], dtype: torch.dtype, sequence_parallel: bool
     ) -> tuple[list[dist.P2POp], Arrival]:
-        """The receives of a tensor that has `shape` on this rank, and what becomes of them."""
+        """Return the receives of a tensor that has `shape` on this rank, and its `Arrival`."""
         num_elements = self._num_elements(prod(shape), sequence_parallel)
         size = flat_range(num_elements // self._stage.context, self._width, 0)[1]
         own = torch.empty(size, dtype=dtype, device=torch.cuda.current_device())
@@ -200,14 +199,14 @@ class Boundary:
 
 
 def _by_group(ops: list[dist.P2POp]) -> Iterator[list[dist.P2POp]]:
-    """A batch of messages is of one group."""
+    """Split messages into batches of one group each."""
     for _, batch in groupby(ops, key=lambda op: id(op.group)):
         yield list(batch)
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A tensor under way: `finish` after its messages have arrived gives it its shape."""
+    """A tensor under way; call `finish` after its messages have arrived."""
 
     own: torch.Tensor
     shape: tuple[int, ...]
@@ -223,7 +222,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class _Announced:
-    """A message of which the shape is under way: `told` will be (tokens, sequences), whole."""
+    """A message whose shape is under way; `told` will be (tokens, sequences), whole."""
 
     works: list[dist.Work]
     told: torch.Tensor
@@ -236,10 +235,11 @@ class _UnderWay:
 
 
 class PipelineCommunicator:
-    """What Megatron's loop is given as `pretrain(p2p_communicator=)` and hands to the schedule.
+    """Value for `pretrain(p2p_communicator=)`, which Megatron's loop hands to the schedule.
 
     `boundaries` are this rank's, by their place in the chain of model chunks; a replica of a single
-    stage has none.  The properties answer what Megatron asks of its own `P2PCommunicator`.
+    stage has none. The properties answer the questions that Megatron asks its own
+    `P2PCommunicator`.
     """
 
     def __init__(self, groups: RankGroups, config: Any) -> None:
@@ -263,7 +263,7 @@ class PipelineCommunicator:
             )
 
     def hook(self, model: list[Any]) -> list[Any]:
-        """Megatron's `post_wrap_hook`: whoever has the model finds its boundaries."""
+        """Store the boundaries on the model's configuration: Megatron's `post_wrap_hook`."""
         set_boundaries(get_model_config(model[0]), self.boundaries)
         return model
 
@@ -288,11 +288,11 @@ _ATTRIBUTE = "hetero_boundaries"
 
 
 def set_boundaries(config: Any, boundaries: Mapping[int, Boundary]) -> None:
-    """Note a rank's boundaries on a model's configuration, where `boundaries_of` finds them."""
+    """Store a rank's boundaries on a model's configuration, where `boundaries_of` finds them."""
     setattr(config, _ATTRIBUTE, boundaries)
 
 
 def boundaries_of(config: Any) -> Mapping[int, Boundary]:
-    """Those of this rank, by their place in the chain; none under stock Megatron."""
+    """Return this rank's boundaries, by their place in the chain; none under stock Megatron."""
     found: Mapping[int, Boundary] = getattr(config, _ATTRIBUTE, {})
     return found

@@ -1,10 +1,10 @@
 """Attention over sequences that context-parallel ranks divide, without Transformer Engine.
 
 Megatron's local `DotProductAttention` refuses context parallelism, and Transformer Engine's kernels
-need a GPU.  Here every rank gathers the keys and values of the whole sequence and computes the rows
+need a GPU. Here every rank gathers the keys and values of the whole sequence and computes the rows
 of its own queries: the same arithmetic as on one rank, row by row, for more traffic than a ring
-(each key and value crosses to every other rank, forward; their gradients come back summed).  Where
-Transformer Engine is used its own attention is, with `--cp-comm-type`.
+(each key and value crosses to every other rank in the forward pass; their gradients come back
+summed). With Transformer Engine its own attention is used, with `--cp-comm-type`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class GatheredAttention(DotProductAttention):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Shapes `[s / c, b, heads, d]`, keys and values `[s / c, b, groups, d]`.
+        """Compute attention.
+
+        Shapes: queries `[s / c, b, heads, d]`, keys and values `[s / c, b, groups, d]`.
 
         `attention_mask`, which a dataset makes, is not read: it is the causal one
         (`--reset-attention-mask` is refused).
@@ -73,21 +75,30 @@ class GatheredAttention(DotProductAttention):
 
 
 def own_positions(num_own: int, size: int, rank: int, device: Any = None) -> Tensor:
-    """Positions in the sequence of the `num_own` tokens of a context-parallel rank: of 2 * `size`
-    chunks it has number `rank` and, counted from the end, number `rank` again."""
+    """Return the sequence positions of the `num_own` tokens of a context-parallel rank.
+
+    Of 2 * `size` chunks the rank has number `rank` and, counted from the end, number `rank` again,
+    as in Megatron. Example: 8 tokens on 2 ranks are 0, 1, 6, 7 on rank 0 and 2, 3, 4, 5 on rank 1.
+
+    Args:
+        num_own: tokens of the rank.
+        size: number of context-parallel ranks.
+        rank: the rank among them.
+        device: device of the result.
+    """
     chunk = num_own // 2
     numbers = (rank, 2 * size - 1 - rank)
     return torch.cat([torch.arange(n * chunk, (n + 1) * chunk, device=device) for n in numbers])
 
 
 def order_of_gathered(num_own: int, size: int, device: Any = None) -> Tensor:
-    """[position] -> where it lies in what is gathered rank by rank."""
+    """Return, for each position, its index in the tensor gathered rank by rank."""
     gathered = torch.cat([own_positions(num_own, size, rank, device) for rank in range(size)])
     return torch.argsort(gathered)
 
 
 def with_gathered_attention(layer: ModuleSpec) -> ModuleSpec:
-    """The layer spec with Megatron's local core attention replaced wherever it stands in it."""
+    """Replace Megatron's local core attention wherever it stands in a layer spec."""
     if layer.submodules is None:
         return layer
     changed = {}

@@ -1,9 +1,9 @@
-"""The process groups of one rank, made from the plan in one order that is the same on every rank.
+"""Process groups of one rank, made from the plan in one order that is the same on every rank.
 
-Collectives have the tensor-parallel group of each stage, the last stages together (the job's loss),
-and the world.  A pipeline has no group, because stages of unlike width have no common columns:
-`PipelinePlace` answers Megatron's two questions, rank and size, and the two stages of a boundary
-have a group for each direction of their messages (`runtime.parallel.boundary`).
+Collectives run in the tensor-parallel group of each stage, in the group of the last stages (the
+job's loss), and in the world. A pipeline has no group, because stages of unlike width have no
+common columns: `PipelinePlace` answers Megatron's two questions, rank and size, and the two stages
+of a boundary have a group for each direction of their messages (`runtime.parallel.boundary`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
-from megatron_hetero.plan.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 
 
 @dataclass(frozen=True)
 class PipelinePlace:
-    """Which stage this rank is on, in the two words that Megatron asks of a pipeline group."""
+    """This rank's stage, with the two methods that Megatron calls on a pipeline group."""
 
     stage: int
     num_stages: int
@@ -38,11 +38,11 @@ class PipelinePlace:
 
 @dataclass(frozen=True)
 class Hop:
-    """The groups in which the ranks of two neighbouring stages exchange messages.
+    """Groups in which the ranks of two neighbouring stages exchange messages.
 
-    One for each direction: NCCL runs the messages of a group in order, and a forward that waits
-    for its receiver must not hold up the gradient that this receiver sends.  `shapes`, where
-    sequences have unlike lengths, tells those of the activations.
+    There is one for each direction: NCCL runs the messages of a group in order, and a forward that
+    waits for its receiver must not delay the gradient that this receiver sends. `shapes`, where
+    sequences have unlike lengths, carries the shapes of the activations.
     """
 
     forward: dist.ProcessGroup
@@ -52,7 +52,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Where this rank stands and whom it talks to.  Rank lists are global ranks."""
+    """Place of this rank, and the groups in which it communicates. Rank lists are global ranks."""
 
     position: Position
     pipeline: PipelinePlace
@@ -74,16 +74,17 @@ class RankGroups:
     chain: tuple[int, ...]
     """[virtual stage] -> stage, of this rank's replica (`schedule.programme`)."""
     hops: Mapping[int, Hop]
-    """By boundary: `b` lies between the virtual stages b and b + 1.  Only those of this rank."""
+    """Hops by boundary: `b` lies between the virtual stages b and b + 1. Only those of this
+    rank."""
     timeout: timedelta
-    """How long a collective may take, in every group; torch's default is not the user's."""
+    """Limit of a collective, in every group; torch's default is not the user's."""
 
     @property
     def is_last_stage(self) -> bool:
         return self.pipeline.stage == self.pipeline.num_stages - 1
 
     def collection(self) -> ProcessGroupCollection:
-        """What `pretrain(pg_collection=)` takes.
+        """Return the value for `pretrain(pg_collection=)`.
 
         Data-parallel groups hold this rank alone, `mp` is the world (see
         `runtime.megatron.parallel_state`); `embd` is None because tied embeddings are reduced with
@@ -121,10 +122,12 @@ class RankGroups:
 
 
 def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False) -> RankGroups:
-    """Create this rank's groups.  Collective: every rank of the world calls it with equal plans.
+    """Create this rank's groups. Collective: every rank of the world calls it with equal plans.
 
     Args:
-        variable_lengths: whether micro-batches have sequences of unlike lengths.
+        plan: the plan.
+        timeout: limit of every collective.
+        variable_lengths: micro-batches have sequences of unlike lengths.
     """
     table = rank_table(plan)
     place = table[dist.get_rank()]
@@ -192,7 +195,7 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
 
 
 def _own_group(groups: list[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
-    """Create all `groups`, in order; returns the one with this rank."""
+    """Create all `groups`, in order; return the one with this rank."""
     own = None
     for ranks in groups:
         group = dist.new_group(ranks, timeout=timeout)

@@ -1,4 +1,4 @@
-"""All ranks' shard tables on every rank."""
+"""Shard tables of all ranks, on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_hetero.runtime.parallel.shards import ParameterShard
 
 
 def all_shards(shards: Mapping[str, ParameterShard]) -> list[dict[str, ParameterShard]]:
-    """[rank] -> its shards by name.  Collective; they travel as JSON in byte tensors."""
+    """Gather every rank's shards by name, [rank]. Collective; sent as JSON in byte tensors."""
     device = torch.cuda.current_device()
     text = json.dumps([asdict(s) for s in shards.values()]).encode()
     own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)

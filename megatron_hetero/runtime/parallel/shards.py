@@ -1,10 +1,10 @@
-"""Which part of every global parameter this rank holds, read off Megatron's own attributes.
+"""Part of every global parameter that this rank holds, read off Megatron's own attributes.
 
-Megatron marks each parameter with the dimension it is divided along and its stride (2 for a gated
-`linear_fc1`, whose shard is a piece of the gate over a piece of the up projection).  From these,
-the tensor-parallel place (`runtime.parallel.tensor_place`) and the layer numbers follow the global
-name, the global shape and the intervals of the divided dimension that this rank holds, in the order
-in which they lie in memory.
+Megatron marks each parameter with the dimension along which it is divided and its stride (2 for a
+gated `linear_fc1`, whose shard is a piece of the gate over a piece of the up projection). From
+these, the tensor-parallel place (`runtime.parallel.tensor_place`) and the layer numbers follow the
+global name, the global shape and the intervals of the divided dimension that this rank holds, in
+the order in which they lie in memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TIED_EMBEDDING = "embedding.word_embeddings.weight"
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """The shard of one global parameter on one rank.
+    """Shard of one global parameter on one rank.
 
-    `intervals` are (start, stop) along `dim` of the global tensor, in the order in which they are
-    laid out in the local one; a replicated parameter has all of dimension 0.
-    `is_partial`: the local gradient is a part of the sum over the tensor-parallel group (layer
-    norms under sequence parallelism), as opposed to a copy of the whole.
+    `intervals` are (start, stop) along `dim` of the global tensor, in the order in which they lie
+    in the local one; a replicated parameter has all of dimension 0. `is_partial` marks a local
+    gradient that is a part of the sum over the tensor-parallel group (layer norms under sequence
+    parallelism), as opposed to a copy of the whole.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ParameterShard:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> ParameterShard:
-        """Back from `dataclasses.asdict` and JSON, which has no tuples."""
+        """Build a shard from the JSON of `dataclasses.asdict`, which has no tuples."""
         return cls(
             entry["name"],
             tuple(entry["global_shape"]),
@@ -54,11 +54,15 @@ class ParameterShard:
         )
 
     def holds(self, start: int, stop: int) -> bool:
-        """Whether `start:stop` of the divided dimension lies on this rank in one piece."""
+        """Tell if `start:stop` of the divided dimension lies on this rank in one piece."""
         return any(a <= start and stop <= b for a, b in self.intervals)
 
     def local_offset(self, start: int) -> int:
-        """Where global index `start` of the divided dimension lies in the local tensor."""
+        """Return the local index of global index `start` of the divided dimension.
+
+        Raises:
+            IndexError: the index is not on this rank.
+        """
         offset = 0
         for a, b in self.intervals:
             if a <= start < b:
@@ -68,7 +72,7 @@ class ParameterShard:
 
 
 def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> ParameterShard:
-    """Describe `parameter`, held at the tensor-parallel place that `config` notes."""
+    """Describe `parameter`, held at the tensor-parallel place stored on `config`."""
     place = tensor_place(config)
     shape = list(parameter.shape)
     # Transformer Engine's layers do not record the stride of a gated projection.
@@ -93,7 +97,7 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
 
 
 def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
-    """The rule of `_allreduce_non_tensor_model_parallel_grads` (Megatron's finalize)."""
+    """Tell if a gradient is a partial sum, as `_allreduce_non_tensor_model_parallel_grads`."""
     if getattr(parameter, "average_gradients_across_tp_domain", False):
         raise UnsupportedError(
             f"{name}: gradients averaged over the tensor-parallel group (mixture-of-experts "
@@ -107,9 +111,9 @@ def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
 def global_parameters(
     model: Iterable[torch.nn.Module],
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(global name, parameter) of every trainable parameter, in the model's own order.
+    """Yield (global name, parameter) of every trainable parameter, in the model's own order.
 
-    Layer numbers are the whole model's, and a tied output layer goes by the name of the embedding.
+    Layer numbers are the whole model's, and a tied output layer has the name of the embedding.
     """
     for chunk in unwrap_model(list(model)):
         layer_prefixes = {

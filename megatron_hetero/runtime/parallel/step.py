@@ -24,7 +24,7 @@ from megatron_hetero.schedule.of_plan import replica_schedule
 
 
 class ReplicaSchedule:
-    """Callable like Megatron's forward-backward functions.  `batches` are the whole job's."""
+    """Substitute for Megatron's forward-backward functions; `batches` are the whole job's."""
 
     def __init__(
         self, batches: BatchSchedule, groups: RankGroups, watch: StageWatch | None = None
@@ -51,10 +51,12 @@ class ReplicaSchedule:
 
         Args:
             num_microbatches: the job's number, in micro-batches of this replica's size.
-
+            micro_batch_size: sequences in a micro-batch of this replica.
+            collect_non_loss_data: as in Megatron.
+            kwargs: further arguments of Megatron's forward-backward functions.
         Returns:
-            On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as
-            Megatron has it; on other stages an empty list.
+            On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as in
+            Megatron; on other stages an empty list.
         """
         size = num_microbatches * micro_batch_size
         if size not in self._executors:
@@ -76,9 +78,9 @@ class ReplicaSchedule:
         return [self._job_report(reports)]
 
     def _job_report(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Add up the reports of all micro-batches of all replicas.
+        """Sum the reports of all micro-batches of all replicas.
 
-        The ranks of a tensor-parallel group report alike, so the first one speaks for them.
+        The ranks of a tensor-parallel group have equal reports, so the first one counts.
         """
         total = {}
         for key in reports[0]:
@@ -99,12 +101,17 @@ class ReplicaSchedule:
 def whole_counts(
     forward_step_func: Callable[..., Any], model: Any, context: dist.ProcessGroup
 ) -> Callable[..., Any]:
-    """A forward step whose loss is divided by the tokens of the whole micro-batch.
+    """Return a forward step whose loss is divided by the tokens of the whole micro-batch.
 
-    Megatron divides a micro-batch's loss by the tokens that count in it.  Where each
-    context-parallel rank has some of them, they are counted together; the parts of the gradient
-    then add up to what one rank would have.  With `--calculate-per-token-loss` nothing is divided
-    before the end of the step, and each rank counts its own.
+    Megatron divides a micro-batch's loss by its tokens that count. Where each context-parallel rank
+    has some of them, they are counted together; the parts of the gradient then sum to the gradient
+    of one rank. With `--calculate-per-token-loss` nothing is divided before the end of the step,
+    and each rank counts its own tokens.
+
+    Args:
+        forward_step_func: the script's forward step.
+        model: the model, or the list of its chunks.
+        context: the context-parallel group.
     """
     config = get_model_config(model[0] if isinstance(model, list) else model)
     if config.calculate_per_token_loss:

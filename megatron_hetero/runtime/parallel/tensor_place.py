@@ -1,11 +1,11 @@
-"""A rank's place in its tensor-parallel group, and how the group divides the model.
+"""A rank's place in its tensor-parallel group, and the group's division of the model.
 
-Megatron divides every size by the width.  A rank with an uneven share is given sizes of its own to
-divide: with 3 of 8 query groups at width 4 it builds a model of 12 groups, of which a quarter are
-its 3.  Every layer (Megatron's or Transformer Engine's) then has the right local shape, and what
-the group exchanges has the shape of activations, which shares do not touch.  Which rows of the
-vocabulary a rank holds is said to Megatron by `runtime.megatron.vocabulary_range`.  Sequences
-divide evenly always.
+Megatron divides every size by the width. A rank with an uneven share gets sizes of its own to
+divide: with 3 of 8 query groups at width 4 it builds a model of 12 groups, a quarter of which are
+its 3. Every layer (Megatron's or Transformer Engine's) then has the right local shape, and the
+group exchanges tensors with the shape of activations, which shares do not change.
+`runtime.megatron.vocabulary_range` tells Megatron the vocabulary rows of each rank. Sequences
+always divide evenly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.plan.plan import StageShape
-from megatron_hetero.plan.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 
 _ATTRIBUTE = "hetero_tensor_place"
 _OVER_THE_VOCABULARY = (
@@ -30,10 +30,11 @@ _OVER_THE_VOCABULARY = (
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Place `index` of `width`.
+    """Place `index` of `width` in a tensor-parallel group.
 
     `query_groups`, `mlp_columns` and `vocabulary_rows` are the edges of all ranks' parts
-    (`plan.shards.shard_edges`); a group that divides everything evenly has one unit for each rank.
+    (`plan.sharding.shards.shard_edges`); a group that divides everything evenly has one unit for
+    each rank.
     """
 
     width: int
@@ -50,10 +51,10 @@ class TensorPlace:
 
     @classmethod
     def of_stage(cls, shape: StageShape, index: int, args: Any) -> TensorPlace:
-        """The place of rank `index` on a stage of the plan, for the model of Megatron's `args`.
+        """Return the place of rank `index` on a stage, for the model of Megatron's `args`.
 
         Raises:
-            PlanFormatError: fewer query groups or columns than ranks.
+            PlanFormatError: there are fewer query groups or columns than ranks.
         """
         width, shares = shape.tensor_parallel, shape.shares
         groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
@@ -73,7 +74,7 @@ class TensorPlace:
         )
 
     def edges_of(self, name: str) -> tuple[int, ...]:
-        """Edges, in units of its own, of the divided dimension of the parameter called `name`."""
+        """Return the edges, in units of its own, of the divided dimension of parameter `name`."""
         if ".self_attention." in name:
             return self.query_groups
         if ".mlp." in name:
@@ -113,19 +114,19 @@ class TensorPlace:
 
 
 def mlp_columns(args: Any) -> int:
-    """Columns of every layer's MLP, or of each of its experts, in the whole model."""
+    """Return the columns of every layer's MLP, or of each of its experts, in the whole model."""
     if args.num_experts is None:
         return int(args.ffn_hidden_size)
     return int(args.moe_ffn_hidden_size)
 
 
 def set_tensor_place(config: Any, place: TensorPlace) -> None:
-    """Note `place` on a model's configuration, where `tensor_place` finds it."""
+    """Store `place` on a model's configuration, where `tensor_place` finds it."""
     setattr(config, _ATTRIBUTE, place)
 
 
 def tensor_place(config: Any) -> TensorPlace:
-    """The place of this rank; on a plan that stock Megatron runs, from Megatron's own groups."""
+    """Return the place of this rank; for stock Megatron, from Megatron's own groups."""
     place = getattr(config, _ATTRIBUTE, None)
     if place is not None:
         return place

@@ -85,7 +85,7 @@ def _corrected(
 
 
 def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
-    """What Megatron's own distributed optimizer saves lies in the order of its ranks' buffers."""
+    """Refuse state in the order of buffers: that of Megatron's own distributed optimizer."""
     args = get_args()
     form = (metadata or {}).get("distrib_optim_sharding_type")
     if form is not None and not (args.no_load_optim or args.finetune):
@@ -97,9 +97,9 @@ def _refuse_state_by_buffer(metadata: Mapping[str, Any] | None) -> None:
 
 
 def keep_axes(entry: ShardedTensor) -> ShardedTensor | ShardedTensorFactory:
-    """`entry` with the axes that Megatron puts before a local tensor, such as the expert's number.
+    """Keep the axes that Megatron puts before a local tensor, such as the expert's number.
 
-    Pieces outside of a grid are written as they are in memory, without such axes.  So the tensor is
+    Pieces outside of a grid are written as they are in memory, without such axes. So the tensor is
     written as a view that has them, and read back without.
     """
     if not entry.prepend_axis_num:
@@ -179,7 +179,7 @@ class _Correction:
         return replace(entry, **changes)
 
     def _shard(self, entry: ShardedTensor) -> ParameterShard | None:
-        """The shard of a parameter, or of the optimizer's state for it, whose keys end alike.
+        """Return the shard of a parameter, or of its optimizer state, whose key ends alike.
 
         All experts of a layer are divided alike, so the first stands for them.
         """
@@ -193,7 +193,7 @@ class _Correction:
 
 
 def _of_replica(replica_id: Any, replica: int) -> Any:
-    """Megatron's replica ids end with the data-parallel rank; the writer's is all zeros."""
+    """Replace the data-parallel rank at the end of a replica id; the writer's id is all zeros."""
     if isinstance(replica_id, tuple):
         return (*replica_id[:-1], replica)
     return replica

@@ -33,15 +33,15 @@ from megatron_hetero.plan.plan import Layout, Plan
 from megatron_hetero.plan.ranks import Position
 
 METADATA = "megatron_hetero_random_states"
-"""Of the checkpoint's metadata: the stages of each replica whose states are in it."""
+"""Key of the checkpoint's metadata with the stages of each replica whose states are in it."""
 PREFIX = "megatron_hetero.random_states"
 _TRACKER = "tracker/"
 
 
 def replica_stages(plan: Plan) -> list[str]:
-    """[replica] -> its stages in the words of a layout; replicas of equal words have equal places.
+    """Return each replica's stages as a layout's text; replicas of equal text have equal places.
 
-    How many micro-batches it runs, and of what size, is no part of where its ranks stand.
+    The number and size of micro-batches are left out: they do not change the places of ranks.
     """
     return [
         format_layout(Layout((replace(shape, num_micro_batches=1, micro_batch_size=None),)))
@@ -62,7 +62,7 @@ class RandomStates:
     is_loaded: bool
 
     def described(self, metadata: Mapping[str, Any] | None) -> dict[str, ShardedTensor]:
-        """This rank's entries of a checkpoint with `metadata`; none if it has no match."""
+        """Describe this rank's entries of a checkpoint with `metadata`; none if it has no match."""
         if self.position.replica in self._unmatched(metadata):
             return {}
         place = self.position
@@ -75,7 +75,7 @@ class RandomStates:
         }
 
     def take(self, state_dict: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> Any:
-        """Go on with the states among `state_dict`, or anew; returns the rest of `state_dict`."""
+        """Restore the states in `state_dict`, or seed anew; return its other entries."""
         own = {key: value for key, value in state_dict.items() if key.startswith(f"{PREFIX}.")}
         rest = {key: value for key, value in state_dict.items() if key not in own}
         if not self.is_loaded:
@@ -101,7 +101,7 @@ class RandomStates:
 
 
 def current_states() -> dict[str, torch.Tensor]:
-    """All states that this process draws from, by name, as flat tensors on the CPU."""
+    """Return all states that this process draws from, by name, as flat tensors on the CPU."""
     tracked = get_cuda_rng_tracker().get_states()
     return {
         "python": _of_python(random.getstate()),
@@ -116,7 +116,7 @@ def current_states() -> dict[str, torch.Tensor]:
 
 
 def set_states(states: Mapping[str, torch.Tensor]) -> None:
-    """Put back what `current_states` returned."""
+    """Restore the states that `current_states` returned."""
     random.setstate(_to_python(states["python"]))
     numpy.random.set_state(_to_numpy(states["numpy"]))
     torch.set_rng_state(states["host"].cpu())
@@ -153,7 +153,7 @@ def seed_all(seed: int) -> None:
 
 
 def _of_python(state: tuple[Any, ...]) -> torch.Tensor:
-    """Python's (version, words, a normal number kept for later or None) as int64."""
+    """Convert Python's (version, words, a normal number kept for later or None) to int64."""
     version, words, kept = state
     return torch.tensor([version, *words, _bits(kept)], dtype=torch.int64)
 
@@ -164,7 +164,7 @@ def _to_python(state: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _of_numpy(state: Any) -> torch.Tensor:
-    """numpy's (name, words, position, whether a normal number is kept, that number) as int64."""
+    """Convert numpy's (name, words, position, has a kept number, that number) to int64."""
     _, words, position, has_kept, kept = state
     return torch.tensor([*words.tolist(), position, has_kept, _bits(kept)], dtype=torch.int64)
 

@@ -40,13 +40,13 @@ class LastBackward:
     chunks: tuple[tuple[int, int, float, float], ...]
 
     def slower(self, factor: float) -> LastBackward:
-        """The same, `factor` times as long."""
+        """Return the same passes, `factor` times as long."""
         return LastBackward(
             tuple((first, num, factor * a, factor * b) for first, num, a, b in self.chunks)
         )
 
     def final(self, layer: int) -> Final:
-        """When the gradients down to `layer` are complete."""
+        """Return when the gradients down to `layer` are complete."""
         for chunk, (first, num_layers, layers_s, before_s) in enumerate(self.chunks):
             if first <= layer < first + num_layers:
                 return Final(chunk, (layer - first) / num_layers * layers_s + before_s)
@@ -60,7 +60,7 @@ class LastBackward:
 
 
 class GradientExchange:
-    """Makes the collectives of one plan.
+    """The collectives of one plan.
 
     Args:
         last_backward: of the first stages, which overlap with `--overlap-grad-reduce`.
@@ -88,7 +88,7 @@ class GradientExchange:
         self._overlaps = training.overlap_grad_reduce
 
     def ours(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-        """Gradients, and new weights, in our runtime."""
+        """Build the collectives of gradients, and of new weights, in our runtime."""
         model = self._costs.workload.model
         buckets = stage_buckets(
             self._placement, model, self._vocab_rows, whole_apart=self._is_divided
@@ -102,7 +102,7 @@ class GradientExchange:
         )
 
     def stock(self) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
-        """The same in stock Megatron."""
+        """Build the collectives of gradients, and of new weights, in stock Megatron."""
         model, replicas = self._costs.workload.model, self._placement.replicas
         training = self._costs.workload.training
         of_stages = StockBuckets(
@@ -135,7 +135,7 @@ class GradientExchange:
         )
 
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
-        """Where gradients are exchanged before a stage's programme is done."""
+        """Find the times at which gradients are exchanged before a stage's programme is done."""
         if not self._overlaps:
             return {}
         found = {}
@@ -152,7 +152,8 @@ class GradientExchange:
         buffers: Mapping[StageId, int] | None = None,
         is_final: bool = False,
     ) -> Collective:
-        """A ring over the first ranks of the holders; the others work beside them, pair by pair.
+        """Build a ring over the first ranks of the holders; the others work beside them, pair by
+        pair.
 
         An all-reduce is two passes of (n - 1) / n of the buffer over every hop, a reduce-scatter or
         an all-gather one.
@@ -175,7 +176,7 @@ class GradientExchange:
     def _around(
         self, groups: Sequence[PlacedStage], num_passes: int, num_bytes: float, reduces: bool
     ) -> tuple[tuple[tuple[str, float], ...], tuple[float, ...], float]:
-        """Seconds and bytes on every path of a ring, and its latency."""
+        """Return the seconds and bytes on every path of a ring, and its latency."""
         ring_hops = ring(self._costs.cluster, self._costs.workload.model, groups)
         share = (len(ring_hops) - 1) / len(ring_hops)
         once = num_passes * share * num_bytes
@@ -187,7 +188,7 @@ class GradientExchange:
         return tuple(hops), (once,) * len(hops), num_passes * pass_latency_s(ring_hops)
 
     def _gather(self, bucket: StageBucket, ranks: RankSet) -> Collective:
-        """The new weights from their owners to all ranks, in a ring."""
+        """Gather the new weights from their owners to all ranks, in a ring."""
         alone = [PlacedStage((member.device,), 1) for member in ranks.members]
         num_bytes = ranks.num_params * self._states.weight
         hops, carried, latency_s = self._around(alone, 1, num_bytes, reduces=False)
@@ -202,8 +203,8 @@ class GradientExchange:
         )
 
     def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
-        """Every rank sends every other one the part that it owns, directly; an owner adds what it
-        has received while others use the paths."""
+        """Send from every rank to every other one the part that it owns, directly; an owner adds
+        what it has received while others use the paths."""
         cluster = self._costs.cluster
         num_bytes = ranks.num_params * self._states.gradient
         weights = [self._owner_weights[member.stage] for member in ranks.members]

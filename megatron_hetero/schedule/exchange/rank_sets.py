@@ -1,4 +1,4 @@
-"""Which ranks exchange a divided bucket with each other: those that hold the same slices of it.
+"""Ranks that exchange a divided bucket with each other: those that hold the same slices of it.
 
 A bucket of stages (`cost.sync.buckets`) stands for one of each set of ranks.  With the distributed
 optimizer the sets take turns on a path and each rank has its own few buffers, so that one set is
@@ -28,14 +28,14 @@ class Member:
 
 @dataclass(frozen=True)
 class RankSet:
-    """Ranks with the same part of a bucket, and how many parameters that is."""
+    """Ranks with the same part of a bucket, and the number of parameters in it."""
 
     members: tuple[Member, ...]
     num_params: float
 
     @property
     def places(self) -> dict[StageId, tuple[int, ...]]:
-        """Ranks of each stage that take part."""
+        """Group the ranks that take part by stage."""
         found: dict[StageId, tuple[int, ...]] = {}
         for member in self.members:
             found[member.stage] = (*found.get(member.stage, ()), member.place)
@@ -43,7 +43,7 @@ class RankSet:
 
 
 def rank_sets(placement: Placement, bucket: StageBucket) -> Iterator[RankSet]:
-    """The sets of a bucket, in the order of the slices of a parameter."""
+    """Yield the sets of a bucket, in the order of the slices of a parameter."""
     stages = {holder: placement.replicas[holder[0]].stages[holder[1]] for holder in bucket.holders}
     if bucket.is_whole:
         yield RankSet(
@@ -66,6 +66,6 @@ def rank_sets(placement: Placement, bucket: StageBucket) -> Iterator[RankSet]:
 
 
 def _edges(stage: PlacedStage) -> Sequence[Fraction]:
-    """Where the parts of a group's ranks end."""
+    """Return the ends of the parts of a group's ranks."""
     shares = stage.shares or (1,) * stage.width
     return [Fraction(end, sum(shares)) for end in accumulate(shares)]

@@ -12,7 +12,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 
 def stock_bucket_elements(num_replicas: int) -> int:
-    """Megatron's own `--ddp-bucket-size`, of one rank."""
+    """Return Megatron's default of `--ddp-bucket-size`, elements of one rank."""
     return max(40_000_000, 1_000_000 * num_replicas)
 
 
@@ -48,7 +48,8 @@ class StockBuckets:
         (`DistributedOptimizer._compute_per_buffer_param_layout`)."""
 
     def __iter__(self) -> Iterator[tuple[StageBucket, int | None]]:
-        """In the order in which they are exchanged, with the chunk of a stage that has several.
+        """Yield the buckets in the order in which they are exchanged, with the chunk of a stage
+        that has several.
 
         One for each chunk of a stage, the first one first (`finalize_model_grads`), or where they
         overlap the last one first.  On a first stage that overlaps, the buckets of the first chunk
@@ -76,8 +77,8 @@ class StockBuckets:
                     yield StageBucket(holders, size, layer), number
 
     def _overlapped(self, full: int, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
-        """(parameters, lowest layer) of the buckets of a first stage, in the order of its backward
-        pass."""
+        """Yield (parameters, lowest layer) of the buckets of a first stage, in the order of its
+        backward pass."""
         size = 0
         for layer, tensor in self._first_stage_tensors(num_layers, is_last):
             is_end = layer == EMBEDDING and tensor == self._words
@@ -90,7 +91,7 @@ class StockBuckets:
                 size = 0
 
     def _first_stage_tensors(self, num_layers: int, is_last: bool) -> Iterator[tuple[int, int]]:
-        """(layer, parameters) of a first stage in the order of its backward pass."""
+        """Yield (layer, parameters) of a first stage in the order of its backward pass."""
         if is_last and not self._model.tied_embeddings:
             yield num_layers, self._words
         for layer in reversed(range(num_layers)):

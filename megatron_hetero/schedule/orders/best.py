@@ -11,10 +11,11 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.orders.choose import candidates, why_no_orders
+from megatron_hetero.schedule.orders.choose import candidates
+from megatron_hetero.schedule.orders.ruled_out import why_no_orders
 
 LEAST_GAIN = 0.001
-"""Of a step; for less, a plan keeps its launch counts, which are easier to read."""
+"""Part of a step; for less, a plan keeps its launch counts, which are easier to read."""
 _MAX_PASSES = 40_000
 """Limit in stages times micro-batches, of all plans together; the first is tried anyhow."""
 
@@ -22,7 +23,8 @@ _MAX_PASSES = 40_000
 def best_of_orders(
     best: Plan, others: Iterable[Plan], cluster: Cluster, profile: Profile | None = None
 ) -> Plan:
-    """`best`, or the plan with the shortest step that other orders make of it or of `others`.
+    """Return `best`, or the plan with the shortest step that other orders make of it or of
+    `others`.
 
     Orders are made for each plan's times, hops and memory (`choose.candidates`); steps are compared
     with all queues and exchanges (`estimate_plan`).

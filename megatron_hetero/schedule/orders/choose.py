@@ -12,8 +12,6 @@ from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import CheckFailedError, PlanFormatError, UsageError
-from megatron_hetero.model.arguments import Argument, command_line_words, group_arguments
-from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.schedule import launched_forwards
 from megatron_hetero.plan.chunks import chain
 from megatron_hetero.plan.plan import LayerRange, Plan, Replica, ScheduleName
@@ -22,18 +20,17 @@ from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.orders.interleaved import interleaved
 from megatron_hetero.schedule.orders.list_schedule import Listed, TimedPipeline
 from megatron_hetero.schedule.orders.one_f_one_b import one_f_one_b
+from megatron_hetero.schedule.orders.ruled_out import why_not_split
 from megatron_hetero.schedule.orders.synthesise import synthesise
 from megatron_hetero.schedule.orders.zero_bubble import zero_bubble
 from megatron_hetero.schedule.simulator.pipeline import simulate
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from megatron_hetero.schedule.stock import is_stock
 
-_GROWING = "--step-batch-size-schedule"
-
 
 @dataclass(frozen=True)
 class ScheduledPlan:
-    """A plan with one kind of schedule, and its replicas on the clock.
+    """A plan with one kind of schedule, and the simulated times of its replicas.
 
     `pipeline_times_s` and `peaks` (micro-batches or passes under way, [stage]) are [replica].
     `held` says why the kind cannot be had, and then there is nothing else.
@@ -47,7 +44,7 @@ class ScheduledPlan:
 
     @property
     def has_launch_counts(self) -> bool:
-        """Whether it is 1F1B with launch counts other than its own."""
+        """Return whether it is 1F1B with launch counts other than its own."""
         return (
             self.name == "1f1b"
             and self.plan is not None
@@ -58,14 +55,14 @@ class ScheduledPlan:
 
     @property
     def slowest_s(self) -> float:
-        """Of the slowest replica, which the step waits for."""
+        """Return the seconds of the slowest replica, which the step waits for."""
         return max(self.pipeline_times_s)
 
 
 def candidates(
     plan: Plan, cluster: Cluster, profile: Profile | None = None, num_chunks: int = 2
 ) -> tuple[ScheduledPlan, ...]:
-    """1F1B with the plan's launch counts, and every other kind of schedule made for the plan.
+    """Make 1F1B with the plan's launch counts, and every other kind of schedule for the plan.
 
     Args:
         plan: valid on `cluster`, with a workload and devices; orders and chunks are left aside.
@@ -81,37 +78,8 @@ def candidates(
     )
 
 
-def why_not_split(workload: Workload) -> str:
-    """Why the job cannot run backward passes in two parts (`runtime.job.support`); empty where it
-    can, or where it brings no flags that say."""
-    given = {argument.flag: argument for argument in _flags(workload)}
-    layers = given.get("--transformer-impl")
-    if given and not (layers and [word.text for word in layers.values] == ["local"]):
-        return (
-            "it splits backward passes, for which only --transformer-impl local has layers that "
-            "can put off weight gradients"
-        )
-    if workload.training.overlap_grad_reduce:
-        return (
-            "it splits backward passes, and --overlap-grad-reduce takes a gradient for complete "
-            "when its backward pass is"
-        )
-    return ""
-
-
-def why_no_orders(workload: Workload) -> str:
-    """Why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
-    if any(argument.flag == _GROWING for argument in _flags(workload)):
-        return f"{_GROWING}: orders are for one number of micro-batches"
-    return ""
-
-
-def _flags(workload: Workload) -> tuple[Argument, ...]:
-    return group_arguments(command_line_words(workload.megatron_args))
-
-
 def _without_orders(plan: Plan) -> Plan:
-    """The plan in one piece a stage, with 1F1B."""
+    """Return the plan in one piece a stage, with 1F1B."""
     replicas = []
     for replica in plan.replicas:
         first, stages = 0, []
@@ -123,7 +91,7 @@ def _without_orders(plan: Plan) -> Plan:
 
 
 class _Maker:
-    """Makes schedules for the replicas of one plan."""
+    """Maker of schedules for the replicas of one plan."""
 
     def __init__(self, plan: Plan, cluster: Cluster, profile: Profile | None) -> None:
         if plan.workload is None:
@@ -136,7 +104,7 @@ class _Maker:
         self._made: dict[Hashable, Listed] = {}
 
     def candidate(self, name: ScheduleName, plan: Plan) -> ScheduledPlan:
-        """The plan with orders of one kind on all replicas of several stages."""
+        """Make the plan with orders of one kind on all replicas of several stages."""
         if name == "zero-bubble" and self.whole_only:
             return ScheduledPlan(name, None, held=self.whole_only)
         times_s, peaks = [], []
@@ -159,7 +127,8 @@ class _Maker:
         return ScheduledPlan(name, made, tuple(times_s), tuple(peaks))
 
     def interleaved(self, num_chunks: int) -> ScheduledPlan:
-        """Every stage of a longer pipeline in as many chunks, along the stages in turn."""
+        """Make the plan with every stage of a longer pipeline in as many chunks, along the stages
+        in turn."""
         replicas = []
         for r, replica in enumerate(self.plan.replicas):
             if len(replica.stages) > 1:
@@ -174,9 +143,14 @@ class _Maker:
     def _with_replica(
         self, plan: Plan, name: ScheduleName, r: int, pipeline: TimedPipeline
     ) -> tuple[Plan, Listed]:
-        """The plan with a schedule on one replica, made anew with lower limits for stages whose
-        messages leave less room than the limits take for granted.
+        """Schedule one replica of the plan, again with lower limits for stages whose messages leave
+        less room than the limits take for granted.
 
+        Args:
+            plan: the plan so far.
+            name: kind of schedule.
+            r: the replica.
+            pipeline: its times and hops.
         Raises:
             CheckFailedError: there is none within the memory, or at all.
         """
@@ -201,7 +175,7 @@ class _Maker:
     def _schedule_once(
         self, name: ScheduleName, r: int, pipeline: TimedPipeline, limits: Sequence[int]
     ) -> Listed:
-        """Replicas that are alike share one schedule."""
+        """Make the schedule that replicas that are alike share."""
         key = name, pipeline, self.placement.replicas[r].num_in_flight, tuple(limits)
         if key not in self._made:
             self._made[key] = self._schedule(name, r, pipeline, limits)
@@ -245,8 +219,9 @@ class _Maker:
         )
 
     def _full_stages(self, made: Plan, r: int) -> dict[int, int]:
-        """Stages whose memory is too small for what they would keep, messages included, and how
-        many micro-batches that is.  Where the plan itself does not fit, as many as it keeps may."""
+        """Find the stages whose memory is too small for what they would keep, messages included,
+        with the number of their micro-batches.  Where the plan itself does not fit, as many as it
+        keeps may."""
         own = self.placement.replicas[r]
         placed = placement_of(made, self.costs.cluster).replicas[r]
         kept = {s: launched_forwards(made, r, s) for s in range(len(placed.stages))}
@@ -257,7 +232,7 @@ class _Maker:
         }
 
     def _limits(self, placed: PlacedReplica) -> list[int]:
-        """Micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
+        """Count the micro-batches that each stage's GPUs can keep, at least what 1F1B keeps."""
         return [
             max(own, self._limit(placed, index)) for index, own in enumerate(placed.num_in_flight)
         ]
@@ -279,7 +254,8 @@ class _Maker:
 
 
 def _in_turn(replica: Replica, num_chunks: int) -> Replica:
-    """Each stage's layers in `num_chunks` chunks of like size, dealt out along the stages."""
+    """Divide each stage's layers into `num_chunks` chunks of like size, dealt out along the
+    stages."""
     sizes = [list(_parts(stage.shape.num_layers, num_chunks)) for stage in replica.stages]
     ranges: list[list[LayerRange]] = [[] for _ in replica.stages]
     first = 0
@@ -300,6 +276,6 @@ def _in_turn(replica: Replica, num_chunks: int) -> Replica:
 
 
 def _parts(total: int, count: int) -> Iterator[int]:
-    """`total` in `count` parts, the larger ones first."""
+    """Divide `total` into `count` parts, the larger ones first."""
     for i in range(count):
         yield total // count + (i < total % count)

@@ -18,7 +18,13 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes
 def stage_chunk_times(
     stage: Stage, times: PassTimes, workload: Workload, *, is_last: bool
 ) -> tuple[ChunkTimes, ...]:
-    """Times of each chunk of a plan's stage; `is_last`: its last chunk has the output layer."""
+    """Time each chunk of a plan's stage; `is_last`: its last chunk has the output layer.
+
+    Args:
+        stage: the plan's, with its chunks and recompute.
+        times: of the whole stage for one micro-batch.
+        is_last: its last chunk has the output layer.
+    """
     all_blocks = blocks(workload)
     layers, head = all_blocks[1:-1], all_blocks[-1]
     held: list[list[Block]] = [
@@ -43,8 +49,8 @@ def stage_chunk_times(
 
 
 def _recomputed_share(stage: Stage, workload: Workload, num_layers: int) -> float:
-    """Part of the layers whose forward pass is done again; what selective recompute does again,
-    scores and their softmax, is little beside it."""
+    """Return the part of the layers whose forward pass is done again; what selective recompute does
+    again, scores and their softmax, is little beside it."""
     if (stage.recompute or workload.training.recompute) != "full":
         return 0.0
     some = stage.recompute_num_layers if stage.recompute else None

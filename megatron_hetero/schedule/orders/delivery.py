@@ -1,5 +1,4 @@
-"""What one stage can know of its messages in advance: when one may be on its way to it, and which
-of its own have arrived.
+"""Messages of a stage, known in advance: those on their way to it, and its own that arrived.
 
 Both follow from the programmes alone.  The first says when to post a receive, so that a sender
 never waits for a receiver; the second when a tensor that was sent may be let go, without asking the
@@ -18,7 +17,8 @@ Channel = tuple[int, bool]
 
 
 def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]:
-    """[instruction of the stage] -> boundaries for which to post a receive before it.
+    """Return the boundaries for which to post a receive before each instruction of the stage,
+    [instruction].
 
     Each receive is posted when its message can be under way at the earliest, which is found by
     letting all other stages run as far as they can at every point of this one's programme.
@@ -40,7 +40,13 @@ def receive_posts(schedule: Schedule, stage: int) -> tuple[tuple[int, ...], ...]
 def receive_windows(
     programme: Sequence[Instruction], posts: Sequence[Sequence[int]], schedule: Schedule, stage: int
 ) -> dict[int, int]:
-    """By boundary, the most receives that are posted and not yet taken."""
+    """Return by boundary the most receives that are posted and not yet taken.
+
+    Args:
+        programme: a part of the stage's programme.
+        posts: boundaries to post before each instruction (`receive_posts`).
+        schedule, stage: the whole schedule, and the stage.
+    """
     now: Counter[int] = Counter()
     most: dict[int, int] = {}
     for instruction, boundaries in zip(programme, posts, strict=True):
@@ -56,8 +62,14 @@ def receive_windows(
 def posts_within(
     programme: Sequence[Instruction], windows: Mapping[int, int], schedule: Schedule, stage: int
 ) -> tuple[tuple[int, ...], ...]:
-    """As `receive_posts`, for a part of a programme: as many as `windows` at first, and one more
-    for each that is taken, as long as there are any."""
+    """Return the receives to post before each instruction of a part of a programme, as
+    `receive_posts`: as many as `windows` at first, and one more for each that is taken, as long as
+    there are any.
+
+    Args:
+        windows: receives posted at a time, by boundary.
+        schedule, stage: the whole schedule, and the stage whose programme this is.
+    """
     wanted = [
         [schedule.message(stage, o).boundary for o in instruction if o.kind in RECEIVES]
         for instruction in programme
@@ -74,7 +86,7 @@ def posts_within(
 
 
 def arrived_sends(schedule: Schedule, stage: int) -> dict[Message, int]:
-    """For each message to `stage`: how many of the stage's own messages over the same boundary had
+    """Count for each message to `stage` the stage's own messages over the same boundary that had
     arrived when the other side sent it."""
     own = {b + d for b in range(len(schedule.chain)) for d in (-1, 0) if schedule.chain[b] == stage}
     arrived: dict[Message, int] = {}
@@ -111,7 +123,7 @@ class _Others:
         self._ready = [s for s in range(schedule.num_stages) if s != held]
 
     def deliver(self, message: Message) -> None:
-        """A message of the held stage is sent."""
+        """Send a message of the held stage."""
         self._on_the_way.add(message)
         self._ready += self._waiting[message]
         self._waiting[message].clear()

@@ -18,7 +18,7 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes
 def interleaved(
     chain: Sequence[int], num_micro_batches: int, group_size: int | None = None
 ) -> Schedule:
-    """Every stage takes its chunks in turn, `group_size` micro-batches of one before the next.
+    """Order every stage's chunks in turn, `group_size` micro-batches of one before the next.
 
     Forwards go by (group, chunk, micro-batch), backwards by (group, chunk from the last,
     micro-batch).  A stage launches as many forwards ahead of its first backward as there are before
@@ -58,7 +58,8 @@ def interleaved(
 
 
 def num_launched_ahead(num_stages: int, stage: int, num_chunks: int, size: int) -> int:
-    """Forwards of the warm-up (Megatron's `get_pp_rank_microbatches`); there may be fewer."""
+    """Count the forwards of the warm-up (Megatron's `get_pp_rank_microbatches`); there may be
+    fewer."""
     return 2 * (num_stages - stage - 1) + (num_chunks - 1) * size
 
 
@@ -83,7 +84,7 @@ def _unlike(
 
 
 def _turns(num_micro_batches: int, chunks: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """(micro-batch, chunk) in groups of `size` micro-batches."""
+    """Return (micro-batch, chunk) in groups of `size` micro-batches."""
     return [
         (k, chunk)
         for first in range(0, num_micro_batches, size)

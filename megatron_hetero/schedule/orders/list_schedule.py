@@ -1,4 +1,4 @@
-"""Greedy list scheduling: run the pipeline on a clock, and write down what each stage did when.
+"""Greedy list scheduling: run the pipeline on a clock, and record what each stage did.
 
 A stage that is free takes, of the passes whose messages have arrived, the one that its policy
 prefers; where none has arrived it waits, or fills the time with weight gradients that are due.
@@ -22,7 +22,7 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes
 
 @dataclass(frozen=True)
 class TimedPipeline:
-    """What a schedule is made for.
+    """Times of a pipeline for which a schedule is made.
 
     `chain` as in `Schedule`; `times` is [stage][chunk]; hops are [boundary of the chain].
     """
@@ -40,7 +40,7 @@ class TimedPipeline:
 
 @dataclass(frozen=True)
 class Policy:
-    """How a free stage chooses.
+    """Rules by which a free stage chooses its next pass.
 
     `split`: backward passes in two parts.  `alternate`: after a backward pass a forward is
     preferred, else backward passes always are.  `patience`: weight gradients are not begun when a
@@ -78,7 +78,7 @@ def list_schedule(pipeline: TimedPipeline, limits: Sequence[int], policy: Policy
 
 
 class _ListClock:
-    """The pipeline under way.  Virtual stages are numbered along the chain."""
+    """A pipeline under way.  Virtual stages are numbered along the chain."""
 
     def __init__(self, pipeline: TimedPipeline, limits: Sequence[int], policy: Policy) -> None:
         chain, m = pipeline.chain, pipeline.num_micro_batches
@@ -131,7 +131,8 @@ class _ListClock:
             self._weights(stage, now)
 
     def _first(self, stage: int, now: float, *, is_forward: bool) -> int | None:
-        """The virtual stage whose next pass has what it needs, the first in turn of several."""
+        """Find the virtual stage whose next pass has what it needs, the first in turn of
+        several."""
         inbox = self.activations if is_forward else self.gradients
         found = [v for v in self.on_stage[stage] if inbox[v] and inbox[v][0] <= now]
         if len(found) < 2:
@@ -141,7 +142,7 @@ class _ListClock:
         return min(found, key=lambda v: (done[v] // size, v if is_forward else -v))
 
     def _has_time(self, stage: int, now: float) -> bool:
-        """Whether weight gradients may be begun with what is on its way."""
+        """Return whether weight gradients may be begun with what is on its way."""
         v, _ = self.weights_due[stage][0]
         until = now + self.policy.patience * self.times[v].backward_weight_s
         coming = [

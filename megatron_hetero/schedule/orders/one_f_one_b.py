@@ -11,7 +11,7 @@ from megatron_hetero.schedule.programme import Operation, Schedule, build_schedu
 def one_f_one_b(
     num_stages: int, num_micro_batches: int, launch_counts: Sequence[int] | None = None
 ) -> Schedule:
-    """Non-interleaved 1F1B as Megatron runs it
+    """Build non-interleaved 1F1B as Megatron runs it
     (`forward_backward_pipelining_without_interleaving`).
 
     Args:
@@ -37,7 +37,7 @@ def one_f_one_b(
 
 
 def stage_order(num_micro_batches: int, launch_count: int) -> tuple[Operation, ...]:
-    """The computations of one stage."""
+    """Return the computations of one stage, in order."""
     num_warmup = min(launch_count - 1, num_micro_batches)
     order = [Operation("forward", k) for k in range(num_warmup)]
     for k in range(num_micro_batches - num_warmup):
@@ -48,13 +48,16 @@ def stage_order(num_micro_batches: int, launch_count: int) -> tuple[Operation, .
 
 
 def launch_counts(stage_times_s: Sequence[float], hop_times_s: Sequence[float]) -> tuple[int, ...]:
-    """Launch counts that hide the round trip of every hop (rule generalised from HARP).
+    """Compute launch counts that hide the round trip of every hop (rule generalised from HARP).
 
     L_last = 1 and L_i = L_{i+1} + 1 + ceil(2 c_i / T), T being the slowest stage.
 
     Args:
         stage_times_s: forward + backward of one micro-batch, shape [stage].
         hop_times_s: one crossing of each boundary, shape [stage - 1].
+
+    >>> launch_counts([1.0, 1.0, 1.0], [0.25, 0.0])
+    (4, 2, 1)
     """
     period_s = max(stage_times_s)
     counts = [1]

@@ -1,4 +1,4 @@
-"""When every stage of a schedule ends, for many divisions of the layers at once: a lower bound.
+"""Ends of all stages of a schedule for many divisions of the layers at once: a lower bound.
 
 The schedule is run once, on arrays: entry k of each is a division of the layers of its own.  Each
 boundary has a path to itself here.  In a real step (`schedule.simulator.step`) boundaries and
@@ -38,7 +38,7 @@ def stage_ends_s(
     backward: Sequence[Crossing],
     sends: SendMode,
 ) -> list[Seconds]:
-    """The end of each stage's last computation or message.
+    """Return the end of each stage's last computation or message, [stage] of [division].
 
     Args:
         times: [stage][chunk].
@@ -80,7 +80,7 @@ class _RelaxedStage:
         return self.next == len(self.instructions)
 
     def seconds(self, operation: Operation) -> Seconds:
-        """Of a computation."""
+        """Return the seconds of a computation."""
         forward_s, backward_s = self.times[operation.chunk]
         if operation.kind == "forward":
             return forward_s
@@ -104,7 +104,7 @@ class _RelaxedRun:
         self._asked_s: dict[Message, Seconds] = {}
 
     def advance(self, stage: _RelaxedStage) -> bool:
-        """As far as what the others have done allows; whether it moved."""
+        """Advance a stage as far as the others have come; return whether it moved."""
         moved = False
         while not stage.is_done:
             instruction = stage.instructions[stage.next]

@@ -38,7 +38,7 @@ def synthesise(
     *,
     split: bool = True,
 ) -> Listed:
-    """The quickest schedule found.
+    """Search for the quickest schedule of one pipeline.
 
     Args:
         limits: micro-batches whose activations each stage can hold (passes, of all its chunks),
@@ -71,7 +71,7 @@ def synthesise(
 
 
 class _Budget:
-    """How many schedules may still be tried."""
+    """The number of schedules that may still be tried."""
 
     def __init__(self, tries: int) -> None:
         self.tries = max(tries, 1)
@@ -84,7 +84,7 @@ class _Budget:
 def _one_f_one_b(
     pipeline: TimedPipeline, caps: Counts, known: Sequence[int] | None, budget: _Budget
 ) -> list[Listed]:
-    """1F1B with the rule's counts or the known ones, and with the best counts near them."""
+    """Try 1F1B with the rule's counts or the known ones, and with the best counts near them."""
     m = pipeline.num_micro_batches
     passes = [
         PassTimes(t.forward_s, t.backward_input_s + t.backward_weight_s) for (t,) in pipeline.times
@@ -120,7 +120,7 @@ def _lists(
     policies: Sequence[Policy],
     budget: _Budget,
 ) -> list[Listed]:
-    """Greedy lists: each policy from each start, and the best of them with better limits."""
+    """Try greedy lists: each policy from each start, and the best of them with better limits."""
 
     def within(limits: Sequence[int]) -> Counts:
         return tuple(max(1, min(n, cap)) for n, cap in zip(limits, caps, strict=True))
@@ -152,7 +152,8 @@ def _listed(pipeline: TimedPipeline, limits: Counts, policy: Policy) -> Listed |
 def _climb(
     start: Counts, time_s: Time, fit: Callable[[Sequence[int]], Counts], budget: _Budget
 ) -> Counts:
-    """Coordinate search: change one count at a time as long as that shortens the time."""
+    """Improve counts by coordinate search: change one at a time as long as that shortens the
+    time."""
     best, best_s = start, time_s(start)
     improved = True
     while improved:
@@ -171,7 +172,8 @@ def _climb(
 
 
 def _counts(listed: Listed, pipeline: TimedPipeline) -> Counts:
-    """Launch counts of a 1F1B schedule: forwards ahead of each stage's first backward, and it."""
+    """Count the forwards up to and with the one that precedes each stage's first backward in a 1F1B
+    schedule: its launch counts."""
     counts = []
     for programme in listed.schedule.programmes:
         kinds = [o.kind for i in programme for o in i if o.kind in ("forward", "backward")]

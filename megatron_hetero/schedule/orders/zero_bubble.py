@@ -25,7 +25,7 @@ POLICIES = tuple(
 
 
 def zero_bubble(pipeline: TimedPipeline, limits: Sequence[int] | None = None) -> Listed:
-    """The quickest of the greedy zero-bubble schedules.
+    """Make the quickest of the greedy zero-bubble schedules.
 
     Args:
         limits: micro-batches whose activations each stage may hold (activations are held until the

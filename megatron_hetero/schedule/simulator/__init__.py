@@ -1,6 +1,7 @@
 """Simulation of one optimizer step by events.
 
 step          a plan on its cluster
+stage_times   seconds of every stage of a plan
 engine        the events
 compile       programmes in the engine's terms
 overlapped    stock Megatron's interleaved stages

@@ -32,7 +32,7 @@ class CompiledSend(NamedTuple):
 
 @dataclass(slots=True)
 class CompiledInstruction:
-    """An instruction, compiled: what it computes, what it sends, what it waits for.
+    """An instruction in the engine's terms: its computation, its sends, and what it waits for.
 
     `receives` are asked for, unless that was done before, and waited for; `asks` are only asked
     for.  `awaits` are sends, its own or earlier ones, whose receivers must have them.
@@ -58,7 +58,8 @@ class Messages:
         self._places = [schedule.virtual_stage(stage, c) for c in range(schedule.num_chunks(stage))]
 
     def input_of(self, work: Operation) -> int | None:
-        """Key of what a pass (or the message after or before it) takes; None at the ends."""
+        """Return the key of the message that a pass (or the message after or before it) takes; None
+        at the ends."""
         is_forward = work.kind in _FORWARD
         boundary = self._places[work.chunk] - is_forward
         if not 0 <= boundary < len(self._chain) - 1:
@@ -66,7 +67,7 @@ class Messages:
         return self._key(boundary, is_forward, work.micro_batch)
 
     def output_of(self, work: Operation) -> CompiledSend | None:
-        """What a pass makes; None at the ends."""
+        """Return the message that a pass makes; None at the ends."""
         is_forward = work.kind in _FORWARD
         boundary = self._places[work.chunk] - (not is_forward)
         if not 0 <= boundary < len(self._chain) - 1:
@@ -85,14 +86,14 @@ class Messages:
 
 
 def computation(pipeline: Pipeline, stage: int, work: Operation) -> CompiledInstruction:
-    """One pass."""
+    """Compile one pass."""
     seconds = pipeline.times[stage][work.chunk].seconds(work.kind)
     return CompiledInstruction((work,), compute=(work.kind, work.micro_batch, work.chunk, seconds))
 
 
 def mark_final(compiled: Sequence[CompiledInstruction], num_later: int = 0) -> None:
-    """The last backward pass of each chunk completes its gradients; they are exchanged when
-    `num_later` more backward passes have ended, or with the programme."""
+    """Mark the last backward pass of each chunk, which completes its gradients; they are exchanged
+    when `num_later` more backward passes have ended, or with the programme."""
     backwards = [
         (instruction, instruction.compute[2])
         for instruction in compiled
@@ -105,7 +106,7 @@ def mark_final(compiled: Sequence[CompiledInstruction], num_later: int = 0) -> N
 
 
 def compile_programme(pipeline: Pipeline, stage: int) -> list[CompiledInstruction]:
-    """The programme of a stage up to its gradient exchange, in the engine's terms."""
+    """Compile the programme of a stage up to its gradient exchange."""
     messages = Messages(pipeline, stage)
     compiled: list[CompiledInstruction] = []
     for instruction in pipeline.schedule.programmes[stage]:

@@ -3,7 +3,7 @@
 Any number of pipelines share named paths.  A path carries one message at a time, first come first
 served; each direction is a path of its own.  A message takes each of its paths for as long as its
 bytes take there, and is usable `latency_s` after the last.  Collectives take their paths likewise
-(`simulator_exchange`).
+(`schedule.simulator.exchange`).
 
 Stages run ahead on their own until they send; sends and collectives are taken in order of time, so
 that paths are granted as they would be.
@@ -52,7 +52,7 @@ def run_step(
 
 
 class _SimulatedStage:
-    """Where one stage has come to."""
+    """The progress of one stage."""
 
     __slots__ = (
         "id",
@@ -102,7 +102,7 @@ class _Engine:
                 self.run_.operations[made.id] = made.operations
 
     def run(self, update_s: Sequence[Sequence[float]] | None, weights: Sequence[Collective]) -> Run:
-        """Until nothing can move any more."""
+        """Run until nothing can move any more."""
         for stage in self.stages.values():
             self._advance(stage)
         self._until_nothing_moves()
@@ -129,7 +129,7 @@ class _Engine:
                 self._advance(self.ready.pop())
 
     def _advance(self, stage: _SimulatedStage) -> None:
-        """Go on until a message is missing, or something must be taken in order of time."""
+        """Run a stage until a message is missing, or something must be taken in order of time."""
         instructions = stage.instructions
         pipeline = stage.id[0]
         while instructions:
@@ -158,7 +158,7 @@ class _Engine:
     def _end_of_messages(
         self, stage: _SimulatedStage, pipeline: int, instruction: CompiledInstruction
     ) -> float | None:
-        """When all messages of an instruction are done; None while one is not on its way."""
+        """Return when all messages of an instruction are done; None while one is not on its way."""
         end_s = now_s = stage.now_s
         missing = False
         for message in instruction.asks:
@@ -224,7 +224,7 @@ class _Engine:
         self._begin(self.exchange.after(number))
 
     def _exchanged(self) -> None:
-        """Every stage waits for its own collectives."""
+        """Wait on every stage for its own collectives."""
         for stage, end_s in self.exchange.ends_s().items():
             self.stages[stage].now_s = max(self.stages[stage].now_s, end_s)
 
@@ -249,7 +249,7 @@ class _Engine:
         heappush(self.queue, (time_s, self.num_queued, stage, collective))
 
     def _wake(self, stage: _SimulatedStage | None) -> None:
-        """Something that a stage waits for is known now."""
+        """Release a stage that waits for something that is known now."""
         if stage is not None and stage.is_blocked:
             stage.is_blocked = False
             self.ready.append(stage)

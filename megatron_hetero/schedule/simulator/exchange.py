@@ -1,4 +1,4 @@
-"""Collectives of a simulated step: who comes to which when, and when each is done.
+"""Collectives of a simulated step: the ranks that come to each, and the time when each is done.
 
 Every rank has its collectives in one order, which is the same for all of them, and goes through
 them as its stage's gradients become complete.  A collective begins with its last rank.
@@ -22,7 +22,8 @@ class Paths:
         self._free_s: defaultdict[str, float] = defaultdict(float)
 
     def take(self, hops: Sequence[tuple[str, float]], now_s: float) -> tuple[float, float]:
-        """Take paths, each for its seconds, once all are free; (start, end of the longest)."""
+        """Take paths, each for its seconds, once all are free; return (start, end of the
+        longest)."""
         # The engine's innermost loop: plain comparisons are faster than `max` of a generator.
         free_s, busy_s = self._free_s, self.busy_s
         start_s = now_s
@@ -38,7 +39,8 @@ class Paths:
         return start_s, last_s
 
     def take_each(self, hops: Sequence[tuple[str, float]], now_s: float) -> tuple[float, float]:
-        """Take paths, each for its seconds as soon as it is free; (first start, last end)."""
+        """Take paths, each for its seconds as soon as it is free; return (first start, last
+        end)."""
         spans = [self.take([hop], now_s) for hop in hops]
         if not spans:
             return now_s, now_s
@@ -47,18 +49,18 @@ class Paths:
 
 @dataclass(slots=True)
 class _Rank:
-    """Where a rank has come to in its collectives."""
+    """The progress of a rank through its collectives."""
 
     numbers: list[int] = field(default_factory=list)
     num_come: int = 0
     came_s: float = 0.0
     done_s: float | None = None
-    """When its programme was done."""
+    """Time at which its programme was done."""
     final_s: dict[int, float] = field(default_factory=dict)
-    """[chunk] -> when its last backward pass ends."""
+    """[chunk] -> the end of its last backward pass."""
     num_settled: int = 0
     settled_s: float = 0.0
-    """By when so many of its first ones were done."""
+    """Time by which that many of its first collectives were done."""
 
 
 class Exchange:
@@ -75,7 +77,7 @@ class Exchange:
                 self._ranks[stage][place].numbers.append(number)
 
     def final(self, stage: StageId, chunk: int, end_s: float) -> list[tuple[float, int]]:
-        """The last backward pass of a chunk ends at `end_s`.
+        """Record that the last backward pass of a chunk ends at `end_s`.
 
         Returns:
             (time, number) of every collective that begins because of it, in order: its ranks come
@@ -86,7 +88,7 @@ class Exchange:
         return self._come_all(stage)
 
     def done(self, stage: StageId, at_s: float) -> list[tuple[float, int]]:
-        """A stage's programme is done; returns as `final`."""
+        """Record that a stage's programme is done; return as `final`."""
         for rank in self._ranks[stage].values():
             rank.done_s = at_s
         return self._come_all(stage)
@@ -95,7 +97,7 @@ class Exchange:
         return sorted(begun for r in self._ranks[stage].values() for begun in self._come(stage, r))
 
     def run(self, number: int, now_s: float) -> tuple[Collective, float, float]:
-        """All ranks are there; (collective, begin, end)."""
+        """Run a collective whose ranks are all there; return (collective, begin, end)."""
         collective = self._collectives[number]
         start_s, end_s = self._paths.take_each(collective.hops, now_s)
         end_s += collective.latency_s
@@ -103,12 +105,12 @@ class Exchange:
         return collective, start_s, end_s
 
     def after(self, number: int) -> Iterator[tuple[float, int]]:
-        """What begins because a collective's end is known, as in `final`."""
+        """Yield what begins because a collective's end is known, as in `final`."""
         for stage, place in self._collectives[number].ranks:
             yield from self._come(stage, self._ranks[stage][place])
 
     def ends_s(self) -> Mapping[StageId, float]:
-        """When each stage has all results."""
+        """Return when each stage has all results."""
         return {
             stage: max(self._end_s[n] for rank in ranks.values() for n in rank.numbers)
             for stage, ranks in self._ranks.items()
@@ -152,6 +154,6 @@ class Exchange:
         return max(at_s, rank.settled_s)
 
     def _num_taken(self, stage: StageId, rank: _Rank) -> int:
-        """Buffers of what it has come to and not seen done."""
+        """Count the buffers of collectives that a rank has come to and not seen done."""
         under_way = rank.numbers[rank.num_settled : rank.num_come]
         return sum(self._collectives[number].buffers.get(stage, 0) for number in under_way)

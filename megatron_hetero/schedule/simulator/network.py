@@ -24,9 +24,11 @@ def hops(
     seconds: float,
     num_bytes: float,
 ) -> tuple[tuple[str, float], ...]:
-    """What a message from one group of GPUs to another takes: (path, seconds for which).
+    """Return the paths that a message from one group of GPUs to another takes: (path, seconds for
+    which).
 
     Args:
+        senders, receivers: the two groups, each on one node.
         seconds: for which it takes what only these two groups, or their nodes, have.
         num_bytes: of it, on the lines that others share.
     """
@@ -40,14 +42,14 @@ def hops(
 
 
 def path_names(cluster: Cluster, here: str, there: str) -> tuple[str, ...]:
-    """Of what a message from one node to another takes."""
+    """Return the names of the paths that a message from one node to another takes."""
     shared = [line.name for line in cluster.lines(here, there)]
     return tuple(shared) if has_no_own(cluster, here, there) else (path_name(here, there), *shared)
 
 
 def has_no_own(cluster: Cluster, here: str, there: str) -> bool:
-    """Whether what goes from one node to another never waits for the path of these two alone: some
-    line on it, which others share, is no faster."""
+    """Return whether a message from one node to another never waits for the path of these two
+    alone: some line on it, which others share, is no faster."""
     lines = cluster.lines(here, there)
     if not lines:
         return False
@@ -56,23 +58,27 @@ def has_no_own(cluster: Cluster, here: str, there: str) -> bool:
 
 
 def path_name(here: str, there: str) -> str:
-    """Of the path from one node to another, which all GPUs of the two share."""
+    """Return the name of the path from one node to another, which all GPUs of the two share."""
     return f"{node_words(here)} -> {node_words(there)}"
 
 
 def group_name(devices: Sequence[Device]) -> str:
-    """GPUs of one node: `rtx-0:0,1`."""
+    """Return the name of a group of GPUs of one node: `rtx-0:0,1`."""
     return f"{machine_of(devices[0].node)}:{','.join(str(d.index) for d in devices)}"
 
 
 def crossing(
     costs: CostModel, senders: PlacedStage, receivers: PlacedStage, is_stock: bool
 ) -> Crossing:
-    """One activation from one stage to another.
+    """Price one activation from one stage to another.
 
     In our runtime each byte crosses once, as the cost model prices it.  In stock Megatron every
     rank of the sending stage sends all that it holds to the rank in its own place: without sequence
     parallelism that is the whole activation from each.
+
+    Args:
+        senders, receivers: the two stages.
+        is_stock: stock Megatron sends it.
     """
     cluster, ends = costs.cluster, (senders.devices, receivers.devices)
     num_bytes: float = costs.activation_bytes

@@ -24,7 +24,7 @@ from megatron_hetero.schedule.simulator.parts import Pipeline
 
 
 def compile_overlapped(pipeline: Pipeline, stage: int) -> list[CompiledInstruction]:
-    """The programme of a stage up to its gradient exchange.
+    """Compile the programme of a stage up to its gradient exchange.
 
     `pipeline` has equal chunk counts on all stages, in groups of one micro-batch for each stage.
     """
@@ -64,7 +64,8 @@ class _Overlapped:
             self._post(asks=self._gradient_of(0))
 
     def _steady(self) -> list[CompiledSend]:
-        """Returns the last backward pass's send, for which nothing has waited."""
+        """Compile the steady state; return the last backward pass's send, for which nothing has
+        waited."""
         unsent: list[CompiledSend] = []
         for k, forward in enumerate(self._forwards[self._num_ahead :]):
             if k:
@@ -85,7 +86,7 @@ class _Overlapped:
             self._post(sends=sent, receives=self._gradient_of(k + 1), awaits=sent)
 
     def _compute(self, work: Operation) -> list[CompiledSend]:
-        """One pass; returns what it has to send."""
+        """Compile one pass; return what it has to send."""
         self._at = (work,)
         self._made.append(computation(self._pipeline, self._stage, work))
         send = self._messages.output_of(work)

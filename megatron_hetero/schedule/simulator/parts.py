@@ -1,4 +1,4 @@
-"""What the simulator is given and what it gives back: times, crossings, collectives, spans."""
+"""Input and output of the simulator: times, crossings, collectives, spans."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from megatron_hetero.schedule.programme import Operation, OperationKind, Schedule
 
 SendMode = Literal["buffered", "waited", "overlapped"]
-"""What a sender does after a send: goes on, as our runtime does, or waits until the message has
-arrived and its receiver has asked for it, as stock Megatron's 1F1B does.  Stock Megatron's
-interleaved stages overlap some of their messages (`simulator_overlapped`)."""
+"""Behaviour of a sender after a send: it goes on, as our runtime does, or waits until the message
+has arrived and its receiver has asked for it, as stock Megatron's 1F1B does.  Stock Megatron's
+interleaved stages overlap some of their messages (`schedule.simulator.overlapped`)."""
 
 StageId = tuple[int, int]
 """(pipeline, stage)."""
@@ -30,7 +30,7 @@ class ChunkTimes:
     backward_weight_s: float = 0.0
 
     def slower(self, factor: float) -> ChunkTimes:
-        """The same, `factor` times as long."""
+        """Return the same times, `factor` times as long."""
         return ChunkTimes(
             factor * self.forward_s,
             factor * self.backward_input_s,
@@ -38,7 +38,7 @@ class ChunkTimes:
         )
 
     def seconds(self, kind: OperationKind) -> float:
-        """Duration of one computation."""
+        """Return the duration of one computation."""
         match kind:
             case "forward":
                 return self.forward_s
@@ -62,7 +62,8 @@ class Crossing:
 
     @property
     def serialisation_s(self) -> float:
-        """From the first byte sent to the last one, where nothing else is on its paths."""
+        """Return the seconds from the first byte sent to the last one, where nothing else is on its
+        paths."""
         return max(seconds for _, seconds in self.hops)
 
 
@@ -78,7 +79,8 @@ class Pipeline:
 
 
 class Final(NamedTuple):
-    """When gradients are complete: `early_s` before the last backward pass of a chunk ends."""
+    """The time at which gradients are complete: `early_s` before the last backward pass of a chunk
+    ends."""
 
     chunk: int = 0
     early_s: float = 0.0
@@ -86,7 +88,7 @@ class Final(NamedTuple):
 
 @dataclass(frozen=True)
 class Collective:
-    """What all holders do together: an exchange of gradients, or of new weights.
+    """A collective of all holders: an exchange of gradients, or of new weights.
 
     A rank comes to its collectives in their order, and without waiting for them: to the next when
     it has come to the one before and its gradients are complete.  That is when its programme is
@@ -102,18 +104,18 @@ class Collective:
     hops: tuple[tuple[str, float], ...]
     latency_s: float = 0.0
     hop_bytes: tuple[float, ...] = ()
-    """Of all ranks of the holders, over each of `hops`."""
+    """Bytes of all ranks of the holders, over each of `hops`."""
     buffers: Mapping[StageId, int] = field(default_factory=dict)
     final: Mapping[StageId, Final] = field(default_factory=dict)
     places: Mapping[StageId, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[tuple[StageId, int]]:
-        """All that take part: stage, and place in it."""
+        """Return all ranks that take part: stage, and place in it."""
         return [(holder, place) for holder in self.holders for place in self.places_of(holder)]
 
     def places_of(self, holder: StageId) -> tuple[int, ...]:
-        """The ranks of a holder."""
+        """Return the ranks of a holder."""
         return self.places.get(holder, (0,))
 
 
@@ -143,7 +145,8 @@ class MessageSpan(NamedTuple):
 
 @dataclass
 class Run:
-    """What happened.  Lists by (pipeline, stage) in the order of the pipelines given."""
+    """The record of a simulation.  Lists by (pipeline, stage) in the order of the pipelines
+    given."""
 
     end_s: float = 0.0
     operations: dict[StageId, list[OpSpan]] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Simulation of one pipeline by itself: what every stage does when, given seconds for work and
-hops.
+"""Simulation of one pipeline by itself, given seconds for computations and hops.
 
 Sends do not hold up the sender's computation.  Each direction of a boundary carries one message at
 a time for its `serialisation_s`; the message is usable `latency_s` later.
@@ -26,7 +25,7 @@ from megatron_hetero.schedule.simulator.parts import (
 )
 
 StageTimes = PassTimes | Sequence[ChunkTimes]
-"""Of a stage with one chunk, or of each of its chunks."""
+"""Times of a stage with one chunk, or of each of its chunks."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Simulation:
 
     @cached_property
     def events(self) -> tuple[tuple[Event, ...], ...]:
-        """Everything that each stage did, in order of its end."""
+        """Return everything that each stage did, in order of its end."""
         events: list[list[Event]] = [
             [Event(s, Operation(o.kind, o.micro_batch, o.chunk), o.start_s, o.end_s) for o in spans]
             for (_, s), spans in self.run.operations.items()
@@ -65,7 +64,7 @@ class Simulation:
 
     @property
     def bubble(self) -> float:
-        """Share of all stages' time that is not computation, 0..1."""
+        """Return the share of all stages' time that is not computation, 0..1."""
         total_s = self.makespan_s * len(self.busy_s)
         return 1 - sum(self.busy_s) / total_s if total_s else 0.0
 
@@ -113,19 +112,20 @@ def simulate(
 
 
 def chunk_times(times: StageTimes) -> tuple[ChunkTimes, ...]:
-    """Times of each chunk of a stage."""
+    """Return the times of each chunk of a stage."""
     if isinstance(times, PassTimes):
         return (ChunkTimes(times.forward_s, times.backward_s),)
     return tuple(times)
 
 
 def computing_s(spans: Sequence[OpSpan]) -> float:
-    """Seconds that a stage computes, without gradient exchange and optimizer."""
+    """Sum the seconds that a stage computes, without gradient exchange and optimizer."""
     return sum(span.end_s - span.start_s for span in spans if span.kind in COMPUTE)
 
 
 def peak_in_flight(spans: Sequence[OpSpan]) -> int:
-    """Most micro-batches (of any chunk) between their forward and the end of their backward."""
+    """Count the most micro-batches (of any chunk) between their forward and the end of their
+    backward."""
     now = most = 0
     for span in spans:
         if span.kind == "forward":

@@ -25,13 +25,13 @@ from megatron_hetero.schedule.simulator.parts import ChunkTimes, Pipeline
 
 MAX_MESSAGES = 200_000
 """Placements whose unlike pipelines exchange more messages a step are left as the cost model has
-them, which may be far too short where paths are crowded: so many take about 7 s to simulate."""
+them, which may be far too short where paths are crowded: this many take about 7 s to simulate."""
 
 
 def queued(
     costs: CostModel, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
 ) -> PlacementCost:
-    """The cost with the times of pipelines that share paths taken from a simulation.
+    """Replace the times of pipelines that share paths by those of a simulation.
 
     Args:
         is_stock: stock Megatron runs the placement: every stage waits for its sends, which the cost
@@ -55,7 +55,13 @@ def queued(
 def num_simulated(
     cluster: Cluster, placement: Placement, cost: PlacementCost, *, is_stock: bool = False
 ) -> int:
-    """Messages of the pipelines that `queued` has to simulate; those that run alike count once."""
+    """Count the messages of the pipelines that `queued` has to simulate; those that run alike count
+    once.
+
+    Args:
+        cost: the price of the placement, by the cost model alone.
+        is_stock: as of `queued`.
+    """
     return _num_messages_of(placement, _unlike_crowds(cluster, placement, cost, is_stock))
 
 
@@ -66,7 +72,8 @@ def _num_messages_of(placement: Placement, unlike: Sequence[Sequence[Sequence[in
 def _unlike_crowds(
     cluster: Cluster, placement: Placement, cost: PlacementCost, is_stock: bool
 ) -> list[list[list[int]]]:
-    """Replicas that wait for each other, crowd by crowd; crowds that run alike together."""
+    """Group the replicas that wait for each other into crowds, and crowds that run alike
+    together."""
     paths = [_paths(cluster, replica) for replica in placement.replicas]
     sharing = range(len(paths)) if is_stock else _sharing(paths)
     alike: dict[Hashable, list[list[int]]] = {}
@@ -91,8 +98,8 @@ def _run_together(
 
 
 def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
-    """Replicas that wait for each other, or for others that do: those of a crowd share no path with
-    those of another."""
+    """Group the replicas that wait for each other, or for others that do: those of a crowd share no
+    path with those of another."""
     lead = {r: r for r in sharing}
 
     def leader(r: int) -> int:
@@ -113,7 +120,8 @@ def _crowds(paths: Sequence[_Paths], sharing: Sequence[int]) -> list[list[int]]:
 def _likeness(
     placement: Placement, cost: PlacementCost, paths: Sequence[_Paths], crowd: Sequence[int]
 ) -> Hashable:
-    """Equal for crowds that run alike: the same replicas on nodes and paths with other names."""
+    """Return a key that is equal for crowds that run alike: the same replicas on nodes and paths
+    with other names."""
     names: dict[str, int] = {}
     return tuple(
         (
@@ -131,7 +139,7 @@ def _likeness(
 
 
 def sharing_replicas(cluster: Cluster, placement: Placement) -> tuple[int, ...]:
-    """Replicas of which some message takes a path between nodes, or a line that paths share, that
+    """Find the replicas with a message on a path between nodes, or a line that paths share, that
     another boundary's messages (of the same replica, or of another) take in the same direction."""
     return _sharing([_paths(cluster, replica) for replica in placement.replicas])
 
@@ -143,13 +151,13 @@ def _sharing(paths: Sequence[_Paths]) -> tuple[int, ...]:
 
 
 def num_messages(placement: Placement, replicas: Sequence[int]) -> int:
-    """Activations and gradients that cross boundaries of these replicas in a step."""
+    """Count the activations and gradients that cross boundaries of these replicas in a step."""
     chosen = [placement.replicas[r] for r in replicas]
     return sum(2 * (len(r.stages) - 1) * r.num_micro_batches for r in chosen)
 
 
 _Paths = Sequence[Sequence[str]]
-"""Names of what a replica's messages take between nodes, for each boundary and direction."""
+"""Names of the paths of a replica's messages between nodes, for each boundary and direction."""
 
 
 def _paths(cluster: Cluster, replica: PlacedReplica) -> _Paths:

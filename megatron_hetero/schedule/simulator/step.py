@@ -1,4 +1,4 @@
-"""One optimizer step of a plan on its cluster, simulated: when every GPU and link does what.
+"""One optimizer step of a plan on its cluster, simulated: the timeline of every GPU and link.
 
 The programmes are those that the runtime executes, on the paths of the cluster, which replicas
 share.  Computations last as the cost model says (tensor-parallel communication included), messages
@@ -20,14 +20,12 @@ from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, placement_of
-from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.chunks import stage_chunks
-from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.schedule.exchange.gradients import GradientExchange, LastBackward
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.exchange.gradients import GradientExchange
 from megatron_hetero.schedule.of_plan import replica_schedule
-from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
 from megatron_hetero.schedule.programme import OperationKind, Schedule
 from megatron_hetero.schedule.simulator.engine import run_step
 from megatron_hetero.schedule.simulator.network import crossing
@@ -38,6 +36,7 @@ from megatron_hetero.schedule.simulator.parts import (
     Pipeline,
     SendMode,
 )
+from megatron_hetero.schedule.simulator.stage_times import last_backward_of, replica_chunk_times
 from megatron_hetero.schedule.simulator.timelines import (
     LinkTimeline,
     StageTimeline,
@@ -45,18 +44,6 @@ from megatron_hetero.schedule.simulator.timelines import (
     stage_timeline,
 )
 from megatron_hetero.schedule.stock import is_stock as can_be_stock
-
-
-@dataclass(frozen=True)
-class StageTimes:
-    """What the GPUs of one stage take: each chunk's passes, and the optimizer once a step.
-
-    `last_backward` is that of a first stage.
-    """
-
-    chunks: tuple[ChunkTimes, ...]
-    update_s: float
-    last_backward: LastBackward | None
 
 
 @dataclass(frozen=True)
@@ -77,22 +64,22 @@ class StepSimulation:
 
     @cached_property
     def timelines(self) -> tuple[StageTimeline, ...]:
-        """All stages of all replicas in reading order."""
+        """Return all stages of all replicas in reading order."""
         return tuple(stage for replica in self.stages for stage in replica)
 
     @property
     def pipelines_s(self) -> float:
-        """Until the last backward pass of the last replica ends."""
+        """Return the seconds until the last backward pass of the last replica ends."""
         return max(stage.compute_end_s for stage in self.timelines)
 
     @property
     def gradient_sync_s(self) -> float:
-        """From then until the last gradient is reduced."""
+        """Return the seconds from then until the last gradient is reduced."""
         return max(0.0, self._last_end_s("gradient_sync") - self.pipelines_s)
 
     @property
     def weight_sync_s(self) -> float:
-        """Seconds that the exchange of new weights takes after the last update."""
+        """Return the seconds that the exchange of new weights takes after the last update."""
         return max(0.0, self._last_end_s("weight_sync") - self._last_end_s("step"))
 
     def _last_end_s(self, kind: OperationKind) -> float:
@@ -101,14 +88,14 @@ class StepSimulation:
 
     @property
     def bubble(self) -> float:
-        """Share of all GPUs' time in which they do not compute, 0..1."""
+        """Return the share of all GPUs' time in which they do not compute, 0..1."""
         num_devices = sum(len(stage.devices) for stage in self.timelines)
         busy_s = sum(len(stage.devices) * stage.busy_s for stage in self.timelines)
         return 1 - busy_s / (self.step_time_s * num_devices)
 
     @property
     def peak_memory_bytes(self) -> dict[str, int]:
-        """By device."""
+        """Return the peak of memory by device."""
         return {
             name: peak
             for stage in self.timelines
@@ -117,7 +104,7 @@ class StepSimulation:
 
     @property
     def device_busy_s(self) -> dict[str, float]:
-        """Seconds of computing, by device."""
+        """Return the seconds of computing by device."""
         return {name: s.busy_s for s in self.timelines for name in s.devices}
 
 
@@ -132,6 +119,8 @@ def simulate_plan(
     """Simulate one step of a validated plan.
 
     Args:
+        plan: with devices of `cluster`.
+        profile: measured times; None has the analytic model for all.
         workload: what is trained; by default the plan's own.
         is_stock: whether stock Megatron runs the plan, which waits for its sends; by default where
             it can, as `flags` emits it.
@@ -154,7 +143,7 @@ def simulate_plan(
             costs,
             replica,
             replica_schedule(plan, r),
-            _chunk_times(plan, r, cost, workload),
+            replica_chunk_times(plan, r, cost, workload),
             sends,
             is_stock,
         )
@@ -165,7 +154,7 @@ def simulate_plan(
         placement,
         rows,
         {
-            (r, 0): _last_backward(costs, replica, rows, made.stages[0], pipeline.times[0])
+            (r, 0): last_backward_of(costs, replica, rows, made.stages[0], pipeline.times[0])
             for r, (replica, made, pipeline) in enumerate(
                 zip(placement.replicas, plan.replicas, pipelines, strict=True)
             )
@@ -212,45 +201,8 @@ def simulate_plan(
     )
 
 
-def plan_times(
-    plan: Plan, cluster: Cluster, profile: Profile | None = None
-) -> tuple[tuple[StageTimes, ...], ...]:
-    """Seconds of every stage, [replica][stage], from the cost model and the profile.
-
-    Raises:
-        UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
-    """
-    placement = placement_of(plan, cluster)
-    workload = workload_of(plan)
-    costs = CostModel(cluster, workload, profile).sharded_as(placement)
-    rows = costs.vocab_rows(placement.widths)
-    found = []
-    for r, replica in enumerate(placement.replicas):
-        cost = costs.replica(replica, rows)
-        chunks = _chunk_times(plan, r, cost, workload)
-        last_backward = _last_backward(costs, replica, rows, plan.replicas[r].stages[0], chunks[0])
-        found.append(
-            tuple(
-                StageTimes(times, stage.update_s, None if s else last_backward)
-                for s, (times, stage) in enumerate(zip(chunks, cost.stages, strict=True))
-            )
-        )
-    return tuple(found)
-
-
-def _chunk_times(
-    plan: Plan, r: int, cost: ReplicaCost, workload: Workload
-) -> tuple[tuple[ChunkTimes, ...], ...]:
-    """[stage][chunk] of one replica."""
-    stages = plan.replicas[r].stages
-    return tuple(
-        stage_chunk_times(stage, priced.times, workload, is_last=s + 1 == len(stages))
-        for s, (stage, priced) in enumerate(zip(stages, cost.stages, strict=True))
-    )
-
-
 def _sends(plan: Plan, is_stock: bool) -> SendMode:
-    """Stock Megatron waits for its sends; interleaved it overlaps some."""
+    """Return how stages send: stock Megatron waits for its sends; interleaved it overlaps some."""
     if not is_stock:
         return "buffered"
     is_interleaved = any(s.chunks for replica in plan.replicas for s in replica.stages)
@@ -274,31 +226,3 @@ def _pipeline(
         tuple(crossing(costs, there, here, is_stock) for here, there in pairwise(stages)),
         sends,
     )
-
-
-def _last_backward(
-    costs: CostModel,
-    replica: PlacedReplica,
-    rows: int,
-    stage: Stage,
-    times: Sequence[ChunkTimes],
-) -> LastBackward:
-    """How the last backward passes of a first stage go through its layers.
-
-    Args:
-        stage: the plan's, of which `times` are the chunks'.
-    """
-    placed = replica.stages[0]
-    own = costs.variant(
-        micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
-    ).stage_pieces(placed, rows)
-    chunks = []
-    for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
-        end = chunk.first_layer + chunk.num_layers
-        before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
-        behind_s = own.head.backward_s if end == costs.workload.model.num_layers else 0.0
-        layers_s = chunk.num_layers * own.layer.backward_s
-        # The chunk's time as it is simulated, in the proportions of its pieces.
-        ratio = chunk_times.seconds("backward") / (before_s + layers_s + behind_s)
-        chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
-    return LastBackward(tuple(chunks))

@@ -1,4 +1,4 @@
-"""What the GPUs of a stage, and the paths of the cluster, do over a step."""
+"""Timelines of the GPUs of a stage, and of the paths of the cluster, over a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_hetero.schedule.simulator.pipeline import computing_s, peak_in_fli
 
 @dataclass(frozen=True)
 class StageTimeline:
-    """What the GPUs of one stage do; all of them do the same.
+    """Timeline of the GPUs of one stage, which all do the same.
 
     `memory` is [(time_s, bytes)] on its fullest GPU, from 0 on: what is kept until the next entry.
     `device_peak_bytes` has the peak of each GPU, `capacity_bytes` is the fullest one's.
@@ -31,24 +31,24 @@ class StageTimeline:
 
     @cached_property
     def busy_s(self) -> float:
-        """Seconds of computing: forward, backward and the optimizer."""
+        """Sum the seconds of computing: forward, backward and the optimizer."""
         return computing_s(self.operations) + sum(
             o.end_s - o.start_s for o in self.operations if o.kind == "step"
         )
 
     @cached_property
     def compute_end_s(self) -> float:
-        """When its last backward pass ends."""
+        """Return when its last backward pass ends."""
         return max((o.end_s for o in self.operations if o.micro_batch >= 0), default=0.0)
 
     @property
     def peak_in_flight(self) -> int:
-        """Most micro-batches (of any chunk) kept for their backward pass."""
+        """Count the most micro-batches (of any chunk) kept for their backward pass."""
         return peak_in_flight(self.operations)
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Most bytes in use on its fullest GPU at any time of the step."""
+        """Return the most bytes in use on its fullest GPU at any time of the step."""
         return max(held for _, held in self.memory)
 
 
@@ -71,7 +71,16 @@ def stage_timeline(
     spans: Sequence[OpSpan],
     chunk_layers: Sequence[int],
 ) -> StageTimeline:
-    """What a stage did, with the memory of its GPUs."""
+    """Build the timeline of a stage, with the memory of its GPUs.
+
+    Args:
+        costs: the price list, sharded as the placement.
+        replica: the placed replica of the stage.
+        place: (replica, stage).
+        rows: rows of the padded vocabulary.
+        spans: the stage's operations, in order.
+        chunk_layers: layers of each of its chunks.
+    """
     index = place[1]
     stage = replica.stages[index]
     found = []
@@ -97,8 +106,8 @@ def stage_timeline(
 
 
 def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator[tuple[float, int]]:
-    """Bytes of the whole step, and the activations of every micro-batch on every chunk from its
-    forward to the end of its backward pass."""
+    """Yield the bytes kept over the whole step: the activations of every micro-batch on every chunk
+    count from its forward to the end of its backward pass."""
     yield 0.0, held
     for span in spans:
         if span.kind == "forward":
@@ -110,7 +119,7 @@ def _memory(held: int, kept: Sequence[int], spans: Sequence[OpSpan]) -> Iterator
 
 
 def _with_in_flight(replica: PlacedReplica, count: int) -> PlacedReplica:
-    """The same replica when every stage keeps `count` micro-batches."""
+    """Return the same replica when every stage keeps `count` micro-batches."""
     counts = (count,) * len(replica.stages)
     return replace(replica, num_micro_batches=count, launch_counts=counts)
 
@@ -120,7 +129,7 @@ def _activations(memory: StageMemory, num_layers: int) -> int:
 
 
 def link_timelines(pipelines: Sequence[Pipeline], run: Run) -> Iterator[LinkTimeline]:
-    """Every path that something took, in alphabetical order."""
+    """Yield every path that something took, in alphabetical order."""
     count: dict[str, int] = dict.fromkeys(run.path_busy_s, 0)
     carried: dict[str, float] = dict.fromkeys(run.path_busy_s, 0.0)
     for message in run.messages:

@@ -29,7 +29,7 @@ def chrome_trace(
     lanes: Mapping[str, Sequence[StageTimeline]],
     messages: Mapping[str, Sequence[MessageSpan]] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object of a trace file.
+    """Build the JSON object of a trace file.
 
     Args:
         lanes: name of the lane -> its stages; times in seconds from the step's begin.

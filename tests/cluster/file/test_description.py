@@ -151,6 +151,10 @@ def _replaced(old: str, new: str) -> str:
             _replaced("3 us}", "3 us, incast: {flows: 1, slowdown: 1}}"),
             'incast.flows: unknown key "flows"',
         ),
+        (
+            _replaced("    A100-40GB: {bandwidth", "    bandwidth: 1 GB/s\n    X: {bandwidth"),
+            "links.inside_node: has one link for each GPU type, with its name before it",
+        ),
         (_replaced("3 us}", "3 us, incast: 8}"), ":12: links.inside_node.A100-40GB.incast: "),
         (_replaced("latency: 3 us", "latency: 3"), "3 is not a duration with a unit"),
         (_replaced("A100-40GB, count", "A100-4GB, count"), 'did you mean "A100-40GB"'),

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.inventory.draft import Inventory, cluster_yaml
+from megatron_hetero.cluster.inventory.draft import Inventory
 from megatron_hetero.cluster.inventory.kubernetes import nodes_from_kubernetes
 from megatron_hetero.cluster.inventory.skypilot import nodes_from_skypilot
 from megatron_hetero.cluster.inventory.slurm import nodes_from_slurm
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.errors import ClusterError, HeteroError
 from tests.cluster.inventory.test_kubernetes import node
 from tests.cluster.inventory.test_slurm import A100, NODES

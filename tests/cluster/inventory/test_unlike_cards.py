@@ -13,7 +13,7 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.discovery import draft_node, parse_gpus
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cluster.inventory.draft import cluster_yaml
+from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.measurements import LinkFit, parse_topology
 from megatron_hetero.cluster.spec import Cluster
 

@@ -15,7 +15,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError, UsageError
 from megatron_hetero.lab.data.command import DataRequest, write_data
 from megatron_hetero.lab.data.encode import byte_tokens, tokenizer_of
-from megatron_hetero.runtime.job import needs
+from megatron_hetero.runtime.job.checks import needs
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.flag_runs import plan_job, read_log
 
@@ -127,7 +127,7 @@ def test_planning_imports_no_torch_for_it() -> None:
 
 
 def test_a_job_trains_on_it(tmp_path: Path) -> None:
-    """From text to training, with the flags that the verb prints."""
+    """A job reads the data with the flags that the verb prints."""
     request = DataRequest((Path(__file__),), tmp_path / "a", None, cut="line")
     write_data(request)
     flags = ["--data-path", str(request.data_path), "--split=1,0,0", "--vocab-size=257"]

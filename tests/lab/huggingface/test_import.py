@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a Megatron checkpoint: the same logits, the same bytes back.
+"""Hugging Face folders as Megatron checkpoints: the same logits, the same bytes back.
 
 The reference is written here in plain torch, from the papers; `transformers` is not needed.
 """
@@ -20,7 +20,7 @@ from megatron_hetero.cli.main import main
 from megatron_hetero.errors import CheckpointError
 from megatron_hetero.lab.huggingface import job
 from megatron_hetero.lab.huggingface.folder import WeightFolder, write_folder
-from megatron_hetero.lab.verify.record import Recorder, read_record
+from megatron_hetero.lab.verify.processes.record import Recorder, read_record
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 
@@ -70,7 +70,8 @@ def drawn(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def llama_weights(num_experts: int = 0) -> dict[str, Tensor]:
-    """With experts, a Mixtral's, under the names that its published files have."""
+    """Return weights of a Llama; with experts, of a Mixtral, under the names of its published
+    files."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),

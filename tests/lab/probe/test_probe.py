@@ -46,7 +46,7 @@ def request(tmp_path: Path, **changes: Any) -> Request:
 
 
 def result_of(*sizes: int, forward_s: float = 0.5) -> dict[str, Any]:
-    """What a rank would write."""
+    """Return the result that a rank would write."""
     pieces = [
         {"piece": piece, "micro_batch_size": size, "forward_s": forward_s, "backward_s": 1.0,
          "num_repeats": 5, "spread": 0.1}

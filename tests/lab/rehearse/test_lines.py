@@ -1,4 +1,4 @@
-"""What pipelines of unlike sites put on the line that they share, really sent and as simulated."""
+"""Traffic of pipelines on a line that unlike sites share, as sent and as simulated."""
 
 from __future__ import annotations
 

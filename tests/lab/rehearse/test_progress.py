@@ -1,4 +1,4 @@
-"""What a rehearsal says of itself while it runs."""
+"""Lines about a rehearsal while it runs."""
 
 from __future__ import annotations
 

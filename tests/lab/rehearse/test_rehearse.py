@@ -10,7 +10,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.lab.rehearse import run as rehearse_run
-from megatron_hetero.lab.rehearse.network import SlowLink
+from megatron_hetero.lab.rehearse.links.network import SlowLink
 from megatron_hetero.lab.rehearse.rehearsal import Rehearsal, rehearsal_to_data
 from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.plan.plan import Plan
@@ -73,7 +73,7 @@ def test_prediction_and_rehearsal_agree(tmp_path: Path) -> None:
 def test_stock_megatrons_interleaved_stages_are_rehearsed(
     layout: str, chain: list[int], tmp_path: Path
 ) -> None:
-    """By its own schedule, in the order that is simulated, and waiting where it does there."""
+    """They run by its own schedule, in the simulated order, and wait where it does there."""
     sizes = {"hidden_size": 1024, "seq_length": 1024, "max_position_embeddings": 1024}
     devices = ["a:0", "b:0", "b:1"][: max(chain) + 1]
     plan = placed(layout, devices, tied_embeddings=False, num_layers=len(chain), **sizes)

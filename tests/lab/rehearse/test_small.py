@@ -58,7 +58,7 @@ def test_a_crossing_has_the_real_bytes() -> None:
 @pytest.mark.parametrize("flags", [{"use_distributed_optimizer": True},
                                    {"overlap_grad_reduce": True}], ids=str)  # fmt: skip
 def test_buckets_are_the_real_ones_where_their_number_counts(flags: dict[str, bool]) -> None:
-    """By their sizes in the real model; without these flags all begin at once."""
+    """Buckets have the sizes of the real model; without these flags all begin at once."""
     sizes = {"hidden_size": 2048, "num_layers": 8, "tied_embeddings": False}
     plan = placed("tp1:8 @4 | tp1:5,tp1:3 @4", ["a:0"], ["b:0", "c:0"], **sizes, **flags)
     assert plan.workload is not None

@@ -16,16 +16,19 @@ from megatron_hetero.cluster.lines import Line
 from megatron_hetero.errors import EnvironmentMismatchError, FileFormatError
 from megatron_hetero.plan.plan import TrafficEstimate
 from megatron_hetero.report.page import picture
-from megatron_hetero.report.page.bars import _folded, memory_bars
+from megatron_hetero.report.page.bars import busy_bars, memory_bars
 from megatron_hetero.report.page.cluster_map import _between_sites, _first_that_fits
 from megatron_hetero.report.page.content import Content, Lane, LaneGroup, gather
 from megatron_hetero.report.page.document import figures, page
 from megatron_hetero.report.page.figure import Figure, style, ticks
+from megatron_hetero.report.page.folding import NEAR, folded, runs
 from megatron_hetero.report.page.lanes import measured_lanes, rehearsed_lanes, trace_lanes
+from megatron_hetero.report.page.pipelines import pipelines
 from megatron_hetero.report.page.timeline import close_up, timeline
+from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.parts import OpSpan
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from tests.preflight.jobs import planned
+from tests.preflight.jobs import planned, with_width
 
 PLAN, CLUSTER = planned(("fast", "A100-80GB", 2), ("slow", "RTX-4090", 2))
 SVG = "{http://www.w3.org/2000/svg}"
@@ -124,7 +127,8 @@ def test_many_operations_stay_a_small_figure_of_one_path_a_lane_and_kind() -> No
         for k in range(256)
         for offset, kind in enumerate(("forward", "backward"))
     )
-    lanes = tuple(Lane(0, s, (f"n:{s}",), operations) for s in range(64))
+    # Groups of unlike sizes: no two lanes look alike.
+    lanes = tuple(Lane(0, s, tuple(f"n:{i}" for i in range(s + 1)), operations) for s in range(64))
     figure = timeline((LaneGroup("predicted", 512.0, lanes),))
     assert len(figure.body) < 1_500_000
     assert figure.body.count("<path") == 2 * 64
@@ -272,10 +276,50 @@ def test_no_text_leaves_a_tile_of_the_map() -> None:
         assert len(shown) * 7.3 <= 77.0
 
 
-def test_bars_that_look_alike_are_one_of_many() -> None:
+def test_rows_that_look_alike_are_one_of_many() -> None:
     rows = [(r, s) for r in range(10) for s in range(4)]
-    assert _folded(rows, lambda row: row[1]) == [((0, s), 9) for s in range(4)]
-    assert _folded(rows[:16], lambda row: row[1]) == [(row, 0) for row in rows[:16]]
+
+    def near(row: tuple[int, int]) -> tuple[float]:
+        return (row[0] * NEAR / 9,)
+
+    found = folded(rows, lambda row: row[1], near)
+    assert [(row.first, row.num_more) for row in found] == [((0, s), 9) for s in range(4)]
+    assert [row.rows for row in folded(rows[:16], lambda row: row[1], near)] == [
+        (row,) for row in rows[:16]
+    ]
+    apart = folded(rows, lambda row: row[1], lambda row: (row[0] * 1.01 * NEAR / 9,))
+    assert [row.num_more for row in apart] == [8] * 4 + [0] * 4
+    neighbours = runs([1, 1, 2, 1], lambda row: row, lambda row: (0.0,))
+    assert [row.rows for row in neighbours] == [(1, 1), (2,), (1,)]
+
+
+FORTY = [(f"n{i}", "RTX-4090", 8) for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "boxes"),
+    [
+        (", ".join(["tp1:1"] * 40) + " @ 160", 7),
+        (" | ".join(["tp1:1, tp1:1, tp1:1, tp1:1 @ 8"] * 10), 3),
+    ],
+    ids=["40 stages", "10 replicas"],
+)
+def test_forty_near_equal_rows_fold(content: Content, layout: str, boxes: int) -> None:
+    plan, cluster = with_width(FORTY, layout)
+    estimates = estimate_plan(plan, cluster)
+    simulation = simulate_plan(plan, cluster)
+    changed = replace(
+        content, plan=plan, cluster=cluster, estimates=estimates, simulation=simulation
+    )
+    lanes = tuple(Lane(t.replica, t.stage, t.devices, t.operations) for t in simulation.timelines)
+    drawn = pipelines(plan, cluster, estimates)
+    assert len(re.findall(r"stages? \d[^/<]*layer", drawn.body)) // 2 == boxes
+    step = timeline((LaneGroup("predicted", simulation.step_time_s, lanes),))
+    assert len(shapes(step, "lane")) <= 16
+    assert len(shapes(busy_bars(plan, simulation), "lane")) <= 4
+    assert len(shapes(memory_bars(changed), "room")) <= 20
+    for figure in (drawn, step, busy_bars(plan, simulation), memory_bars(changed)):
+        assert "alike" in figure.body or figure is drawn
 
 
 def test_the_price_is_broken_down_by_what_causes_traffic(content: Content) -> None:

@@ -22,7 +22,7 @@ from megatron_hetero.plan.plan import (
     Stage,
     StageShape,
 )
-from megatron_hetero.report.text.differences import difference_table
+from megatron_hetero.report.text.changes.differences import difference_table
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.report.text.words import count, devices_by_node
 from tests.plan.edits import with_replica

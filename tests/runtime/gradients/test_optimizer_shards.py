@@ -1,4 +1,4 @@
-"""How the holders of a bucket divide the optimizer's state."""
+"""Division of the optimizer's state among the holders of a bucket."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.errors import PlanFormatError
-from megatron_hetero.plan.shards import shard_edges
+from megatron_hetero.plan.sharding.shards import shard_edges
 from megatron_hetero.runtime.gradients.buckets import Bucket, ParameterSlice, plan_buckets
 from megatron_hetero.runtime.parallel.shards import ParameterShard
 

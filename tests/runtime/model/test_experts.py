@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.lab.verify.jobs import Options
+from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 from tests.runtime.workloads import MIXTRAL_LIKE, plan, workload
@@ -35,7 +35,8 @@ def test_the_log_has_the_routing_losses_of_the_job(tmp_path: Path) -> None:
 
 
 def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:
-    """Of the first step, as printed (seven digits), by rank that prints."""
+    """Return the routing losses of the first step, as printed (seven digits), by rank that
+    prints."""
     found = []
     for log in sorted(folder.glob("rank-*.log")):
         lines = re.findall(r"iteration +1/.*", log.read_text())

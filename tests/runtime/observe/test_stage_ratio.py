@@ -29,7 +29,8 @@ CLUSTER = cluster_of(node("a", 1), node("b", 3, RTX_4090))
 
 
 def planned(measured: bool = True) -> Plan:
-    """On a:0 and b:0, then b:1, then b:2; a stage is predicted to take 10 ms a layer."""
+    """Return a plan on a:0 and b:0, then b:1, then b:2; a stage is predicted to take 10 ms a
+    layer."""
     layout = parse_layout(LAYOUT)
     replicas = place(list(layout.replicas), ["a:0", "b:0", "b:1", "b:2"])
     hosts = canonical_hosts(replicas, CLUSTER)

@@ -16,8 +16,8 @@ from tests.runtime.workloads import workload
 
 
 def test_the_flops_are_those_of_the_model() -> None:
-    """By hand: 6 for each weight of a product and token (tied head counted as a product), and the
-    causal half of the scores; 8 sequences of 48 tokens."""
+    """Count by hand: 6 for each weight of a product and token (tied head counted as a product), and
+    the causal half of the scores; 8 sequences of 48 tokens."""
     job = workload(num_layers=8, global_batch_size=8, add_bias_linear=False)
     model = job.model
     layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.ffn_hidden_size

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.batches import with_micro_batch_sizes
@@ -42,7 +42,7 @@ def test_a_rank_of_more_layers_and_micro_batches_has_the_larger_part() -> None:
 
 
 def test_without_a_gpu_training_goes_on_and_the_detector_stays_off(tmp_path: Path) -> None:
-    """As in Megatron, whose ranks still ask rank 0 at every log whether to begin."""
+    """Ranks still ask rank 0 at every log if they are to begin, as in Megatron."""
     layout = "tp1:3,tp1:1 @4 | tp1:4 @2"
     jobs = VerifyJobs(shrink(plan(layout), workload()), Options(steps=2), tmp_path)
     run_jobs([jobs.seed_job()], 120)

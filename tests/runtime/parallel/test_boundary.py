@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.plan.stage_ranges import (
+from megatron_hetero.plan.sharding.stage_ranges import (
     Piece,
     StageRanks,
     flat_range,
@@ -44,7 +44,7 @@ def test_the_ranks_of_a_stage_stand_for_all_of_it_once(
 
 
 def test_context_parallel_ranks_hold_the_chunks_that_megatron_gives_them() -> None:
-    """Of four chunks rank 0 has the first and the last; each divided by two tensor ranks."""
+    """Rank 0 has the first and the last of four chunks; each is divided by two tensor ranks."""
     ranks = stage(0, 2, 2)
     assert [ranges_of(16, ranks, i) for i in range(4)] == [
         ((0, 4),),

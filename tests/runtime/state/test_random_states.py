@@ -10,9 +10,9 @@ import numpy
 import pytest
 import torch
 
-from megatron_hetero.lab.verify.jobs import Options, VerifyJobs
-from megatron_hetero.lab.verify.record import RankRecord
-from megatron_hetero.lab.verify.shrink import shrink
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.processes.record import RankRecord
+from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs

@@ -1,5 +1,4 @@
-"""What the lower bound asks of prices whose stages wait for each other, as in a pipeline that fills
-and drains: other systems' cost models (`tools/referees`)."""
+"""Rules of the lower bound for other systems' cost models, whose stages wait for each other."""
 
 from __future__ import annotations
 
@@ -19,19 +18,19 @@ class Room:
     num_replicas: int
     num_gpus: int
     least_gpus: int
-    """Of any replica."""
+    """GPUs of any replica, at least."""
     budget: float
     least_price: float
-    """Of any replica."""
+    """Price of any replica, at least."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether there is room for all replicas."""
+        """Return whether there is room for all replicas."""
         too_dear = self.num_replicas * self.least_price > self.budget * (1 + 1e-6)
         return self.num_replicas * self.least_gpus <= self.num_gpus and not too_dear
 
     def most_gpus(self, together: int) -> int:
-        """GPUs of the smallest of so many replicas, at most, beside the others."""
+        """Bound the GPUs of the smallest of `together` replicas from above, beside the others."""
         others = self.num_replicas - together
         by_number = self.num_gpus - others * self.least_gpus
         by_price = self.budget - others * self.least_price
@@ -39,12 +38,12 @@ class Room:
 
     @property
     def most_stages(self) -> int:
-        """Of any replica."""
+        """Bound the stages of any replica from above."""
         return self.most_gpus(1)
 
     @property
     def most_deep(self) -> int:
-        """Replicas of more than one GPU, at most."""
+        """Bound the number of replicas of more than one GPU from above."""
         most = self.num_replicas
         if self.least_gpus < 2:
             spare = self.num_gpus - self.num_replicas * self.least_gpus
@@ -69,7 +68,7 @@ class FillRules(ABC):
         sum of (t_s + f_s) + max over s of ((m - 1) t_s + x_s)
 
     t_s: seconds of the stage for a micro-batch, boundaries included; f_s: what its layers add once;
-    x_s: its exchange.  All seconds are of the cheapest plan of so many replicas.
+    x_s: its exchange.  All seconds are of the cheapest plan of that number of replicas.
     """
 
     counts_alike: bool
@@ -86,11 +85,19 @@ class FillRules(ABC):
         other_width: int,
         to_last: bool,
     ) -> tuple[float, float]:
-        """What a boundary adds at least to the stage before it, on GPUs of one of the nodes `here`,
-        and to the stage behind it, on one of `there`; infinite where there is no such boundary."""
+        """Return the least seconds that a boundary adds to the stage before it and to the stage
+        behind it; infinite where there is no such boundary.
+
+        Args:
+            here: nodes where the stage before the boundary may be.
+            width: its tensor-parallel width.
+            there: nodes where the stage behind the boundary may be.
+            other_width: its tensor-parallel width.
+            to_last: whether the stage behind it is the last one.
+        """
 
     def layer_exchange_s(self, nodes: Sequence[Node], width: int, num_replicas: int) -> float:
-        """f_s of one layer."""
+        """Return f_s of one layer, seconds."""
         return 0.0
 
     def stage_exchange_s(
@@ -102,10 +109,18 @@ class FillRules(ABC):
         last: bool,
         num_replicas: int,
     ) -> float:
-        """x_s."""
+        """Return x_s, seconds.
+
+        Args:
+            nodes: where the stage may be.
+            width: its tensor-parallel width.
+            num_layers: of the stage.
+            first, last: whether the stage holds the embedding, the head.
+            num_replicas: of the plan.
+        """
         return 0.0
 
     def apart_exchange_s(self, room: Room) -> float | None:
-        """The exchange of a plan whose replicas do not exchange stage by stage, so that x_s does
-        not hold; None where no such plan has this room."""
+        """Return the exchange of plans whose replicas do not exchange stage by stage, where x_s
+        does not hold; None where no such plan has this room."""
         return None

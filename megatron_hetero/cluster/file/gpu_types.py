@@ -1,0 +1,153 @@
+"""GPU types of cluster.yaml and the links inside nodes of each: the file's or the catalogue's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.file.references import References
+from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection
+from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, library_of_name
+from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.errors import ClusterError
+from megatron_hetero.files import near_names
+
+
+def resolve_gpu_types(file: ClusterSection, references: References) -> dict[str, GpuType]:
+    """Return every GPU type that the file defines or uses, by the name that the file gives it.
+
+    Raises:
+        ClusterError: a name is neither in the file nor in the catalogue, two names describe one
+            type, or a defined type lacks its memory or every peak.
+    """
+    types = {
+        name: _defined_gpu_type(name, section, references)
+        for name, section in file.gpu_types.items()
+    }
+    uses: list[tuple[str, tuple[str | int, ...]]] = [
+        *_uses_in_nodes(file),
+        *((name, ("links", "inside_node", name)) for name in file.links.inside_node),
+        *(
+            (name, ("links", "between_types", i, "types", j))
+            for i, between in enumerate(file.links.between_types)
+            for j, name in enumerate(between.types)
+        ),
+    ]
+    for name, keypath in uses:
+        if name in types:
+            continue
+        try:
+            types[name] = gpu_type(name)
+        except ClusterError as error:
+            own = near_names(name, file.gpu_types)
+            references.fail(keypath, f"{error}{own and ', which this file does' + own}")
+    # An alias of a type that the file corrects is that type, corrected.
+    corrected: dict[str, GpuType] = {}
+    for name in file.gpu_types:
+        if types[name].name in corrected:
+            references.fail(
+                ("gpu_types", name), f"{types[name].name} is described above already; keep one"
+            )
+        corrected[types[name].name] = types[name]
+    return {name: corrected.get(t.name, t) for name, t in types.items()}
+
+
+def check_inside_links(
+    file: ClusterSection, gpu_types: Mapping[str, GpuType], references: References
+) -> None:
+    """Refuse links of GPU types that are given twice, and nodes whose equal GPUs have no link.
+
+    Aliases of one type count as one name; the error names all nodes without a link at once.
+
+    Args:
+        gpu_types: every GPU type of the file, by the name that the file gives it.
+    Raises:
+        ClusterError: a pair of types has two links or repeats a type, or a link is missing.
+    """
+    own_names: dict[frozenset[str], str] = {}
+    classes: list[tuple[tuple[str, ...], tuple[str | int, ...]]] = [
+        *(((name,), ("links", "inside_node", name)) for name in file.links.inside_node),
+        *(
+            (between.types, ("links", "between_types", i))
+            for i, between in enumerate(file.links.between_types)
+        ),
+    ]
+    for names, keypath in classes:
+        types = frozenset(gpu_types[name].name for name in names)
+        if len(types) < len(names):
+            references.fail(
+                keypath,
+                f"{next(iter(types))} stands here twice; the link between cards of one type is "
+                "links.inside_node",
+            )
+        if types in own_names:
+            shown = " and ".join(sorted(types))
+            given = f"have a link already ({own_names[types]})"
+            if len(types) == 1:
+                given = "has a link already, under another name"
+            references.fail(keypath, f"{shown} {given}; keep one")
+        own_names[types] = ".".join(str(key) for key in keypath)
+    missing = {
+        i: node
+        for i, node in enumerate(file.nodes)
+        if node.gpu is not None and node.count is not None and node.count > 1
+        if node.link is None and not node.pairs
+        if frozenset((gpu_types[node.gpu].name,)) not in own_names
+    }
+    if not missing:
+        return
+    quoted = [f'"{node.name}"' for node in missing.values()]
+    shown = ", ".join(quoted[:8]) + (f" and {len(quoted) - 8} more" if len(quoted) > 8 else "")
+    first = next(iter(missing))
+    have = (
+        f"node {shown} has {missing[first].count} GPUs"
+        if len(quoted) == 1
+        else f"nodes {shown} have several GPUs each"
+    )
+    keys = dict.fromkeys(f"links.inside_node.{node.gpu}" for node in missing.values())
+    references.fail(
+        ["nodes", first],
+        f"{have} and no link between them; add {' and '.join(keys)} or a link of the node, for "
+        "example link: {bandwidth: 20 GB/s, latency: 10 us}",
+    )
+
+
+def _uses_in_nodes(file: ClusterSection) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Yield the GPU types that machines name, each with its place in the file."""
+    for i, node in enumerate(file.nodes):
+        for j, cards in enumerate(node.cards):
+            yield cards.type, ("nodes", i, "gpus", j, "type") if node.gpus else ("nodes", i, "gpu")
+
+
+def _defined_gpu_type(name: str, section: GpuSection, references: References) -> GpuType:
+    """Build a new type, or a type of the catalogue with the numbers that the file corrects."""
+    try:
+        known = gpu_type(name)
+    except ClusterError:
+        known = None
+    given = section.model_dump(exclude_unset=True)
+    peaks: Mapping[str, float | None] = (
+        known.peak_flops if known else dict.fromkeys(("bf16", "fp16", "fp32", "fp8"))
+    )
+    peaks = {precision: given.get(precision, peak) for precision, peak in peaks.items()}
+    memory_bytes = section.memory or (known.memory_bytes if known else None)
+    memory_bytes_per_s = section.memory_bandwidth or (known.memory_bytes_per_s if known else None)
+    if memory_bytes is None or memory_bytes_per_s is None:
+        missing = "memory" if memory_bytes is None else "memory_bandwidth"
+        references.fail(
+            ["gpu_types", name],
+            f'the key "{missing}" is missing; a GPU that the catalogue does not have needs it',
+        )
+    if not any(peaks.values()):
+        references.fail(["gpu_types", name], 'no peak is given; add for example "fp16: 65 TFLOPS"')
+    return GpuType(
+        name=known.name if known else name,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=memory_bytes_per_s,
+        peak_flops=peaks,
+        compute_capability=section.compute_capability
+        or (known.compute_capability if known else None),
+        source=references.document.locate(["gpu_types", name]),
+        library=section.library
+        or (known.library if known else library_of_name(name) or DEFAULT_LIBRARY),
+    )

@@ -1,0 +1,161 @@
+"""The text of a first cluster.yaml: nodes, own types and links, with every guess marked as one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from megatron_hetero.cluster.inventory.draft import (
+    CardsDraft,
+    NetworkDraft,
+    NodeDraft,
+    TypeDraft,
+)
+
+NODES_GUESS = ("10 Gb/s", "50 us")
+SITES_GUESS = ("1 Gb/s", "10 ms")
+_GUESS = "  # a guess: measure it"
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9.-]*", re.ASCII)
+
+
+def cluster_yaml(
+    nodes: Sequence[NodeDraft], heading: str, network: NetworkDraft | None = None
+) -> str:
+    """Write the text of a cluster file; values that nobody has measured or given are marked so.
+
+    Args:
+        nodes: the machines, in the order of the file.
+        heading: the comment in its first line.
+        network: links that somebody gave; None has guesses for all.
+    """
+    classes = _classes(nodes)
+    node_lines = (line for node in nodes for line in _node_lines(node, classes))
+    lines = [f"# {heading}", "version: 1", "", "nodes:", *node_lines]
+    described = {c.gpu: c.described for n in nodes for c in n.cards if c.described is not None}
+    if described:
+        if not all(draft.is_complete for draft in described.values()):
+            hint = "  # Not in the catalogue: give the dense peaks of the sheet."
+            lines += ["", "gpu_types:", hint]
+        else:
+            lines += ["", "gpu_types:"]
+        lines += [_type_line(name, draft) for name, draft in described.items()]
+    links = list(_link_lines(nodes, classes, network or NetworkDraft()))
+    if links:
+        lines += ["", "links:", "  # What one pair of GPUs sees, in one direction.", *links]
+    return "\n".join(lines) + "\n"
+
+
+def _classes(nodes: Sequence[NodeDraft]) -> dict[str, CardsDraft]:
+    """Choose by GPU type the cards whose link stands for all machines of them: the first."""
+    classes: dict[str, CardsDraft] = {}
+    for node in nodes:
+        if node.has_one_kind and node.cards[0].link is not None and node.count > 1:
+            classes.setdefault(node.cards[0].gpu, node.cards[0])
+    return classes
+
+
+def _node_lines(node: NodeDraft, classes: Mapping[str, CardsDraft]) -> Iterator[str]:
+    head = [f"name: {_text(node.name)}"]
+    tail = [f"site: {_text(node.site)}"] if node.site != "main" else []
+    if node.host is not None and node.host != node.name:
+        tail.append(f"host: {_text(node.host)}")
+    link, is_measured = node.link, node.link_is_measured
+    if node.has_one_kind:
+        (cards,) = node.cards
+        known = classes.get(cards.gpu, cards)
+        if known.link != cards.link:
+            link, is_measured = cards.link, cards.link_is_measured
+        head += [f"gpu: {_text(cards.gpu)}", f"count: {cards.count}"]
+        if link is None and not node.pairs:
+            yield f"  - {{{', '.join(head + tail)}}}"
+            return
+    first, *others = head + tail
+    yield f"  - {first}"
+    yield from (f"    {word}" for word in others)
+    if not node.has_one_kind:
+        yield "    gpus:"
+        yield from (_cards_line(cards, node.link) for cards in node.cards)
+    if link is not None:
+        yield f"    link: {_link(link, is_guess=not is_measured)}"
+    if node.pairs:
+        yield "    pairs:"
+        for pair in node.pairs:
+            bandwidth, latency = pair.link
+            yield (
+                f"      - {{cards: {list(pair.cards)}, bandwidth: {bandwidth}, "
+                f"latency: {latency}}}{_GUESS}"
+            )
+
+
+def _cards_line(cards: CardsDraft, of_machine: tuple[str, str] | None) -> str:
+    parts, guesses = [f"type: {_text(cards.gpu)}", f"count: {cards.count}"], []
+    if cards.reserve is not None:
+        parts.append(f"reserve: {cards.reserve}")
+        guesses.append("drives a screen")
+    if cards.link is not None and cards.count > 1 and cards.link != of_machine:
+        parts.append(f"link: {_link(cards.link, is_guess=False)}")
+        if not cards.link_is_measured:
+            guesses.append("a guess: measure it")
+    comment = f"  # {'; '.join(guesses)}" if guesses else ""
+    return f"      - {{{', '.join(parts)}}}{comment}"
+
+
+def _type_line(name: str, draft: TypeDraft) -> str:
+    """Return the line of a type under `gpu_types`."""
+    parts = [
+        f"memory: {draft.memory or _unknown('GB')}",
+        f"memory_bandwidth: {draft.memory_bandwidth or _unknown('GB/s')}",
+        f"bf16: {draft.bf16 or _unknown('TFLOPS')}",
+    ]
+    if draft.compute_capability:
+        parts.append(f'compute_capability: "{draft.compute_capability}"')
+    if draft.library:
+        parts.append(f"library: {draft.library}")
+    return f"  {_text(name)}: {{{', '.join(parts)}}}"
+
+
+def _link_lines(
+    nodes: Sequence[NodeDraft], classes: Mapping[str, CardsDraft], network: NetworkDraft
+) -> Iterator[str]:
+    if classes:
+        yield "  inside_node:"
+        for name, cards in classes.items():
+            if cards.link is not None:
+                yield f"    {_text(name)}: {_link(cards.link, is_guess=not cards.link_is_measured)}"
+    sites = list(dict.fromkeys(node.site for node in nodes))
+    several = [s for s in sites if sum(node.site == s for node in nodes) > 1]
+    if several and sites == ["main"]:
+        given = network.between_nodes.get("main")
+        yield f"  between_nodes: {_link(given or NODES_GUESS, is_guess=given is None)}"
+    elif several:
+        yield "  between_nodes:"
+        for site in several:
+            given = network.between_nodes.get(site)
+            yield f"    {_text(site)}: {_link(given or NODES_GUESS, is_guess=given is None)}"
+    if len(sites) > 1:
+        yield "  between_sites:"
+        for pair in combinations(sites, 2):
+            given = network.between_sites.get(pair) or network.between_sites.get(pair[::-1])
+            bandwidth, latency = given or SITES_GUESS
+            mark = "" if given else _GUESS
+            yield (
+                f"    - {{sites: [{_text(pair[0])}, {_text(pair[1])}], "
+                f"bandwidth: {bandwidth}, latency: {latency}}}{mark}"
+            )
+
+
+def _text(name: str) -> str:
+    """Quote a name where YAML would read it as a number or a word of its own."""
+    is_plain = _PLAIN.fullmatch(name) and name.lower() not in ("null", "true", "false")
+    return name if is_plain else json.dumps(name)
+
+
+def _link(link: tuple[str, str], *, is_guess: bool) -> str:
+    mark = _GUESS if is_guess else ""
+    return f"{{bandwidth: {link[0]}, latency: {link[1]}}}{mark}"
+
+
+def _unknown(unit: str) -> str:
+    return f'"? {unit}"'

@@ -1,0 +1,83 @@
+"""Treatment of a Megatron flag on an asymmetric plan.
+
+The first entry of `table.SUPPORT` that names a flag, by itself or by a pattern, decides. Every flag
+has to be named by an entry, so that no flag of a new Megatron release is overlooked. The runtime
+(`runtime.job.checks.support`) refuses exactly the entries with the status `refused`; tests compare
+the two. `docs/megatron-flags.md` is printed from the table. A plan that stock Megatron can express
+runs there, with all flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+
+from megatron_hetero.flags.support.kinds import Status, Support
+from megatron_hetero.flags.support.table import SUPPORT
+from megatron_hetero.flags.table import Flag, Option, flag_table, last_of_each
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.stock import is_stock
+
+
+@cache
+def support_of(flag: Flag) -> Support:
+    """Return the entry that decides about a flag.
+
+    Raises:
+        LookupError: no entry names it.
+    """
+    for entry in SUPPORT:
+        if any(
+            fnmatchcase(name, pattern) for pattern in entry.names.split() for name in flag.names
+        ):
+            return entry
+    raise LookupError(f"{flag.names[0]} is in no entry of SUPPORT")
+
+
+def refused_by_presence(given: Sequence[Option]) -> tuple[Option, ...]:
+    """Return the options that no asymmetric plan can follow, whatever their value."""
+    return tuple(option for option in given if support_of(option.flag).by_presence)
+
+
+def refused_options(plan: Plan) -> tuple[Option, ...]:
+    """Return the options of the plan's job that the runtime refuses before the start.
+
+    The result is empty where stock Megatron runs the plan. Options that repeat Megatron's default
+    are never refused.
+
+    Raises:
+        UsageError: Megatron would not read the job's flags.
+    """
+    if plan.workload is None or is_stock(plan):
+        return ()
+    table = flag_table()
+    given = {o.flag.names[0]: o for o in last_of_each(table.split(plan.workload.megatron_args))}
+    for entry in SUPPORT:
+        if entry.followed and entry.asked_by in given and entry.names not in given:
+            flag = table.by_name[entry.names]
+            given[entry.names] = Option(flag, entry.names, (str(flag.default),))
+    return tuple(option for option in given.values() if _is_refused(option, given))
+
+
+def _is_refused(option: Option, given: Collection[str]) -> bool:
+    entry = support_of(option.flag)
+    if entry.status != "refused" or (entry.asked_by and entry.asked_by not in given):
+        return False
+    if entry.by_presence:
+        return True
+    followed = entry.followed or (str(option.flag.default),)
+    return not (option.values and set(option.values) <= set(followed))
+
+
+def without_effect(given: Sequence[Option]) -> Iterator[tuple[Option, str]]:
+    """Yield the options that change nothing on an asymmetric plan, each with the reason."""
+    for option in given:
+        entry = support_of(option.flag)
+        if entry.status == "no effect":
+            yield option, entry.note
+
+
+def named_flags(status: Status) -> Iterator[Flag]:
+    """Yield all flags of a status, in the order of the table."""
+    return (flag for flag in flag_table().flags if support_of(flag).status == status)

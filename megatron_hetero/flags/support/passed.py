@@ -1,0 +1,161 @@
+"""Flags that Megatron's own code follows on a plan (part of `flags.support.table`).
+
+A test shows that they act as in one process, or the entry says why plans cannot differ by them.
+"""
+
+from __future__ import annotations
+
+from megatron_hetero.flags.support.kinds import Support
+
+FOLLOWED: tuple[Support, ...] = (
+    Support(
+        "proved",
+        "--activation-func-clamp-value --adam-beta1 --adam-beta2 --apply-wd-to-qk-layernorm "
+        "--decoupled-lr --decoupled-min-lr --embedding-init-method-std --end-weight-decay "
+        "--glu-linear-offset --init-method-std --lr-decay-iters --lr-warmup-fraction "
+        "--lr-warmup-init --lr-warmup-iters --lr-wsd-decay-style --min-lr "
+        "--mup-attn-scale-power --mup-base-head-dim --mup-base-hidden-size "
+        "--mup-embedding-mult --mup-output-mult --no-rope-freq --norm-epsilon "
+        "--padded-vocab-size --quick-geglu --reset-position-ids --rotary-base "
+        "--rotary-interleaved --rotary-percent --rotary-seq-len-interpolation-factor "
+        "--sgd-momentum --squared-relu --start-weight-decay --use-mup --use-rope-scaling "
+        "--use-rotary-position-embeddings --weight-decay-incr-style --window-attn-skip-freq "
+        "--window-size --lr-decay-samples --lr-warmup-samples --lr-wsd-decay-iters "
+        "--lr-wsd-decay-samples --moe-apply-probs-on-input --moe-router-group-topk "
+        "--moe-router-load-balancing-type --moe-router-num-groups --moe-router-pre-softmax "
+        "--moe-router-score-function --moe-router-topk-scaling-factor --mscale --mscale-all-dim "
+        "--no-weight-decay-cond-type --no-yarn-correction-range-round-to-int "
+        "--null-tokenizer-eod-id --null-tokenizer-pad-id --qk-l2-norm --rotary-scaling-factor "
+        "--spec --yarn-beta-fast --yarn-beta-slow --yarn-correction-range-round-to-int "
+        "--yarn-original-max-position-embeddings",
+        "shown to act as in one process (tests/runtime/flag_effects.py)",
+    ),
+    Support(
+        "proved",
+        "--ckpt-step --loss-scale --min-loss-scale "
+        "--no-check-for-nan-in-loss-and-grad --override-ckpt-iteration --save-retain-interval "
+        "--start-eval-at-iter --test-data-path --use-checkpoint-args "
+        "--use-checkpoint-opt_param-scheduler --verify-integrity --log-progress --data-args-path "
+        "--per-split-data-args-path",
+        "shown to act as in one process (tests/runtime/test_flag_files.py)",
+    ),
+    Support(
+        "proved",
+        "--check-for-spiky-loss --skip-train --use-pytorch-profiler "
+        "--moe-token-dispatcher-type --profile --profile-ranks --profile-step-end "
+        "--profile-step-start --tensorboard-dir --mock-data",
+        "compared with one process, or shown on a plan",
+    ),
+    Support(
+        "refused",
+        "--adlr-autoresume --checkpoint-activations --no-position-embedding --no-pad-vocab-size "
+        "--warmup",
+        "Megatron itself fails or leaves",
+        by_presence=True,
+    ),
+    Support(
+        "proved",
+        "--data-parallel-random-init",
+        "each replica draws dropout of its own; all start from the same weights",
+    ),
+    Support(
+        "proved",
+        "--accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16",
+        "in half precision, within its rounding",
+    ),
+    Support(
+        "refused",
+        "--config-logger-dir --init-method-xavier-uniform",
+        "Megatron 0.19 fails at it",
+    ),
+    Support(
+        "passed on",
+        "--adlr-autoresume-interval --apply-residual-connection-post-layernorm "
+        "--ckpt-fully-parallel-save --disable-msc --dist-ckpt-format "
+        "--dist-ckpt-save-pre-mcore-014 --exit-signal-handler-for-dataloader "
+        "--fp16-lm-cross-entropy --mup-width-mult --openai-gelu --rope-scaling-factor "
+        "--use-dist-ckpt --use-flash-attn --use-mcore-models",
+        neutral="unread",
+    ),
+    Support(
+        "passed on",
+        "--attention-backend --attention-softmax-in-fp32 --cp-comm-type "
+        "--cross-entropy-fusion-impl "
+        "--apply-query-key-layer-scaling --deterministic-mode --disable-jit-fuser "
+        "--enable-experimental --mlp-chunks-for-training "
+        "--no-bias-dropout-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion "
+        "--no-clone-scatter-output-in-embedding --no-gradient-accumulation-fusion "
+        "--no-masked-softmax-fusion --no-persist-layer-norm --no-rope-fusion --manual-gc "
+        "--manual-gc-interval --no-manual-gc-eval --moe-layer-recompute --recompute-activations "
+        "--recompute-modules --moe-router-dtype --no-create-attention-mask-in-dataloader",
+        neutral="kernels",
+    ),
+    Support(
+        "passed on",
+        "--apply-layernorm-1p --local-rank "
+        "--disable-bf16-reduced-precision-matmul --empty-unused-memory-level "
+        "--flash-attention-version --fused-residual-rmsnorm --gpu-sniff-test-interval "
+        "--train-sync-interval --use-grouped-gemm-for-dense-mlp --use-te-activation-func "
+        "--use-transformer-engine-op-fuser --moe-permute-fusion --moe-router-fusion "
+        "--te-rng-tracker --inference-rng-tracker --no-stream-ckpt-dequant "
+        "--mrope-section",
+        "untested, as everything on GPUs",
+        neutral="GPU",
+    ),
+    Support(
+        "passed on",
+        "--cross-entropy-loss-fusion",
+        "it rounds the gradient of the logits to bf16: nothing in bf16, a rounding in fp32",
+        neutral="kernels",
+    ),
+    Support(
+        "passed on",
+        "--allow-ambiguous-pad-tokens "
+        "--dataloader-defer-npy-index-mmap --dataloader-fast-cache-load --enable-msc "
+        "--merge-file --mid-level-dataset-surplus --no-mmap-bin-files "
+        "--no-tokenizer-sentencepiece-ignore-extra-whitespaces "
+        "--no-use-tokenizer-model-from-checkpoint-args "
+        "--num-dataset-builder-threads --object-storage-cache-path "
+        "--tiktoken-num-special-tokens --tiktoken-pattern "
+        "--tokenizer-hf-no-include-special-tokens --tokenizer-hf-no-use-fast "
+        "--tokenizer-metadata --tokenizer-model --tokenizer-sentencepiece-legacy "
+        "--tokenizer-special-tokens --trust-remote-code --validation-set-names --vocab-file",
+        neutral="reading",
+    ),
+    Support(
+        "passed on",
+        "--async-ckpt-cpu-priority --async-ckpt-io-priority --async-ckpt-use-cpu-shm "
+        "--async-save --async-strategy --auto-detect-ckpt-format "
+        "--ckpt-assume-constant-structure --ckpt-fully-parallel-load "
+        "--ckpt-fully-parallel-load-exchange-algo --ckpt-fully-parallel-load-process-group "
+        "--ckpt-fully-parallel-save-process-group --dist-ckpt-workers "
+        "--no-ckpt-fully-parallel-save "
+        "--no-ckpt-load-validate-sharding-integrity --use-persistent-ckpt-worker "
+        "--disable-gloo-process-groups",
+        neutral="writing",
+    ),
+    Support(
+        "passed on",
+        "--error-injection-rate --error-injection-type --exit-signal "
+        "--exit-signal-handler-for-training --fault-injector-* "
+        "--check-for-large-grads --rerun-mode",
+        neutral="end",
+    ),
+    Support(
+        "passed on",
+        "--app-tag-run-name --app-tag-run-version "
+        "--dump-param-to-param-group-map --flight-recorder-* --no-flight-recorder-* "
+        "--log-device-memory-used --log-energy --log-memory-interval "
+        "--log-memory-to-tensorboard --log-throughput "
+        "--log-timers-to-tensorboard --log-validation-ppl-to-tensorboard "
+        "--no-log-loss-scale-to-tensorboard --log-world-size-to-tensorboard --logging-level "
+        "--memory-snapshot-path --moe-per-layer-logging --no-barrier-with-level-1-timing "
+        "--no-one-logger --nvtx-ranges --one-logger-async --one-logger-project "
+        "--one-logger-run-name --pytorch-profiler-collect-callstack "
+        "--pytorch-profiler-collect-chakra --pytorch-profiler-collect-shapes "
+        "--record-memory-history --record-shapes --result-rejected-tracker-filename "
+        "--tensorboard-log-interval --tensorboard-queue-size --timing-log-level "
+        "--timing-log-option --wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir",
+        neutral="log",
+    ),
+)

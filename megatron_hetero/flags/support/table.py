@@ -1,0 +1,260 @@
+"""Treatment of each Megatron flag on an asymmetric plan, as data for `flags.support.lookup`."""
+
+from __future__ import annotations
+
+from megatron_hetero.flags.support.kinds import Support
+from megatron_hetero.flags.support.passed import FOLLOWED
+
+SUPPORT: tuple[Support, ...] = (
+    Support(
+        "the plan's",
+        "--tensor-model-parallel-size --pipeline-model-parallel-size --model-parallel-size "
+        "--pipeline-model-parallel-layout --use-tp-pp-dp-mapping --num-layers --encoder-num-layers "
+        "--global-batch-size --micro-batch-size --num-virtual-stages-per-pipeline-rank "
+        "--num-layers-per-virtual-pipeline-stage --decoder-first-pipeline-num-layers "
+        "--decoder-last-pipeline-num-layers --account-for-embedding-in-pipeline-split "
+        "--account-for-loss-in-pipeline-split --context-parallel-size --batch-size",
+    ),
+    Support(
+        "proved",
+        "--step-batch-size-schedule --train-samples",
+        "growing batches, each divided among the replicas as the plan's",
+    ),
+    Support(
+        "refused",
+        "--rampup-batch-size",
+        "use --step-batch-size-schedule; Megatron 0.19 ignores --rampup-batch-size",
+    ),
+    Support(
+        "proved",
+        "--hidden-size --ffn-hidden-size --num-attention-heads --kv-channels --num-query-groups "
+        "--group-query-attention --seq-length --max-position-embeddings --normalization "
+        "--position-embedding-type --swiglu --untie-embeddings-and-output-weights "
+        "--disable-bias-linear --add-qkv-bias --qk-layernorm --vocab-size "
+        "--make-vocab-size-divisible-by",
+        "the model",
+    ),
+    Support(
+        "proved",
+        "--sequence-parallel --recompute-granularity --recompute-method --recompute-num-layers "
+        "--calculate-per-token-loss --overlap-grad-reduce --use-distributed-optimizer "
+        "--overlap-param-gather "
+        "--no-align-grad-reduce",
+        "parallelism and memory",
+    ),
+    Support(
+        "proved",
+        "--optimizer --lr --weight-decay --clip-grad --adam-eps --train-iters --lr-decay-style "
+        "--seed --eod-mask-loss",
+        "the optimizer",
+    ),
+    Support(
+        "proved",
+        "--data-path --train-data-path --valid-data-path --split --tokenizer-type "
+        "--dataloader-type --num-workers --data-cache-path --eval-iters --eval-interval "
+        "--full-validation --multiple-validation-sets",
+        "data; --dataloader-type external is refused",
+    ),
+    Support(
+        "proved",
+        "--save --load --save-interval --finetune --no-load-optim --no-save-optim "
+        "--exit-on-missing-checkpoint --override-opt_param-scheduler --exit-interval "
+        "--exit-duration-in-mins --exit-signal-handler --log-interval --log-params-norm "
+        "--log-num-zeros-in-grad --distributed-timeout-minutes --distributed-backend "
+        "--transformer-impl --use-cpu-initialization",
+        "checkpoints, ends of a run, the log",
+    ),
+    Support(
+        "proved",
+        "--bf16 --fp16 --initial-loss-scale --loss-scale-window --hysteresis",
+        "precision; all ranks agree on overflows, and so have one loss scale",
+    ),
+    Support(
+        "refused",
+        "--expert-model-parallel-size "
+        "--fp4-format --fp32-residual-connection --mtp-num-layers --multi-latent-attention "
+        "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
+        "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
+        "--hybrid-context-parallel --dataloader-inter-document-masking "
+        "--perform-rl-step --save-wgrads-interval --cuda-graph-impl --iterations-to-skip "
+        "--experimental-attention-variant --heterogeneous-layers-config-path "
+        "--heterogeneous-layers-config-encoded-json --qk-clip --log-max-attention-logit "
+        "--tensor-parallel-num-weight-shards --tp-comm-overlap --reset-attention-mask "
+        "--ckpt-format --non-persistent-ckpt-type --use-mp-args-from-checkpoint-args "
+        "--save-params-interval --save-dgrads-interval --save-activations-interval "
+        "--check-weight-hash-across-dp-replicas-interval --delay-wgrad-compute "
+        "--defer-embedding-wgrad-compute --fim-data --per-dataset-sequences-path "
+        "--inprocess-restart --use-precision-aware-optimizer "
+        "--optimizer-cpu-offload --num-distributed-optimizer-instances "
+        "--distribute-saved-activations --dist-ckpt-strictness "
+        "--no-initialization",
+        "values other than Megatron's default",
+    ),
+    Support(
+        "refused",
+        "--softmax-type",
+        "learnable: Megatron does not say how this parameter is divided",
+        followed=("vanilla", "off-by-one"),
+    ),
+    Support(
+        "passed on",
+        "--log-straggler --straggler-* --disable-straggler-on-startup",
+        "Megatron's detector with each rank's own part of the work; its sensors need a GPU, on "
+        "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on all interfaces",
+        neutral="log",
+    ),
+    Support(
+        "refused",
+        "--use-nccl-ub --use-ring-exchange-p2p "
+        "--pipeline-model-parallel-comm-backend "
+        "--load-main-params-from-ckpt --yaml-cfg --encoder-seq-length --decoder-seq-length "
+        "--decoder-num-layers --is-hybrid-model --hybrid-override-pattern --lazy-mpu-init "
+        "--fake-process-group --optimizer-cuda-graph --overlap-moe-expert-parallel-comm "
+        "--vision-pretraining --logits-save-dir --logits-load-dir --freeze-all-layers "
+        "--fine-grained-activation-offloading --cpu-offloading-num-layers "
+        "--overlap-param-gather-with-optimizer-step --enable-ft-package "
+        "--init-model-with-meta-device --ckpt-convert-format --attention-output-gate --replication "
+        "--run-workload-inspector-server",
+        by_presence=True,
+    ),
+    Support(
+        "no effect",
+        "--nccl-communicator-config-path --use-sharp --sharp-enabled-group "
+        "--high-priority-stream-groups --high-priority-a2a-comm-stream",
+        "the plan makes its process groups itself",
+    ),
+    Support(
+        "no effect",
+        "--no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush",
+        "boundaries always send while computing, and ranks wait for what they receive",
+    ),
+    Support(
+        "no effect",
+        "--ddp-bucket-size --ddp-num-buckets --ddp-pad-buckets-for-high-nccl-busbw "
+        "--ddp-average-in-collective --ddp-reduce-scatter-with-fp32-accumulation "
+        "--no-align-param-gather --no-gradient-reduce-div-fusion "
+        "--ddp-param-name-patterns-for-fp32-local-accumulation --create-all-gather-group "
+        "--disable-symmetric-registration --suggested-communication-unit-size",
+        "the gradient sync has buckets of its own",
+    ),
+    Support(
+        "no effect",
+        "--decrease-batch-size-if-needed --microbatch-group-size-per-virtual-pipeline-stage",
+        "numbers of micro-batches, and their order, are the plan's",
+    ),
+    Support(
+        "no effect",
+        "--distributed-timeout-seconds-after-init",
+        "holds for Megatron's groups only; use --distributed-timeout-minutes",
+    ),
+    Support(
+        "no effect",
+        "--dist-ckpt-optim-fully-reshardable --distrib-optim-fully-reshardable-mem-efficient",
+        "the state of the divided optimizer is always written so that any layout reads it",
+    ),
+    Support(
+        "no effect",
+        "--no-data-sharding --use-same-sampling-seed-across-dp-ranks",
+        "samples are dealt out from one process's order",
+    ),
+    Support(
+        "proved",
+        "--no-save-rng --no-load-rng --hidden-dropout --attention-dropout",
+        "dropout and random states, each under its place in the plan; another plan's start anew",
+    ),
+    Support(
+        "elsewhere",
+        "--inference-* --rl-* --grpo-* --langrl-* --bert-* --biencoder-* --dino-* --ict-* "
+        "--retriever-* --img-* --vision-* --swin-* --patch-dim --num-channels --num-classes "
+        "--classes-fraction --data-per-class-fraction --mask-* --iter-per-epoch --head-lr-mult "
+        "--sample-rate --titles-data-path --evidence-data-path --block-data-path "
+        "--embedding-path --indexer-batch-size --indexer-log-interval --query-in-block-prob "
+        "--use-one-sent-docs --short-seq-prob --output-bert-embeddings --decode-only-cuda-graphs "
+        "--enable-chunked-prefill --flash-decode --max-tokens-to-oom --mlp-chunks-for-prefill "
+        "--nccl-all-reduce-for-prefill --num-speculative-tokens --use-legacy-static-engine "
+        "--refit-method --vocab-extra-ids --relative-attention-* --onnx-safe --sft-* "
+        "--chat-template --test-mode --symmetric-ar-type --batch-invariant-mode "
+        "--pretrained-checkpoint --cache-mla-latents --mamba-inference-*",
+        "inference, RL, fine-tuning, BERT, vision, retrieval",
+    ),
+    Support(
+        "proved",
+        "--num-experts --moe-router-topk --moe-ffn-hidden-size --moe-aux-loss-coeff "
+        "--moe-z-loss-coeff",
+        "experts, each divided over its stage's tensor-parallel group",
+    ),
+    *FOLLOWED,
+    Support(
+        "refused",
+        "--moe-layer-freq --moe-shared-expert-intermediate-size --moe-latent-size "
+        "--moe-grouped-gemm --moe-router-enable-expert-bias --moe-expert-capacity-factor "
+        "--moe-use-upcycling --moe-input-jitter-eps --moe-router-force-biased "
+        "--moe-router-force-load-balancing",
+        "with --num-experts",
+        asked_by="--num-experts",
+    ),
+    Support(
+        "refused",
+        "--expert-tensor-parallel-size --expert-tensor-parallel-num-weight-shards "
+        "--moe-enable-routing-replay --moe-paged-stash --moe-routing-trace-path "
+        "--save-tokens-per-expert-interval",
+        by_presence=True,
+    ),
+    Support(
+        "elsewhere",
+        "--moe-* --expert-tensor-* --overlap-dispatch-* --ep-overlap-* "
+        "--use-fused-weighted-squared-relu --use-grouped-gemm-for-shared-expert",
+        "details of a feature of experts that is refused",
+    ),
+    Support(
+        "refused",
+        "--fp8-recipe",
+        "with --fp8-format; tensorwise is followed, and has to be asked for",
+        asked_by="--fp8-format",
+        followed=("tensorwise",),
+    ),
+    Support(
+        "refused",
+        "--fp8-param-gather --first-last-layers-bf16",
+        "with --fp8-format",
+        asked_by="--fp8-format",
+    ),
+    Support(
+        "passed on",
+        "--fp8-format --no-fp8-wgrad",
+        "fp8 products of Transformer Engine, with --fp8-recipe tensorwise, where every GPU and "
+        "shard of the plan allows it; untested, as everything on GPUs",
+        neutral="GPU",
+    ),
+    Support(
+        "elsewhere",
+        "--fp8-* --fp4-* --num-layers-at-*-in-bf16 "
+        "--keep-fp8-transpose-cache --te-precision-config-file --reuse-grad-buf-*",
+        "details of fp4, which is refused, or of a way of fp8 that is",
+    ),
+    Support(
+        "elsewhere",
+        "--mamba-* --linear-* --disable-mamba-mem-eff-path --dsa-* --no-dsa-* --q-lora-rank "
+        "--kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mla-* --mtp-* "
+        "--kitchen-* --use-kitchen-attention "
+        "--rope-type --qk-clip-* --hierarchical-context-parallel-sizes "
+        "--max-seqlen-per-dp-cp-rank --muon-* --lion-* "
+        "--no-use-layer-wise-param-layout",
+        "details of a model, an optimizer or a parallelism that is refused",
+    ),
+    Support(
+        "elsewhere",
+        "--fsdp-* --megatron-fsdp-* --torch-fsdp2-* --data-parallel-sharding-strategy "
+        "--outer-dp-sharding-strategy --enable-full-sharding-in-hsdp "
+        "--no-strict-fsdp-dtensor-load --cuda-graph-* --enable-cuda-graph --external-cuda-graph "
+        "--delay-offload-* --delta-offload-* --offload-modules --min-offloaded-tensor-size "
+        "--activation-offload-fraction --cpu-offloading-* --fine-grained-offloading-* "
+        "--replication-* --optimizer-offload-fraction --overlap-cpu-optimizer-* "
+        "--use-torch-optimizer-for-* "
+        "--no-pin-cpu-* --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
+        "--main-params-dtype --tp-comm-* --no-tp-comm-* --wgrad-deferral-limit "
+        "--logits-* --fim-* --inprocess-* "
+        "--non-persistent-* --calc-ft-timeouts --ft-num-warmup-iters --ckpt-convert-*",
+        "details of a feature that is refused",
+    ),
+)

@@ -1,0 +1,70 @@
+"""Treatment of a job's flags in `verify`, which trains a small model on CPUs beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.support.lookup import support_of
+from megatron_hetero.flags.support.verification_table import OF_STATUS, TABLE, Entry, Treatment
+from megatron_hetero.flags.table import Flag, Option
+
+
+@dataclass(frozen=True)
+class Treated:
+    """Options of a job with their treatments, in the order in which they were given."""
+
+    options: tuple[tuple[Option, Entry], ...]
+
+    def of(self, *treatments: Treatment) -> tuple[Option, ...]:
+        """Return the options with one of some treatments."""
+        return tuple(option for option, entry in self.options if entry.treatment in treatments)
+
+
+@cache
+def treatments_of(flag: Flag) -> tuple[Entry, ...]:
+    """Return the entries that decide about a flag: those of some values, then the general one.
+
+    Raises:
+        LookupError: no entry names the flag, and its status in `flags.support.table` implies none.
+    """
+    found = []
+    for entry in TABLE:
+        names = entry.names.split()
+        if any(fnmatchcase(name, pattern) for pattern in names for name in flag.names):
+            found.append(entry)
+            if not entry.values:
+                return tuple(found)
+    status = support_of(flag).status
+    if status not in OF_STATUS:
+        raise LookupError(f"{flag.names[0]} is in no entry of verification_table.TABLE")
+    return (*found, OF_STATUS[status])
+
+
+def treat(options: Sequence[Option]) -> Treated:
+    """Assign to each option of a job its treatment in `verify`.
+
+    Raises:
+        UnsupportedError: some options cannot be compared; the message names all of them.
+    """
+    treated = tuple((option, _entry_of(option)) for option in options)
+    refused = [
+        f"{option}: {entry.note}"
+        for option, entry in treated
+        if entry.treatment == "refused" and option.values != (str(option.flag.default),)
+    ]
+    if refused:
+        heading = "These flags cannot be verified; leave them out to compare the rest:"
+        raise UnsupportedError("\n  ".join([heading, *refused]))
+    return Treated(treated)
+
+
+def _entry_of(option: Option) -> Entry:
+    return next(
+        entry
+        for entry in treatments_of(option.flag)
+        if not entry.values or set(option.values) <= set(entry.values)
+    )

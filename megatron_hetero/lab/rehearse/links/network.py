@@ -1,0 +1,177 @@
+"""The cluster's links between the ranks of a rehearsal.
+
+The route of a message comes from the cluster's description only; no code is shared with the
+simulation, so that the two may be compared link by link (`rehearsal.LineLoad`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from megatron_hetero.cluster.names import machine_of
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A fault: messages between nodes `a` and `b` are `factor` times slower, both ways.
+
+    Equal nodes mean the links inside one node.
+    """
+
+    a: str
+    b: str
+    factor: float
+
+    def slows(self, here: str, there: str) -> bool:
+        """Tell if the fault is between these two nodes."""
+        return {self.a, self.b} == {here, there}
+
+
+@dataclass(frozen=True)
+class RankHop:
+    """Route from one rank to another, with its cost.
+
+    `paths` are (numbers of paths, their bandwidth in bytes/s); paths of equal bandwidth stand
+    together.
+    """
+
+    paths: tuple[tuple[tuple[int, ...], float], ...]
+    latency_s: float
+
+    def taken(self, num_bytes: float) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """Return the paths, and the seconds for which a message takes them."""
+        return tuple((numbers, num_bytes / bytes_per_s) for numbers, bytes_per_s in self.paths)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Hops of a collective, each with the seconds for which it takes its paths.
+
+    They need not form a ring (`Network.to_owners`, `Network.broadcast`).
+    """
+
+    hops: tuple[tuple[tuple[int, ...], float], ...]
+    latency_s: float
+
+
+class Network:
+    """Hops between ranks; `devices` is [rank].
+
+    Raises:
+        UsageError: a slow link names a node that the cluster lacks.
+    """
+
+    def __init__(
+        self, cluster: Cluster, devices: Sequence[Device], slow_links: Sequence[SlowLink] = ()
+    ) -> None:
+        self._cluster = cluster
+        self._devices = tuple(devices)
+        self._slow = tuple(slow_links)
+        names = set(cluster.machines)
+        for link in slow_links:
+            for name in (link.a, link.b):
+                if name not in names:
+                    raise UsageError(
+                        f"--slow-link {link.a}:{link.b}:{link.factor:g}: the cluster has no node "
+                        f"{name}; its nodes are {', '.join(sorted(names))}"
+                    )
+        pairs = [(a, b) for a in self._devices for b in self._devices if a != b]
+        self.path_names = sorted({name for a, b in pairs for name, _ in self._speeds(a, b)})
+        self.between_nodes = frozenset(
+            name for a, b in pairs if a.node != b.node for name, _ in self._speeds(a, b)
+        )
+        self._numbers = {name: number for number, name in enumerate(self.path_names)}
+
+    def hop(self, sender: int, receiver: int) -> RankHop:
+        """Return the hop from one rank to another."""
+        here, there = self._devices[sender], self._devices[receiver]
+        ways: dict[float, list[int]] = {}
+        for name, bytes_per_s in self._speeds(here, there):
+            ways.setdefault(bytes_per_s, []).append(self._numbers[name])
+        paths = tuple((tuple(numbers), bytes_per_s) for bytes_per_s, numbers in ways.items())
+        return RankHop(paths, self._cluster.link(here, there).latency_s * self._factor(here, there))
+
+    def _factor(self, here: Device, there: Device) -> float:
+        return prod(
+            slow.factor
+            for slow in self._slow
+            if slow.slows(machine_of(here.node), machine_of(there.node))
+        )
+
+    def _speeds(self, here: Device, there: Device) -> list[tuple[str, float]]:
+        """Return the name and bandwidth of everything on the route of a message.
+
+        Inside a node these are the ports of the two GPUs; otherwise the path between the two nodes
+        and every line on it.
+        """
+        bytes_per_s = self._cluster.link(here, there).bytes_per_s / self._factor(here, there)
+        if here.node == there.node:
+            return [(f"{here.name} out", bytes_per_s), (f"{there.name} in", bytes_per_s)]
+        lines = self._cluster.lines(here.node, there.node)
+        own = (f"{here.node} -> {there.node}", bytes_per_s)
+        return [own, *((line.name, line.bytes_per_s) for line in lines)]
+
+    def ring(self, ranks: Sequence[int], hop_bytes: float, num_passes: int) -> Ring:
+        """Build a collective in which every rank sends `hop_bytes` to the next rank of a ring.
+
+        In each pass a piece of the buffer travels from rank to rank, over every hop but one.
+        """
+        order = self._around(ranks)
+        hops = [
+            self.hop(sender, receiver)
+            for sender, receiver in zip(order, order[1:] + order[:1], strict=True)
+        ]
+        return Ring(
+            tuple(taken for hop in hops for taken in hop.taken(hop_bytes)),
+            num_passes * (sum(h.latency_s for h in hops) - min(h.latency_s for h in hops)),
+        )
+
+    def _around(self, ranks: Sequence[int]) -> list[int]:
+        """Sort ranks node by node, in the order of each node's first rank.
+
+        A library that knows ranks and hosts, but not the planner's sites, builds its ring in this
+        order.
+        """
+        first: dict[str, int] = {}
+        for rank in sorted(ranks):
+            first.setdefault(self._devices[rank].node, rank)
+        return sorted(ranks, key=lambda rank: (first[self._devices[rank].node], rank))
+
+    def all_reduce(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+        """Build a reduce-scatter and an all-gather, each (n - 1) / n of a buffer a hop."""
+        size = len(ranks)
+        return self.ring(ranks, 2 * (size - 1) / size * num_bytes, 2)
+
+    def one_pass(self, ranks: Sequence[int], num_bytes: float) -> Ring:
+        """Build a reduce-scatter or an all-gather by itself."""
+        size = len(ranks)
+        return self.ring(ranks, (size - 1) / size * num_bytes, 1)
+
+    def to_owners(self, ranks: Sequence[int], part_bytes: Sequence[float]) -> Ring:
+        """Build direct messages from every rank to every other one, of the part it owns."""
+        hops = [
+            (self.hop(sender, owner), num_bytes)
+            for sender in ranks
+            for owner, num_bytes in zip(ranks, part_bytes, strict=True)
+            if sender != owner
+        ]
+        return Ring(
+            tuple(taken for hop, num_bytes in hops for taken in hop.taken(num_bytes)),
+            max(hop.latency_s for hop, _ in hops),
+        )
+
+    def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> Ring:
+        """Build a broadcast from the root along the ring to the last rank."""
+        order = self._around(ranks)
+        first = order.index(root)
+        chain = order[first:] + order[:first]
+        hops = [self.hop(sender, receiver) for sender, receiver in pairwise(chain)]
+        return Ring(
+            tuple(taken for hop in hops for taken in hop.taken(num_bytes)),
+            sum(hop.latency_s for hop in hops),
+        )

@@ -1,0 +1,8 @@
+"""The distance between a plan's training and the one process's.
+
+compare  the worst distances over tensors, steps and ranks, and their bounds
+measure  the distances of one rank and step
+adam     the part of a distance of weights that Adam makes of a distance of gradients
+start    the initial weights of all ranks, compared bit by bit
+traffic  bytes handed to the transport, beside the least possible
+"""

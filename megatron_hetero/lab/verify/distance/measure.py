@@ -1,0 +1,161 @@
+"""Distance of the tensors of one rank and step from those of the one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy
+
+from megatron_hetero.lab.verify.distance.adam import AdamSettings, explained_difference
+from megatron_hetero.lab.verify.processes.record import SKIPPED, RankRecord
+from megatron_hetero.model.spec import ModelSpec
+from megatron_hetero.runtime.parallel.shards import ParameterShard
+
+FLOOR_FACTOR = 4.0
+"""The floor is one other order of summation; a plan has several at once (over shards, stages,
+replicas), each of about that effect."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure of distances from the one process of `reference`."""
+
+    model: ModelSpec
+    optimizer: str
+    reference: RankRecord
+    adam: AdamSettings | None = None
+    """Settings with which the part that Adam makes of unlike gradients is removed
+    (`distance.adam`)."""
+    starts_apart: bool = False
+    """True for a floor: weights that were moved at its start are subtracted as well."""
+    _kept: dict[tuple[int, str], dict[int, numpy.ndarray]] = field(default_factory=dict)
+
+    def tensors(self, record: RankRecord, step: int) -> Iterator[tuple[str, str, float, float]]:
+        """Yield (kind, name, absolute distance, scale of the reference) of a step's tensors."""
+        for name, shard in record.shards.items():
+            explained = self._explained(record, name, shard).get(step)
+            keys = key_bias_rows(name, self.model)
+            for kind in ("gradient", "weight"):
+                if kind == "gradient" and not self._has_equal_gradients(step):
+                    continue
+                whole = self.reference.arrays[f"{kind}/{step}/{name}"]
+                difference = record.arrays[f"{kind}/{step}/{name}"] - part_of(whole, shard)
+                if kind == "weight" and explained is not None:
+                    difference = (difference - explained).astype(numpy.float32)
+                    if self.starts_apart:
+                        start = f"weight/0/{name}"
+                        difference -= record.arrays[start] - part_of(
+                            self.reference.arrays[start], shard
+                        )
+                size = _largest
+                if kind == "weight" and self.optimizer == "adam":
+                    difference = _beyond_rounding(difference, part_of(whole, shard), step)
+                    size, whole = _length, whole - self.reference.arrays[f"weight/0/{name}"]
+                yield kind, name, size(_without(difference, keys)), size(_without(whole, keys))
+
+    def _has_equal_gradients(self, step: int) -> bool:
+        """Tell if the gradients of a step may be compared.
+
+        They may not after an overflow; nor, with Adam, once weights have moved (see `Distances`).
+        """
+        if self.reference.norms[step] == SKIPPED:
+            return False
+        moved = (s for s in self.reference.steps if self.reference.norms[s] != SKIPPED)
+        return self.optimizer != "adam" or step == next(moved)
+
+    def _explained(
+        self, record: RankRecord, name: str, shard: ParameterShard
+    ) -> dict[int, numpy.ndarray]:
+        if self.adam is None or self.optimizer != "adam":
+            return {}
+        key = (id(record), name)
+        if key not in self._kept:
+            parts = {
+                f"{kind}/{step}/{name}": part_of(array, shard)
+                for kind in ("gradient", "weight")
+                for step in (0, *self.reference.steps)
+                if (array := self.reference.arrays.get(f"{kind}/{step}/{name}")) is not None
+            }
+            self._kept[key] = explained_difference(
+                name, shard, record, parts, self.reference.norms, self.adam
+            )
+        return self._kept[key]
+
+    def noise(self, floor: RankRecord) -> dict[tuple[str, str], float]:
+        """Return, by (kind, name), the distance that is rounding.
+
+        It may be large beside the tensor: a gradient that is the small rest of a large sum (of a
+        norm of queries or keys, say) has the rounding of the sum.
+        """
+        worst: dict[tuple[str, str], float] = {}
+        for step in floor.steps:
+            for kind, name, difference, _ in self.tensors(floor, step):
+                if kind == "weight" and self.adam is not None and self.optimizer == "adam":
+                    # No chance is left in it that a floor would have to excuse.
+                    continue
+                noise = FLOOR_FACTOR * difference
+                worst[kind, name] = max(worst.get((kind, name), 0.0), noise)
+        return worst
+
+
+def part_of(whole: numpy.ndarray, shard: ParameterShard) -> numpy.ndarray:
+    """Return the part of a whole tensor that a shard holds."""
+    parts = [
+        whole[(slice(None),) * shard.dim + (slice(start, stop),)] for start, stop in shard.intervals
+    ]
+    return numpy.concatenate(parts, axis=shard.dim)
+
+
+def _beyond_rounding(
+    difference: numpy.ndarray, weights: numpy.ndarray, num_steps: int
+) -> numpy.ndarray:
+    """Reduce a difference between weights by the part that their own rounding explains.
+
+    A step rounds each weight once, by at most half a unit in its last place, in both runs; so after
+    `num_steps` equal steps they are up to `num_steps` units apart. This is small beside most
+    updates. But the weights of a norm are about 1, and where gradients are small beside Adam's
+    epsilon one unit (6e-8) is a thousandth of the whole tensor's update.
+    """
+    unit = numpy.spacing(numpy.maximum(numpy.abs(weights), numpy.abs(weights + difference)))
+    beyond: numpy.ndarray = numpy.maximum(numpy.abs(difference) - num_steps * unit, 0.0)
+    # A NaN must stay one: numpy.maximum keeps it.
+    return beyond
+
+
+def _largest(tensor: numpy.ndarray) -> float:
+    return float(numpy.abs(tensor).max()) if tensor.size else 0.0
+
+
+def _length(tensor: numpy.ndarray) -> float:
+    return float(numpy.linalg.norm(tensor))
+
+
+_Rows = tuple[int, int, int]
+"""(period, first, stop): rows whose number modulo `period` is in `first .. stop - 1`."""
+
+
+def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
+    """Return the rows of a tensor that are biases of attention keys without a gradient, or None.
+
+    Adding one vector to every key shifts all scores of a query alike, which softmax ignores. Such a
+    bias has no gradient, unless positions or a norm come between the bias and the score.
+    """
+    if model.position_embedding == "rope":
+        return None
+    if name.endswith("k_layernorm.bias"):
+        return 1, 0, 1
+    if name.endswith("linear_qkv.bias") and not model.qk_layernorm:
+        size = model.kv_channels
+        queries = model.num_attention_heads // model.num_query_groups * size
+        return queries + 2 * size, queries, queries + size
+    return None
+
+
+def _without(tensor: numpy.ndarray, rows: _Rows | None) -> numpy.ndarray:
+    """Drop `rows` from a tensor. Shards hold whole query groups, so the period fits them too."""
+    if rows is None:
+        return tensor
+    period, first, stop = rows
+    place = numpy.arange(len(tensor)) % period
+    return tensor[(place < first) | (place >= stop)]

@@ -1,0 +1,54 @@
+"""Comparison of the initial weights of all ranks of a plan.
+
+All runs of a verification load one checkpoint. So this looks at the weights before, as every rank
+drew them: the start of a job without a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+
+from megatron_hetero.lab.verify.distance.measure import part_of
+from megatron_hetero.lab.verify.processes.record import RankRecord
+
+
+def first_unequal_start(
+    reference: RankRecord, ranks: Sequence[RankRecord], is_drawn_alike: bool
+) -> str | None:
+    """Find the first tensor of a rank with other initial weights than expected; None if all agree.
+
+    Bits are compared: drawing is not arithmetic, and no division of the work may round it
+    otherwise.
+
+    Args:
+        reference: the record of the one process.
+        ranks: the records of the plan, by rank.
+        is_drawn_alike: the ranks draw as the one process does. Otherwise they are compared with one
+            another: holders of the same elements, replicas above all, start alike.
+    """
+    whole = dict(reference.drawn) if is_drawn_alike else {}
+    for rank, record in enumerate(ranks):
+        for name, shard in record.shards.items():
+            if name not in record.drawn:
+                continue
+            if name not in whole:
+                whole[name] = numpy.full(shard.global_shape, numpy.nan, "float32")
+            at = part_of(whole[name], shard)
+            own = record.drawn[name]
+            known = ~numpy.isnan(at)
+            if not numpy.array_equal(own[known], at[known]):
+                return f"{name}, rank {rank}"
+            if not is_drawn_alike:
+                _fill(whole[name], record, name)
+    return None
+
+
+def _fill(whole: numpy.ndarray, record: RankRecord, name: str) -> None:
+    shard, offset = record.shards[name], 0
+    for start, stop in shard.intervals:
+        place = (slice(None),) * shard.dim + (slice(start, stop),)
+        local = (slice(None),) * shard.dim + (slice(offset, offset + stop - start),)
+        whole[place] = record.drawn[name][local]
+        offset += stop - start

@@ -1,0 +1,303 @@
+"""Processes of one verification, all started from one seed checkpoint of stock Megatron.
+
+They share one data set of real text and one set of flags. The one process runs stock `pretrain`
+without any group, sync, schedule, loss or data code of ours (`processes.one_process`); the plan
+runs through `entry.main`, as a user's job does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.lab.verify.distance.adam import AdamSettings
+from megatron_hetero.lab.verify.faults import catalogue
+from megatron_hetero.lab.verify.options import (
+    HALF_PRECISION_EPSILON,
+    LEARNING_RATE,
+    precision_flags,
+)
+from megatron_hetero.lab.verify.options import Options as Options
+from megatron_hetero.lab.verify.processes import one_process
+from megatron_hetero.lab.verify.processes.floor import FloorRecorder
+from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
+from megatron_hetero.lab.verify.processes.routing import Replay, Routers, replay_of_rank
+from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags, without_flags
+from megatron_hetero.lab.verify.small.shrink import Shrunk
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.model.spec import Precision
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob
+from megatron_hetero.runtime.megatron import checkpoint_metadata
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.schedule.stock import is_stock
+
+_OTHER_RATES = ("--min-lr", "--decoupled-lr", "--decoupled-min-lr", "--lr-warmup-init")
+_RATES = (
+    *_OTHER_RATES,
+    "--lr-warmup-iters",
+    "--lr-warmup-fraction",
+    "--lr-decay-iters",
+    "--lr-wsd-decay-iters",
+    "--lr-decay-style",
+)
+"""Flags of a job that learns; the seed checkpoint has weights that have not moved."""
+_SAVED = "latest_checkpointed_iteration.txt"
+"""The file that Megatron writes last of a checkpoint."""
+ONLY_WITH_ADAM = (
+    "--use-distributed-optimizer",
+    "--overlap-param-gather",
+    "--overlap-param-gather-with-optimizer-step",
+    "--num-distributed-optimizer-instances",
+)
+"""Flags of a plan that stock Megatron runs, whose distributed optimizer knows no SGD."""
+_ADAM = {
+    "--adam-beta1": "beta1",
+    "--adam-beta2": "beta2",
+    "--adam-eps": "epsilon",
+    "--clip-grad": "max_norm",
+}
+
+
+class VerifyJobs:
+    """Jobs of one verification, which share flags, data and the seed checkpoint."""
+
+    def __init__(
+        self, shrunk: Shrunk, options: Options, folder: Path, flags: JobFlags = NO_FLAGS
+    ) -> None:
+        self.shrunk = shrunk
+        self.options = options
+        self._flags = flags
+        self._folder = folder
+        self._text = folder / "text"
+        self._seed = folder / "seed"
+        # Megatron shuffles samples over whole epochs; a margin keeps all steps in the first one.
+        num_samples = 2 * (options.steps + 1) * shrunk.global_batch_size
+        self._num_tokens = num_samples * (shrunk.model.seq_length + 1)
+        self._common = (
+            *tokenizer_arguments(self._text),
+            "--lr-decay-style=constant",
+            "--log-interval=1",
+            "--eval-iters=0",
+            "--eval-interval=1000000",
+            "--num-workers=0",
+            "--distributed-timeout-minutes=5",
+            "--ckpt-format=torch_dist",
+        )
+        self._is_per_token = "--calculate-per-token-loss" in shrunk.model_args
+        self._one_process = (f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}",)
+
+    def _model_arguments(self, precision: Precision) -> tuple[str, ...]:
+        in_precision = precision_flags(precision, self._is_per_token)
+        half = self._flags.half if precision == self._flags.precision else ()
+        # The job's own last, so that its weight decay or clipping counts.
+        return (
+            *self._common,
+            *in_precision,
+            *self.shrunk.model_args,
+            *self._flags.both,
+            *half,
+        )
+
+    def training_arguments(self, optimizer: str, in_fp32: bool = False) -> tuple[str, ...]:
+        asked = self.options.precision_of(optimizer)
+        epsilon = () if asked == "fp32" else (f"--adam-eps={HALF_PRECISION_EPSILON}",)
+        rates = self._flags.learning_rates
+        rate = rates.get(optimizer, LEARNING_RATE[optimizer])
+        model = self._model_arguments("fp32" if in_fp32 else asked)
+        if rates and optimizer not in rates:
+            # The job's other rates are of its own optimizer.
+            model = without_flags(model, _OTHER_RATES)
+        return (
+            *model,
+            *epsilon,
+            f"--train-iters={self.options.steps}",
+            f"--optimizer={optimizer}",
+            f"--lr={rate}",
+            f"--load={self._seed}",
+            "--finetune",
+            "--no-load-optim",
+            "--no-load-rng",
+            "--exit-on-missing-checkpoint",
+        )
+
+    def adam_settings(self) -> AdamSettings:
+        """Return the settings of Adam in runs in fp32."""
+        options = last_of_each(flag_table().split(self._flags.both))
+        given = {option.name: float(option.values[0]) for option in options if option.name in _ADAM}
+        return AdamSettings(**{_ADAM[name]: value for name, value in given.items()})
+
+    def seed_job(self) -> LocalJob:
+        """Return the job in which stock Megatron makes the initial weights of every run."""
+        argv = (
+            *without_flags(self._model_arguments(self.options.precision), _RATES),
+            *self._one_process,
+            "--train-iters=1",
+            "--lr=0",
+            f"--data-cache-path={self._folder / 'seed-run' / 'cache'}",
+            f"--save={self._seed}",
+            "--save-interval=1",
+            "--no-save-optim",
+            "--no-save-rng",
+        )
+
+        shares = any(s.shares for r in self.shrunk.plan.layout.replicas for s in r.stages)
+
+        def seed(rank: int) -> None:
+            if self.options.reuses and (self._seed / _SAVED).exists():
+                return
+            write_text_dataset(self._text, self._num_tokens)
+            save_without_a_server()
+            if shares:
+                # Uneven pieces of the stacked tensors that stock GPT writes cannot be read.
+                checkpoint_metadata.apply()
+            one_process.train(argv, entry.World.from_environment().store())
+
+        return LocalJob("seed checkpoint", 1, seed, self._folder / "seed-run")
+
+    def reference_job(self, optimizer: str) -> LocalJob:
+        """Return the job of the one process of stock Megatron (`processes.one_process`)."""
+        replays = self.replays_routing(optimizer)
+        return self._one_process_job(
+            "reference", optimizer, lambda: DrawingRecorder(Routers() if replays else None)
+        )
+
+    def replays_routing(self, optimizer: str) -> bool:
+        """Tell if the plan follows the one process's experts; that process then runs first."""
+        is_half = self.options.precision_of(optimizer) != "fp32"
+        return is_half and self.shrunk.model.num_experts > 0
+
+    def _routing(self, optimizer: str) -> Path:
+        """Return the path of the one process's record, which has its choices."""
+        return self._folder / optimizer / "reference" / "record-0.npz"
+
+    def floor_job(self, optimizer: str) -> LocalJob:
+        """Return the job of the one process in another rounding (`FloorRecorder`)."""
+        return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
+
+    def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
+        """Return the one process's job in fp32, without steps that half precision skipped."""
+        flags: tuple[str, ...] = ()
+        if skipped:
+            flags = ("--iterations-to-skip", *(str(step - 1) for step in skipped))
+
+        def recorder() -> Recorder:
+            if not self.replays_routing(optimizer):
+                return Recorder()
+            count = sum(r.num_micro_batches for r in self.shrunk.plan.replicas)
+            whole = Replay(self._routing(optimizer), tuple(range(count)), count)
+            return Recorder(Routers(whole))
+
+        return self._one_process_job("fp32", optimizer, recorder, flags, in_fp32=True)
+
+    def _one_process_job(
+        self,
+        name: str,
+        optimizer: str,
+        make: Callable[[], Recorder],
+        flags: Sequence[str] = (),
+        in_fp32: bool = False,
+    ) -> LocalJob:
+        folder = self._folder / optimizer / name
+        argv = (
+            *self.training_arguments(optimizer, in_fp32),
+            *self._one_process,
+            *flags,
+            f"--data-cache-path={folder / 'cache'}",
+        )
+
+        def train(rank: int) -> None:
+            if self.options.reuses and (folder / f"record-{rank}.json").exists():
+                return
+            recorder = make()
+            one_process.train(argv, entry.World.from_environment().store(), recorder)
+            recorder.save(folder / f"record-{rank}")
+
+        return LocalJob(f"one process, {optimizer}", 1, train, folder)
+
+    def plan_job(self, optimizer: str) -> LocalJob:
+        """Return the job of the plan, through the entry that users run."""
+        arguments = self.training_arguments(optimizer)
+        return self._plan_job("the plan", optimizer, self.shrunk, arguments)
+
+    def interrupted_jobs(
+        self, optimizer: str, resumed: Shrunk, after: int
+    ) -> tuple[LocalJob, LocalJob]:
+        """Return the plan's job up to a checkpoint, and `resumed`'s from there to the end.
+
+        Args:
+            optimizer: "sgd" or "adam".
+            resumed: the same model under a plan that may be another, also stock Megatron's.
+            after: the step after which the first job saves and exits.
+        """
+        checkpoints = self._folder / optimizer / "checkpoints"
+        saving = (f"--save={checkpoints}", "--save-interval=1000")
+        given = (*self.training_arguments(optimizer), *saving)
+        start = ("--load=", "--finetune", "--no-load-optim")
+        going_on = tuple(flag for flag in given if not flag.startswith(start))
+        return (
+            self._plan_job(
+                "the plan", optimizer, self.shrunk, (*given, f"--exit-interval={after}")
+            ),
+            self._plan_job(
+                "the resumed plan",
+                optimizer,
+                resumed,
+                (*going_on, *resumed.model_args, f"--load={checkpoints}"),
+            ),
+        )
+
+    def _plan_job(
+        self, name: str, optimizer: str, shrunk: Shrunk, arguments: tuple[str, ...]
+    ) -> LocalJob:
+        folder = self._folder / optimizer / name.removeprefix("the ").replace(" ", "-")
+        argv = (
+            *arguments,
+            _plan_flag(shrunk.plan, folder / "plan.json"),
+            *self._flags_of_the_plan(shrunk, optimizer),
+            f"--data-cache-path={folder / 'cache'}",
+        )
+
+        def train(rank: int) -> None:
+            if self.options.fault is not None:
+                catalogue.plant(self.options.fault)
+            save_without_a_server()
+            recorder = Recorder(self._replayed(shrunk, optimizer, rank))
+            leaving = None
+            try:
+                entry.main(argv, recorder)
+            except SystemExit as left:
+                # Megatron ends a run at `--exit-interval` by leaving the process.
+                leaving = left
+            recorder.save(folder / f"record-{rank}")
+            if leaving is not None:
+                raise leaving
+
+        return LocalJob(f"{name}, {optimizer}", shrunk.plan.layout.num_devices, train, folder)
+
+    def _replayed(self, shrunk: Shrunk, optimizer: str, rank: int) -> Routers | None:
+        if not self.replays_routing(optimizer) or not self._routing(optimizer).exists():
+            return None
+        replay = replay_of_rank(
+            shrunk.plan, rank, shrunk.micro_batch_size, self._routing(optimizer)
+        )
+        return Routers(replay)
+
+    def _flags_of_the_plan(self, shrunk: Shrunk, optimizer: str) -> tuple[str, ...]:
+        given = (*shrunk.plan_args, *self._flags.plan, *self.options.plan_flags)
+        if optimizer != "sgd" or not is_stock(shrunk.plan):
+            return given
+        return without_flags(given, ONLY_WITH_ADAM)
+
+
+def _plan_flag(plan: Plan, path: Path) -> str:
+    if plan == plan_from_layout(plan.layout):
+        return f"--hetero-layout={format_layout(plan.layout)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_plan(plan, path)
+    return f"--hetero-plan={path}"

@@ -1,0 +1,94 @@
+"""One process of stock Megatron: the reference of a comparison.
+
+Model, groups, schedule, data loader, gradient sync, optimizer and loop are Megatron's. Batch, loss
+and choice of datasets, which Megatron leaves to the training script, are written here once more, so
+that an error in `runtime.model.gpt` cannot hide by being on both sides. From this package come only
+the CPU bridge and the wheel's missing Makefile.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from megatron_hetero.errors import UsageError
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.megatron import compile_helpers
+
+if TYPE_CHECKING:
+    from megatron_hetero.lab.verify.processes.record import Recorder
+
+
+def train(
+    argv: Sequence[str], store: torch.distributed.Store | None, recorder: Recorder | None = None
+) -> None:
+    """Run Megatron's `pretrain` with `argv` on this process's CPU, watched by `recorder`."""
+    from megatron.core.enums import ModelType
+    from megatron.training import pretrain
+    from megatron.training.argument_utils import (
+        gpt_config_from_args,
+        pretrain_cfg_container_from_args,
+    )
+    from megatron.training.arguments import parse_and_validate_args
+
+    backend.activate_cpu_backend()
+    compile_helpers.apply()
+    sys.argv = [sys.argv[0], *argv, *backend.CPU_FLAGS]
+    try:
+        args = parse_and_validate_args()
+        config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+    except AssertionError as error:
+        said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        raise UsageError(f"Megatron refuses the flags: {said}") from error
+    provider: Any = _datasets
+    if recorder is not None:
+        recorder.observe_log()
+        config.model.post_wrap_hooks.append(recorder.post_wrap_hook)
+        provider = recorder.recorded(_datasets)
+    pretrain(config, provider, ModelType.encoder_or_decoder, _forward_step, store=store)
+
+
+def _forward_step(batches: Iterator[dict[str, Tensor]], model: Any) -> tuple[Tensor, Any]:
+    batch = next(batches)
+    losses = model(
+        batch["tokens"], batch["position_ids"], batch.get("attention_mask"), labels=batch["labels"]
+    )
+    counted = batch["loss_mask"].bool()
+
+    def loss(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        total, count = losses.float()[counted].sum(), counted.sum()
+        report = torch.stack([total.detach(), count.float()])
+        return total, count.int(), {"lm loss": report}
+
+    return losses, loss
+
+
+def _datasets(num_samples: Any) -> tuple[Any, ...]:
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+    from megatron.training import get_args
+
+    args = get_args()
+    config = GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        blend=(args.data_path, None),
+        split=args.split,
+        path_to_cache=args.data_cache_path,
+        tokenizer=build_tokenizer(args),
+        reset_position_ids=args.reset_position_ids,
+        reset_attention_mask=args.reset_attention_mask,
+        eod_mask_loss=args.eod_mask_loss,
+        create_attention_mask=args.create_attention_mask_in_dataloader,
+    )
+    return tuple(
+        BlendedMegatronDatasetBuilder(GPTDataset, num_samples, lambda: True, config).build()
+    )

@@ -1,0 +1,229 @@
+"""Record of one rank: losses, gradients, norms, weights and sample numbers of every step.
+
+The same recorder observes both runs, through Megatron's `post_wrap_hooks` and a wrapper around its
+log: at the same points, and without other changes. The record is a numpy archive without pickles
+and a JSON file beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.lab.verify.processes import stock_division
+from megatron_hetero.lab.verify.processes.routing import Flips, Routers
+from megatron_hetero.runtime.gradients.memory import main_grad
+from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
+from megatron_hetero.runtime.megatron import training_log
+from megatron_hetero.runtime.model.initial_weights import initialise
+from megatron_hetero.runtime.model.provider import EveryRankProvider
+from megatron_hetero.runtime.observe.traffic import BoundaryTraffic, RankTraffic
+from megatron_hetero.runtime.parallel.boundary import Boundary, boundaries_of
+from megatron_hetero.runtime.parallel.shards import ParameterShard, global_parameters, shard_of
+
+_DRAWN = "drawn/"
+SKIPPED = "skipped"
+"""Instead of the norm of a step whose gradients overflowed, so that no rank updated."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """A record, read back: shards by name, and arrays by `kind/step/name`.
+
+    Kinds are gradient and weight. Steps are Megatron's iterations, from 1 or, in a resumed run,
+    from the next one on; weights of the step before the first are the initial ones. `losses` has
+    entries on last stages only; `samples` are the dataset indices that this rank read, in order.
+    """
+
+    arrays: dict[str, numpy.ndarray]
+    shards: dict[str, ParameterShard]
+    losses: dict[int, float]
+    norms: dict[int, str]
+    samples: list[int]
+    traffic: RankTraffic | None = None
+    """Bytes that its gradient sync handed to the transport; None under stock Megatron."""
+    random_state: str = ""
+    """Digest of the state that dropout outside tensor-parallel regions draws from, at the end."""
+    boundaries: dict[int, BoundaryTraffic] = field(default_factory=dict)
+    """Traffic to other stages, by boundary; empty under stock Megatron."""
+    loss_scales: dict[int, float] = field(default_factory=dict)
+    """Factor of each step's loss (fp16); gradients are recorded without it."""
+
+    drawn: dict[str, numpy.ndarray] = field(default_factory=dict)
+    """The weights that the model was built with, by name, before a checkpoint took their place."""
+    flips: Flips | None = None
+    """Tokens for which its routers would have chosen other experts than the replayed ones."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps that were logged, in order."""
+        return tuple(sorted(self.norms))
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """Return the steps that moved no weight, because a gradient was infinite or NaN."""
+        return tuple(step for step in self.steps if self.norms[step] == SKIPPED)
+
+
+class Recorder:
+    """Observer of one rank's training; call `save` when it has ended."""
+
+    def __init__(self, routers: Routers | None = None) -> None:
+        """Prepare a record; `routers` keeps or replays the choice of experts."""
+        self._routers = routers
+        self._arrays: dict[str, numpy.ndarray] = {}
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._shards: dict[str, ParameterShard] = {}
+        self._losses: dict[int, float] = {}
+        self._norms: dict[int, str] = {}
+        self._loss_scales: dict[int, float] = {}
+        self._samples: list[int] = []
+        self._model: list[Any] = []
+        self._sync: GradientSync | None = None
+        self._boundaries: Mapping[int, Boundary] = {}
+
+    def observe_log(self) -> None:
+        """Start observing the loop's log; call it after Megatron is imported."""
+        training_log.add_observer(self._observe_step)
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        """Store the parameters, and record gradients as the optimizer will see them."""
+        from megatron.core.distributed import finalize_model_grads
+        from megatron.training import get_args
+
+        config = get_model_config(model[0])
+        self._parameters = dict(global_parameters(model))
+        self._shards = {
+            name: shard_of(name, parameter, config) for name, parameter in self._parameters.items()
+        }
+        # A checkpoint takes the place of these weights after this hook.
+        for name, parameter in self._parameters.items():
+            self._arrays[_DRAWN + name] = parameter.data.detach().float().cpu().numpy().copy()
+        self._model = model
+        self._sync = gradient_sync(config)
+        self._boundaries = boundaries_of(config)
+        inner = config.finalize_model_grads_func or finalize_model_grads
+
+        def finalize(*args: Any, **kwargs: Any) -> None:
+            inner(*args, **kwargs)
+            # Where the optimizer is divided, each rank has the sums of its own part alone.
+            if self._sync is not None:
+                self._sync.gather(main_grad)
+            else:
+                stock_division.gather_gradients(model)
+            done = get_args().curr_iteration
+            if not self._norms:
+                self._keep("weight", done, lambda p: p.data)
+            scale = float(config.grad_scale_func(torch.ones(1, device="cuda")))
+            self._loss_scales[done + 1] = scale
+            self._keep("gradient", done + 1, main_grad, scale)
+
+        config.finalize_model_grads_func = finalize
+        if self._routers is not None:
+            self._routers.attach(model)
+        return model
+
+    def recorded(self, provider: Callable[..., Sequence[Any]]) -> EveryRankProvider:
+        """Return a provider of the same datasets that notes the samples that are read."""
+
+        def provide(num_samples: Any) -> tuple[Any, ...]:
+            train, *others = provider(num_samples)
+            return (train and _RecordedDataset(train, self._samples), *others)
+
+        return EveryRankProvider(provide)
+
+    def _keep(
+        self, kind: str, step: int, tensor: Callable[[Any], torch.Tensor], scale: float = 1.0
+    ) -> None:
+        if self._sync is not None:
+            self._sync.finish_weights()
+        for name, parameter in self._parameters.items():
+            value = tensor(parameter).detach().float().cpu().numpy()
+            self._arrays[f"{kind}/{step}/{name}"] = value / numpy.float32(scale)
+
+    def _observe_step(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
+        if "lm loss" in loss_dict:
+            self._losses[iteration] = float(loss_dict["lm loss"])
+        self._norms[iteration] = SKIPPED if grad_norm is None else float(grad_norm).hex()
+        if self._sync is None:
+            stock_division.gather_weights(self._model)
+        self._keep("weight", iteration, lambda p: p.data)
+
+    def save(self, path: Path) -> None:
+        """Write `path.npz` and `path.json`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = dict(self._arrays)
+        if self._routers is not None:
+            arrays |= self._routers.arrays()
+        numpy.savez(path.with_suffix(".npz"), **arrays)
+        meta = {
+            "shards": [asdict(s) for s in self._shards.values()],
+            "losses": self._losses,
+            "norms": self._norms,
+            "loss_scales": self._loss_scales,
+            "samples": self._samples,
+            "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
+            "flips": None if self._routers is None else asdict(self._routers.flips()),
+            "traffic": None if self._sync is None else asdict(self._sync.traffic),
+            "boundaries": {n: asdict(b.traffic) for n, b in self._boundaries.items()},
+        }
+        path.with_suffix(".json").write_text(json.dumps(meta))
+
+
+class DrawingRecorder(Recorder):
+    """Recorder of one process of stock Megatron whose initial weights do not depend on the layout.
+
+    They are drawn as those of a plan (`runtime.model.initial_weights`), and are what its ranks
+    should start with.
+    """
+
+    def post_wrap_hook(self, model: list[Any]) -> list[Any]:
+        from megatron.training import get_args
+
+        initialise(model, get_args().seed)
+        return super().post_wrap_hook(model)
+
+
+class _RecordedDataset(torch.utils.data.Dataset):
+    def __init__(self, dataset: Any, samples: list[int]) -> None:
+        self._dataset = dataset
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        self._samples.append(int(index))
+        return self._dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+
+def read_record(path: Path) -> RankRecord:
+    """Read what `Recorder.save` wrote at `path`."""
+    meta = json.loads(path.with_suffix(".json").read_text())
+    with numpy.load(path.with_suffix(".npz"), allow_pickle=False) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    drawn = {key: arrays.pop(key) for key in list(arrays) if key.startswith(_DRAWN)}
+    return RankRecord(
+        arrays=arrays,
+        drawn={key.removeprefix(_DRAWN): array for key, array in drawn.items()},
+        shards={entry["name"]: ParameterShard.from_json(entry) for entry in meta["shards"]},
+        losses={int(step): value for step, value in meta["losses"].items()},
+        norms={int(step): value for step, value in meta["norms"].items()},
+        samples=meta["samples"],
+        loss_scales={int(step): value for step, value in meta["loss_scales"].items()},
+        random_state=meta["random_state"],
+        flips=None if meta["flips"] is None else Flips(**meta["flips"]),
+        traffic=None if meta["traffic"] is None else RankTraffic(**meta["traffic"]),
+        boundaries={int(n): BoundaryTraffic(**b) for n, b in meta["boundaries"].items()},
+    )

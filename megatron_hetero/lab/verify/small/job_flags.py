@@ -1,0 +1,270 @@
+"""Flags of a verification: those of the job, each treated as the small model needs it.
+
+Which flags are kept, shrunk, without effect, left out or refused is data
+(`flags.support.verification_table`); this file has the values that replace the shrunk ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.emit import check_user_flags
+from megatron_hetero.flags.support.lookup import refused_options, support_of
+from megatron_hetero.flags.support.verification import treat
+from megatron_hetero.flags.table import Option
+from megatron_hetero.lab.verify.small.shrink import RECOMPUTE_FLAGS, Shrunk, decides_recompute
+from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.plan.plan import Plan
+
+ADDED = "--eod-mask-loss"
+"""Flag that every verification adds: micro-batches then count unlike numbers of tokens."""
+
+_TEXT = "text as bytes"
+_OFF = "off"
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """Arguments of the runs, and the report on the job's flags.
+
+    `both` go to the plan and to the one process, `half` to both where they train in the job's own
+    half `precision`, `plan` to the plan only. `learning_rates` are those of the job's own
+    optimizer.
+    """
+
+    both: tuple[str, ...] = ()
+    half: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
+    precision: Precision = "fp32"
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    shrunk: tuple[str, ...] = ()
+    no_effect: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str], ...] = ()
+    added: tuple[str, ...] = ()
+
+
+NO_FLAGS = JobFlags()
+
+
+def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) -> JobFlags:
+    """Sort the flags of a job by their treatment.
+
+    Args:
+        plan: the plan, with its `workload`.
+        workload: the job.
+        shrunk: the small model.
+        num_steps: number of steps to train.
+    Raises:
+        UsageError: Megatron does not know a flag, or a value is impossible.
+        UnsupportedError: the runtime refuses some flags on this plan, or they cannot be compared.
+    """
+    options = check_user_flags(workload.megatron_args)
+    refused = refused_options(plan)
+    if refused:
+        raise UnsupportedError(
+            "These flags are not supported on an asymmetric plan yet:\n  "
+            + "\n  ".join(map(str, refused))
+        )
+    treated = treat(options)
+    values = _Values(workload, shrunk, num_steps, options)
+    both = [token for o in treated.of("kept") for token in values.kept(o)]
+    lines = []
+    for option in treated.of("shrunk"):
+        tokens, shown = values.instead_of(option)
+        both += tokens
+        if shown is not None and option.values != (shown,):
+            lines.append(f"{option} -> {shown}")
+    no_effect: dict[str, tuple[str, ...]] = {}
+    for option, entry in treated.options:
+        if entry.treatment == "no effect":
+            no_effect[entry.note] = (*no_effect.get(entry.note, ()), option.name)
+    rates: dict[str, float] = {}
+    for option in options:
+        if option.name == "--lr":
+            rates[workload.training.optimizer] = float(option.values[0])
+    by_plan = [o for o in treated.of("kept by the plan") if not _is_decided(o)]
+    in_half = treated.of("kept in half precision")
+    precisions = [o for o in in_half if o.name in _PRECISIONS]
+    half = [o for o in in_half if o.name not in _PRECISIONS]
+    if workload.training.precision == "fp32":
+        lines += [f"{option} -> {_OFF}, in fp32" for option in half]
+        half = []
+    return JobFlags(
+        both=_without_recompute(shrunk.plan, both),
+        half=_tokens(half),
+        plan=_tokens(by_plan),
+        precision=workload.training.precision,
+        learning_rates=rates,
+        kept=tuple(map(str, (*treated.of("kept"), *by_plan, *precisions, *half))),
+        shrunk=tuple(lines),
+        no_effect=no_effect,
+        left_out=tuple(
+            (str(option), entry.note)
+            for option, entry in treated.options
+            if entry.treatment == "left out"
+        ),
+        added=() if any(o.name == ADDED for o in options) else (ADDED,),
+    )
+
+
+def without_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Drop some flags and their values from an argument vector."""
+    kept, is_kept = [], True
+    for token in argv:
+        if token.startswith("--"):
+            is_kept = token.partition("=")[0] not in names
+        if is_kept:
+            kept.append(token)
+    return tuple(kept)
+
+
+def _tokens(options: Sequence[Option]) -> tuple[str, ...]:
+    return tuple(token for option in options for token in option.tokens)
+
+
+def _is_decided(option: Option) -> bool:
+    """Tell if the plan itself decides this option."""
+    return support_of(option.flag).status == "the plan's"
+
+
+def _without_recompute(plan: Plan, args: Sequence[str]) -> tuple[str, ...]:
+    """Drop the job's recompute flags if the stages of a stock plan have their own."""
+    if not decides_recompute(plan):
+        return tuple(args)
+    return without_flags(args, RECOMPUTE_FLAGS)
+
+
+class _Values:
+    """Values that replace the shrunk ones."""
+
+    def __init__(
+        self, workload: Workload, shrunk: Shrunk, num_steps: int, options: Sequence[Option]
+    ) -> None:
+        self._workload, self._shrunk, self._num_steps = workload, shrunk, num_steps
+        self._given = {option.flag.names[0]: option for option in options}
+
+    def kept(self, option: Option) -> tuple[str, ...]:
+        """Return the tokens of an option that stays.
+
+        Raises:
+            UnsupportedError: the value is a list with an entry for each layer, and fewer layers are
+                left.
+        """
+        per_layer = ("--no-rope-freq", "--window-attn-skip-freq", "--moe-layer-freq")
+        if option.name in per_layer and not option.values[0].lstrip("-").isdigit():
+            raise UnsupportedError(
+                f"{option}: a list of layers cannot be verified, because the model is trained with "
+                "fewer. Leave it out to compare the rest."
+            )
+        return option.tokens
+
+    def instead_of(self, option: Option) -> tuple[tuple[str, ...], str | None]:
+        """Return (arguments, text to show); None where the model's sizes show it."""
+        name = option.flag.names[0]
+        if name in _DATA_FLAGS:
+            return (), _TEXT
+        if name in _RANDOM_FLAGS:
+            return (), _OFF
+        make: Callable[[_Values, Option], tuple[tuple[str, ...], str | None]] | None
+        make = _MADE.get(name)
+        return ((), None) if make is None else make(self, option)
+
+    def steps(self, option: Option) -> tuple[tuple[str, ...], str]:
+        """Scale a number of steps as the run is shorter than the job; at least one step."""
+        name = option.name.replace("-samples", "-iters")
+        if name in ("--train-iters", "--lr-decay-iters"):
+            tokens = () if name == "--train-iters" else (f"{name}={self._num_steps}",)
+            return tokens, f"{self._num_steps} steps"
+        whole = self._length_of_the_job(option.name.endswith("-samples"))
+        part = int(option.values[0])
+        here = min(max(round(part * self._num_steps / whole), 1), self._num_steps - 1)
+        here = here if part else 0
+        return (f"{name}={here}",), f"{here} steps"
+
+    def _length_of_the_job(self, in_samples: bool) -> int:
+        unit = "samples" if in_samples else "iters"
+        for name in (f"--lr-decay-{unit}", f"--train-{unit}"):
+            if name in self._given:
+                return max(int(self._given[name].values[0]), 1)
+        return 1
+
+    def window(self, option: Option) -> tuple[tuple[str, ...], str]:
+        """Scale attention windows as the sequence is shorter than the job's."""
+        ratio = self._shrunk.model.seq_length / self._workload.model.seq_length
+        given = [int(x) for x in re.findall(r"-?\d+", " ".join(option.values))]
+        here = ",".join(str(max(round(x * ratio), 1) if x > 0 else x) for x in given)
+        return (f"{option.name}={here}",), here
+
+    def recomputed(self, option: Option) -> tuple[tuple[str, ...], str]:
+        stages = [s for r in self._shrunk.plan.replicas for s in r.stages]
+        here = min(int(option.values[0]), *(s.shape.num_layers for s in stages))
+        return (f"{option.name}={here}",), str(here)
+
+    def groups_of_experts(self, option: Option) -> tuple[tuple[str, ...], str]:
+        experts, topk = self._shrunk.model.num_experts, self._shrunk.model.moe_router_topk
+        groups = gcd(int(self._given["--moe-router-num-groups"].values[0]), max(experts, 1))
+        here = groups
+        if option.name == "--moe-router-group-topk":
+            here = min(int(option.values[0]), groups)
+            if here * (experts // groups) < topk:
+                here = groups
+        return (f"{option.name}={here}",), str(here)
+
+    def base_of_mup(self, option: Option) -> tuple[tuple[str, ...], str]:
+        """Scale a base of muP as the model is smaller than the job's."""
+        attribute = "kv_channels" if "head" in option.name else "hidden_size"
+        ratio = getattr(self._shrunk.model, attribute) / getattr(self._workload.model, attribute)
+        here = max(round(int(option.values[0]) * ratio), 1)
+        return (f"{option.name}={here}",), str(here)
+
+    def batch(self, option: Option) -> tuple[tuple[str, ...], str]:
+        return (), f"the plan's batch of {self._shrunk.global_batch_size} in every step"
+
+
+_PRECISIONS = ("--bf16", "--fp16")
+"""Flags of half precision; `Options.precision` decides which of them the runs get."""
+_DATA_FLAGS = ("--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type")
+_RANDOM_FLAGS = (
+    "--moe-input-jitter-eps",
+    "--moe-router-force-biased",
+    "--moe-router-force-load-balancing",
+)
+_Made = Callable[[_Values, Option], tuple[tuple[str, ...], str | None]]
+_MADE: dict[str, _Made] = {
+    **dict.fromkeys(
+        (
+            "--train-iters",
+            "--train-samples",
+            "--lr-decay-iters",
+            "--lr-decay-samples",
+            "--lr-warmup-iters",
+            "--lr-warmup-samples",
+            "--lr-wsd-decay-iters",
+            "--lr-wsd-decay-samples",
+        ),
+        _Values.steps,
+    ),
+    **dict.fromkeys(
+        ("--moe-router-num-groups", "--moe-router-group-topk"), _Values.groups_of_experts
+    ),
+    **dict.fromkeys(("--mup-base-hidden-size", "--mup-base-head-dim"), _Values.base_of_mup),
+    "--window-size": _Values.window,
+    "--recompute-num-layers": _Values.recomputed,
+    "--step-batch-size-schedule": _Values.batch,
+    "--distributed-backend": lambda values, option: ((), "gloo"),
+    "--exit-interval": lambda values, option: ((), "the last step"),
+    **dict.fromkeys(
+        ("--initial-loss-scale", "--loss-scale", "--min-loss-scale", "--loss-scale-window",
+         "--hysteresis"),
+        lambda values, option: ((), "a scale that moves within these steps"),
+    ),
+    "--padded-vocab-size": lambda values, option: ((), _TEXT),
+    "--no-pad-vocab-size": lambda values, option: ((), _TEXT),
+    "--mrope-section": lambda values, option: ((), _OFF),
+    "--yarn-original-max-position-embeddings": lambda values, option: ((), _OFF),
+}  # fmt: skip

@@ -1,0 +1,248 @@
+"""A model small enough to train on this machine, for a plan whose shape stays as it is.
+
+Kept: replicas, stages, tensor-parallel widths, shares, micro-batch counts and sizes, and every
+choice of architecture (tied embeddings, gated MLP, grouped queries, norms, biases, positions,
+sequence parallelism, recompute, per-token loss). Shrunk: sizes, and the number of layers where each
+stage can still have one. `small.job_flags` treats the job's other flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import lcm
+
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.chunks import chain, stage_chunks
+from megatron_hetero.plan.plan import LayerRange, Layout, Plan, Replica
+from megatron_hetero.schedule.stock import is_stock
+
+MAX_LAYERS = 8
+_HEAD_SIZE = 8
+_MIN_HIDDEN = 32
+_MAX_EXPERTS = 8
+_MIN_SEQUENCE = 32
+RECOMPUTE_FLAGS = (
+    "--recompute-activations",
+    "--recompute-granularity",
+    "--recompute-method",
+    "--recompute-num-layers",
+    "--recompute-modules",
+)
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The plan with fewer layers, and the Megatron flags of the small model.
+
+    `vocab_multiple` is the one process's `--make-vocab-size-divisible-by`: the padding of the
+    vocabulary that the plan's ranks have together. `plan_args` are flags of the plan's runs only.
+    """
+
+    plan: Plan
+    model: ModelSpec
+    global_batch_size: int
+    model_args: tuple[str, ...]
+    vocab_multiple: int
+    changes: tuple[str, ...]
+    plan_args: tuple[str, ...] = ()
+    micro_batch_size: int = 1
+
+
+def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shrunk:
+    """Reduce `workload` to a size that a CPU trains in a fraction of a second a step.
+
+    Args:
+        plan: the plan, whose shape stays.
+        workload: the job.
+        max_layers: most layers of the small model.
+    """
+    small_plan = _with_fewer_layers(plan, max_layers)
+    model, training = workload.model, workload.training
+    unit = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
+    groups = unit
+    queries_per_group = min(model.num_attention_heads // model.num_query_groups, 4)
+    if model.num_query_groups == model.num_attention_heads:
+        while groups * _HEAD_SIZE < _MIN_HIDDEN:
+            groups += unit
+    heads = groups * queries_per_group
+    hidden = heads * _HEAD_SIZE
+    ffn = _multiple(2 * hidden, unit)
+    sequence = _multiple(_MIN_SEQUENCE, _sequence_unit(plan, unit, training.sequence_parallel))
+    num_layers = small_plan.layout.replicas[0].num_layers
+    micro_batch = micro_batch_size(plan, workload)
+    batch = sum(r.num_micro_batches * (r.micro_batch_size or micro_batch) for r in plan.replicas)
+    flags = {
+        "num-layers": num_layers,
+        "hidden-size": hidden,
+        "ffn-hidden-size": ffn,
+        "num-attention-heads": heads,
+        "seq-length": sequence,
+        "max-position-embeddings": sequence,
+        "micro-batch-size": micro_batch,
+        "global-batch-size": batch,
+        "normalization": model.normalization,
+        "position-embedding-type": model.position_embedding,
+        "attention-dropout": 0,
+        "hidden-dropout": 0,
+    }
+    args = [f"--{name}={value}" for name, value in flags.items()]
+    if groups != heads:
+        args += ["--group-query-attention", f"--num-query-groups={groups}"]
+    args += _switches(model, workload.megatron_args)
+    args += _experts(model, ffn)
+    if training.sequence_parallel:
+        args.append("--sequence-parallel")
+    if training.per_token_loss:
+        args.append("--calculate-per-token-loss")
+    if not decides_recompute(small_plan):
+        args += _recompute(training)
+    small = replace(
+        model,
+        num_layers=num_layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=_HEAD_SIZE,
+        num_experts=min(model.num_experts, _MAX_EXPERTS),
+        moe_router_topk=min(model.moe_router_topk, _MAX_EXPERTS),
+        moe_ffn_hidden_size=ffn if model.num_experts else 0,
+        seq_length=sequence,
+    )
+    changes = [
+        f"{f} {getattr(model, f)} -> {getattr(small, f)}"
+        for f in _SHOWN
+        if getattr(model, f) != getattr(small, f)
+    ]
+    dropout = {training.attention_dropout, training.hidden_dropout} - {0.0}
+    if dropout:
+        changes.append(f"dropout {max(dropout)} -> 0")
+    size = training.micro_batch_size
+    if micro_batch != size:
+        changes.append(f"micro_batch_size {size} -> {micro_batch} (the plan's)")
+    divisor = 4
+    return Shrunk(
+        small_plan,
+        small,
+        batch,
+        (*args, f"--make-vocab-size-divisible-by={divisor}"),
+        divisor * lcm(*plan.layout.tensor_parallel_widths),
+        tuple(changes),
+        ("--use-distributed-optimizer",) if training.use_distributed_optimizer else (),
+        micro_batch,
+    )
+
+
+_SHOWN = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "seq_length",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+)
+
+
+def micro_batch_size(plan: Plan, workload: Workload) -> int:
+    """Return the one process's sequences in a micro-batch: those of all replicas, if equal.
+
+    Where losses are masked, the mean over micro-batches of another size is another objective.
+    Replicas of unlike sizes have losses per token, whose sum no division changes.
+    """
+    sizes = {r.micro_batch_size or workload.training.micro_batch_size for r in plan.replicas}
+    return sizes.pop() if len(sizes) == 1 else workload.training.micro_batch_size
+
+
+def decides_recompute(plan: Plan) -> bool:
+    """Tell if this is a stock plan whose stages replace the job's recompute flags."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    return any(stage.recompute is not None for stage in stages) and is_stock(plan)
+
+
+def _recompute(training: TrainingSpec) -> list[str]:
+    if training.recompute == "none":
+        return []
+    flags = [f"--recompute-granularity={training.recompute}"]
+    if training.recompute == "full":
+        flags += ["--recompute-method=uniform", "--recompute-num-layers=1"]
+    return flags
+
+
+def _experts(model: ModelSpec, columns: int) -> list[str]:
+    """Return the flags of up to eight experts, with a loss that balances them."""
+    if not model.num_experts:
+        return []
+    num_experts = min(model.num_experts, _MAX_EXPERTS)
+    return [
+        f"--num-experts={num_experts}",
+        f"--moe-router-topk={min(model.moe_router_topk, num_experts)}",
+        f"--moe-ffn-hidden-size={columns}",
+        "--moe-aux-loss-coeff=0.01",
+        "--moe-z-loss-coeff=0.001",
+    ]
+
+
+def _switches(model: ModelSpec, job: tuple[str, ...]) -> list[str]:
+    switches = {
+        "--swiglu": model.gated_mlp and "--quick-geglu" not in job,
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+        "--disable-bias-linear": not model.add_bias_linear,
+        "--add-qkv-bias": model.add_qkv_bias,
+        "--qk-layernorm": model.qk_layernorm,
+    }
+    return [flag for flag, on in switches.items() if on]
+
+
+def _sequence_unit(plan: Plan, unit: int, sequence_parallel: bool) -> int:
+    """Return the number that has to divide the length of a sequence."""
+    parts = unit if sequence_parallel else 1
+    shapes = (s for r in plan.layout.replicas for s in r.stages if s.context_parallel > 1)
+    return lcm(parts, *(2 * shape.context_parallel * parts for shape in shapes))
+
+
+def _share_totals(layout: Layout) -> list[int]:
+    return [sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None]
+
+
+def _multiple(least: int, unit: int) -> int:
+    return -(-least // unit) * unit
+
+
+def _with_fewer_layers(plan: Plan, max_layers: int) -> Plan:
+    """Scale every replica's cuts to fewer layers; each stage and chunk keeps at least one."""
+    old = plan.layout.replicas[0].num_layers
+    deepest = max(len(chain(r)) for r in plan.replicas)
+    new = min(old, max(max_layers, deepest))
+    replicas = tuple(_scale(r, old, new) for r in plan.replicas)
+    return replace(plan, replicas=replicas, workload=None, estimates=None)
+
+
+def _scale(replica: Replica, old: int, new: int) -> Replica:
+    on_stage = chain(replica)
+    ends = sorted(c.first_layer + c.num_layers for s in replica.stages for c in stage_chunks(s))
+    chunks: list[list[LayerRange]] = [[] for _ in replica.stages]
+    first = 0
+    for i, (end, s) in enumerate(zip(ends, on_stage, strict=True)):
+        # Leave a layer for this chunk and for each one behind it.
+        cut = min(max(round(end * new / old), first + 1), new - (len(ends) - i - 1))
+        chunks[s].append(LayerRange(first, cut - first))
+        first = cut
+    stages = []
+    for stage, own in zip(replica.stages, chunks, strict=True):
+        shape = replace(stage.shape, num_layers=sum(chunk.num_layers for chunk in own))
+        own_chunks = tuple(own) if stage.chunks else ()
+        recomputed = stage.recompute_num_layers
+        stages.append(
+            replace(
+                stage,
+                shape=shape,
+                first_layer=own[0].first_layer,
+                chunks=own_chunks,
+                recompute_num_layers=recomputed and min(recomputed, shape.num_layers),
+            )
+        )
+    return replace(replica, stages=tuple(stages))

@@ -1,0 +1,5 @@
+"""Pieces of tensors on the devices of a stage, as arithmetic.
+
+shards        shard tables: the edges between the pieces of a tensor's devices
+stage_ranges  parts of an activation on the ranks of a stage
+"""

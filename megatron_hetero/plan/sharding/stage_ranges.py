@@ -1,0 +1,103 @@
+"""The part of an activation that each rank of a stage stands for, and the exchange of two stages.
+
+An activation `[s, b, h]` is taken flat.  With context parallelism over c ranks Megatron cuts the
+sequence into 2c chunks and gives rank r the chunks r and 2c - 1 - r, so that all have equal work
+under a causal mask (`get_batch_on_this_cp_rank`).  What such a rank has is cut further into equal
+ranges, one for each tensor-parallel rank: what sequence parallelism holds there anyway; without it
+every rank of the group holds all and stands for its range.
+
+Arithmetic alone; `runtime.parallel.boundary` moves the numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageRanks:
+    """The global ranks of a stage, tensor-parallel rank fastest, and its context parallelism."""
+
+    ranks: tuple[int, ...]
+    context: int = 1
+
+    @property
+    def width(self) -> int:
+        """Return the number of ranks of a tensor-parallel group."""
+        return len(self.ranks) // self.context
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start:stop` of the flat activation, exchanged with global rank `peer`.
+
+    `offset` is where they begin among those that this rank stands for, in its own order.
+    """
+
+    peer: int
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def own(self) -> slice:
+        """Return the piece's place in what this rank stands for."""
+        return slice(self.offset, self.offset + self.stop - self.start)
+
+
+def flat_range(num_elements: int, width: int, index: int) -> tuple[int, int]:
+    """Return the range that rank `index` of `width` tensor-parallel ranks stands for.
+
+    Ranges are equal (the last one may be short), so that they can be gathered by one collective.
+
+    >>> flat_range(10, 4, 3)
+    (9, 10)
+    """
+    size = -(-num_elements // width)
+    return min(index * size, num_elements), min((index + 1) * size, num_elements)
+
+
+def ranges_of(num_elements: int, stage: StageRanks, index: int) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of the whole activation that rank `index` stands for, in its own order.
+
+    Args:
+        num_elements: of the whole activation; its sequence divides by twice the context
+            parallelism, where there is any.
+    """
+    context_rank, tensor_rank = divmod(index, stage.width)
+    if stage.context == 1:
+        start, stop = flat_range(num_elements, stage.width, tensor_rank)
+        return ((start, stop),) if start < stop else ()
+    chunk = num_elements // (2 * stage.context)
+    own_start, own_stop = flat_range(2 * chunk, stage.width, tensor_rank)
+    found = []
+    for number, local in ((context_rank, 0), (2 * stage.context - 1 - context_rank, chunk)):
+        start, stop = max(own_start, local), min(own_stop, local + chunk)
+        if start < stop:
+            shift = number * chunk - local
+            found.append((start + shift, stop + shift))
+    return tuple(found)
+
+
+def pieces(
+    num_elements: int, stage: StageRanks, index: int, peers: StageRanks
+) -> tuple[Piece, ...]:
+    """Return the pieces that a rank exchanges with each rank of the neighbouring stage, by
+    position.
+
+    Args:
+        num_elements: of the whole activation, taken flat.
+        stage, index: the rank's stage, and its place in it.
+        peers: the neighbouring stage.
+    """
+    theirs = [ranges_of(num_elements, peers, i) for i in range(len(peers.ranks))]
+    found = []
+    offset = 0
+    for own_start, own_stop in ranges_of(num_elements, stage, index):
+        for peer, ranges in zip(peers.ranks, theirs, strict=True):
+            for start, stop in ranges:
+                start, stop = max(start, own_start), min(stop, own_stop)
+                if start < stop:
+                    found.append(Piece(peer, start, stop, offset + start - own_start))
+        offset += own_stop - own_start
+    return tuple(sorted(found, key=lambda piece: piece.start))

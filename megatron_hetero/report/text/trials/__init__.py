@@ -1,0 +1,7 @@
+"""Results of trying a plan out, for a terminal.
+
+simulation    a simulated step
+rehearsal     a rehearsal in processes on this machine
+verification  losses and gradients beside those of one process (`verify`)
+preflight     findings of `doctor` on a machine
+"""

@@ -1,0 +1,303 @@
+"""Flags that the runtime cannot follow yet: the name, the condition, and the advice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron_hetero.runtime import backend
+
+Rule = tuple[str, Callable[[Any], bool], str]
+"""(flag as the user knows it, condition on the parsed arguments, advice)."""
+
+REFUSED: tuple[Rule, ...] = (
+    ("--expert-model-parallel-size", lambda a: a.expert_model_parallel_size > 1, "use 1"),
+    (
+        "--use-precision-aware-optimizer",
+        lambda a: a.use_precision_aware_optimizer,
+        "leave it out; the distributed optimizer of asymmetric plans keeps fp32 state",
+    ),
+    ("--optimizer-cpu-offload", lambda a: a.optimizer_cpu_offload, "leave it out"),
+    (
+        "--num-distributed-optimizer-instances",
+        lambda a: a.num_distributed_optimizer_instances > 1,
+        "use 1",
+    ),
+    (
+        "--use-layer-wise-distributed-optimizer",
+        lambda a: getattr(a, "use_layer_wise_distributed_optimizer", False),
+        "use --use-distributed-optimizer",
+    ),
+    ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
+    ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),
+    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
+    ("--multi-latent-attention", lambda a: a.multi_latent_attention, "use standard attention"),
+    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
+    ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
+    ("--use-megatron-fsdp", lambda a: a.use_megatron_fsdp, "leave it out"),
+    (
+        "--rampup-batch-size",
+        lambda a: a.rampup_batch_size is not None,
+        "use --step-batch-size-schedule; Megatron 0.19 itself ignores --rampup-batch-size",
+    ),
+    (
+        "--step-batch-size-schedule with --train-iters",
+        lambda a: a.step_batch_size_schedule is not None and a.train_samples is None,
+        "use --train-samples (and --lr-decay-samples, --lr-warmup-samples); Megatron counts "
+        "iterations of the learning rate in batches of one micro-batch for each replica then",
+    ),
+    (
+        "--multiple-validation-sets",
+        lambda a: a.multiple_validation_sets and not a.full_validation,
+        "add --full-validation",
+    ),
+    (
+        "--phase-transition-iterations",
+        lambda a: bool(a.phase_transition_iterations),
+        "leave it out",
+    ),
+    (
+        "--eval-global-batch-size / --eval-micro-batch-size",
+        lambda a: (
+            (a.eval_global_batch_size, a.eval_micro_batch_size)
+            != (a.global_batch_size, a.micro_batch_size)
+        ),
+        "leave them out; validation uses the training batch",
+    ),
+    ("--sft", lambda a: a.sft, "pre-train"),
+    ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
+    (
+        "--dataloader-inter-document-masking",
+        lambda a: a.dataloader_inter_document_masking,
+        "leave it out",
+    ),
+    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
+    ("--save-wgrads-interval", lambda a: a.save_wgrads_interval is not None, "leave it out"),
+    (
+        "--cuda-graph-impl",
+        lambda a: a.cuda_graph_impl != "none",
+        "use none",
+    ),
+    (
+        "--iterations-to-skip, or those of --result-rejected-tracker-filename",
+        lambda a: bool(a.iterations_to_skip),
+        "leave them out; replicas would skip unlike parts of the data",
+    ),
+    (
+        "--optimizer muon / adaptive_muon / soap",
+        lambda a: a.optimizer not in ("adam", "sgd", "lion"),
+        "use adam, sgd or lion; an update that looks at whole matrices depends on their shards",
+    ),
+    (
+        "--softmax-type learnable",
+        lambda a: a.softmax_type == "learnable",
+        "use vanilla; Megatron does not say how this parameter is divided",
+    ),
+    (
+        "--experimental-attention-variant",
+        lambda a: a.experimental_attention_variant is not None,
+        "use standard attention",
+    ),
+    (
+        "--heterogeneous-layers-config-path / --heterogeneous-layers-config-encoded-json",
+        lambda a: (
+            a.heterogeneous_layers_config_path is not None
+            or a.heterogeneous_layers_config_encoded_json is not None
+        ),
+        "use equal layers",
+    ),
+    ("--qk-clip", lambda a: a.qk_clip, "leave it out; each replica would clip by its own logits"),
+    ("--log-max-attention-logit", lambda a: a.log_max_attention_logit, "leave it out"),
+    (
+        "--tensor-parallel-num-weight-shards",
+        lambda a: a.gtp_weight_remat_size > 1,
+        "leave it out",
+    ),
+    (
+        "--tp-comm-overlap",
+        lambda a: a.tp_comm_overlap,
+        "leave it out; it takes all tensor-parallel groups to be of one width",
+    ),
+    (
+        "--reset-attention-mask",
+        lambda a: a.reset_attention_mask,
+        "leave it out; inner stages get no mask",
+    ),
+    (
+        "--ckpt-format",
+        lambda a: a.ckpt_format != "torch_dist",
+        "use torch_dist; the others name files by one grid of ranks",
+    ),
+    (
+        "--non-persistent-ckpt-type local",
+        lambda a: a.non_persistent_ckpt_type == "local",
+        "use global",
+    ),
+    (
+        "--use-mp-args-from-checkpoint-args",
+        lambda a: a.use_mp_args_from_checkpoint_args,
+        "leave it out; widths and depths are the plan's",
+    ),
+    (
+        "--save-params-interval / --save-dgrads-interval / --save-activations-interval",
+        lambda a: (
+            (a.save_params_interval, a.save_dgrads_interval, a.save_activations_interval)
+            != (None, None, None)
+        ),
+        "leave them out",
+    ),
+    (
+        "--check-weight-hash-across-dp-replicas-interval",
+        lambda a: a.check_weight_hash_across_dp_replicas_interval is not None,
+        "leave it out; replicas hold unlike shards",
+    ),
+    (
+        "--distribute-saved-activations",
+        lambda a: a.distribute_saved_activations,
+        "use --sequence-parallel, which divides them already",
+    ),
+    (
+        "--dump-param-to-param-group-map with --use-distributed-optimizer",
+        lambda a: bool(a.dump_param_to_param_group_map) and a.use_distributed_optimizer,
+        "leave it out; the optimizer has pieces of parameters, which Megatron cannot name",
+    ),
+    (
+        "--no-initialization",
+        lambda a: not a.perform_initialization,
+        "leave it out; biases would be what lies in memory",
+    ),
+    (
+        "--dist-ckpt-strictness",
+        lambda a: a.dist_ckpt_strictness != "assume_ok_unexpected",
+        "leave it out; a plan's checkpoint has entries of its own, which would be taken for faults",
+    ),
+    ("--delay-wgrad-compute", lambda a: getattr(a, "delay_wgrad_compute", False), "leave it out"),
+    (
+        "--defer-embedding-wgrad-compute",
+        lambda a: a.defer_embedding_wgrad_compute,
+        "leave it out",
+    ),
+)
+"""Flags refused on an asymmetric plan."""
+
+NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
+    (
+        "--eval-interval is missing",
+        lambda a: a.eval_interval is None,
+        "Megatron divides by it even with --eval-iters 0; give for example 1000",
+    ),
+    (
+        "--full-validation without --multiple-validation-sets",
+        lambda a: a.full_validation and not a.multiple_validation_sets,
+        "give both; Megatron 0.19 fails at the first validation otherwise",
+    ),
+    (
+        "--multiple-validation-sets with fewer than two --valid-data-path",
+        lambda a: a.multiple_validation_sets and len(a.valid_data_path or ()) < 2,
+        "name two or more",
+    ),
+    (
+        "--multiple-validation-sets with --test-data-path",
+        lambda a: a.multiple_validation_sets and a.test_data_path is not None,
+        "leave the test set out; Megatron 0.19 fails at it",
+    ),
+    (
+        "--optimizer sgd with --load",
+        lambda a: (
+            a.optimizer == "sgd"
+            and bool(a.load)
+            and not (a.finetune or a.no_load_optim)
+            and _has_checkpoint(a.load)
+        ),
+        "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
+    ),
+    ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
+    ("--sft", lambda a: a.sft, "pre-train"),
+    ("--fim-data", lambda a: a.fim_data, "leave it out"),
+    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
+    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
+    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
+    (
+        "--dataloader-inter-document-masking",
+        lambda a: a.dataloader_inter_document_masking,
+        "leave it out",
+    ),
+    (
+        "--per-dataset-sequences-path",
+        lambda a: a.per_dataset_sequences_path is not None,
+        "leave it out",
+    ),
+    ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
+    (
+        "--init-method-xavier-uniform",
+        lambda a: a.init_method_xavier_uniform,
+        "leave it out; Megatron 0.19 takes the flag and fails at it",
+    ),
+    (
+        "--config-logger-dir",
+        lambda a: bool(a.config_logger_dir),
+        "leave it out; Megatron 0.19 fails to write a configuration that has process groups",
+    ),
+    (
+        "--recompute-modules mlp with biases and --transformer-impl local",
+        lambda a: (
+            a.transformer_impl == "local"
+            and a.recompute_granularity == "selective"
+            and "mlp" in (a.recompute_modules or ())
+            and a.add_bias_linear
+        ),
+        "add --disable-bias-linear, use core_attn alone, or --recompute-granularity full; "
+        "Megatron's local layers hand out the bias itself, which is then taken for a result of "
+        "what is recomputed, and the backward pass does not end",
+    ),
+    (
+        "--rerun-mode report_stats",
+        lambda a: a.rerun_mode == "report_stats",
+        "use validate_results or disabled; Megatron 0.19 takes the word and fails at it",
+    ),
+    (
+        "--async-save without a GPU",
+        lambda a: a.async_save and not backend.cuda_is_usable(),
+        "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
+    ),
+)
+"""Features of Megatron-LM's own pre-training script that `runtime.model.gpt` lacks."""
+
+
+def _has_checkpoint(folder: str) -> bool:
+    from megatron.training.checkpointing import checkpoint_exists
+
+    return bool(checkpoint_exists(folder))
+
+
+NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
+    (
+        "--num-experts",
+        lambda a: a.num_experts is not None,
+        "train a dense model, or use a plan without cp; routers would balance parts of sequences",
+    ),
+    (
+        "--hierarchical-context-parallel-sizes",
+        lambda a: a.hierarchical_context_parallel_sizes is not None,
+        "leave it out",
+    ),
+    (
+        "--window-size",
+        lambda a: a.window_size is not None and a.transformer_impl == "local",
+        "use --transformer-impl transformer_engine, or leave it out",
+    ),
+)
+"""Flags refused on a plan with context-parallel stages."""
+NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
+    (
+        "--transformer-impl",
+        lambda a: a.transformer_impl != "local",
+        "use local; only its linear layers can put off weight gradients",
+    ),
+    (
+        "--overlap-grad-reduce",
+        lambda a: a.overlap_grad_reduce,
+        "leave it out; it takes a gradient for complete when its backward pass is",
+    ),
+)
+"""Flags refused on a plan whose orders have I and W passes."""

@@ -1,0 +1,152 @@
+"""Refusals of unsupported features, by the name of the flag, before any process group exists.
+
+Only asymmetric plans are held to this list: a plan that stock Megatron can express runs on stock
+Megatron, with all of its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.flags.support.lookup import refused_by_presence, without_effect
+from megatron_hetero.flags.table import Option
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.job.batches import global_batch_size
+from megatron_hetero.runtime.job.checks.refused_flags import (
+    NOT_IN_THIS_ENTRY,
+    NOT_WITH_CONTEXT_PARALLEL,
+    NOT_WITH_SPLIT_PASSES,
+    REFUSED,
+    Rule,
+)
+from megatron_hetero.runtime.model import experts, fp8
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse parts of a valid plan, `with_micro_batch_sizes`, that this version cannot run.
+
+    Raises:
+        UnsupportedError: the message names every such part and its stage.
+    """
+    found = []
+    batch = global_batch_size(plan)
+    for r, replica in enumerate(plan.replicas):
+        if batch % (replica.micro_batch_size or 1):
+            found.append(
+                f"replica {r}: micro-batches of {replica.micro_batch_size} sequences, which do not "
+                f"divide the global batch of {batch} (Megatron counts in them)"
+            )
+        for s, stage in enumerate(replica.stages):
+            where = f"replica {r}, stage {s}"
+            if stage.precision is not None:
+                found.append(f"{where}: precision of its own ({stage.precision})")
+    if found:
+        raise UnsupportedError(
+            "The plan is valid, but this version's runtime cannot run these parts of it yet:\n  "
+            + "\n  ".join(found)
+            + "\nLeave them out of the plan, or plan again without them."
+        )
+
+
+def check_arguments(args: Any, plan: Plan) -> None:
+    """Refuse Megatron flags that an asymmetric plan cannot honour yet.
+
+    Raises:
+        UnsupportedError: the message names every such flag, with advice.
+    """
+    if args.full_validation and rank_table(plan)[0].tensor_rank != 0:
+        raise UnsupportedError(
+            "--full-validation: Megatron asks rank 0 how long the sets are, and expects the first "
+            "place of a tensor-parallel group there; the plan's rank 0 is another. List the "
+            "devices of its stage with that node's first GPU first, or leave the flag out."
+        )
+    if args.num_experts is not None:
+        _refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
+        experts.check_micro_batches(plan, args)
+    if args.fp8 is not None:
+        _refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
+    has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
+    if has_shares and args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te":
+        raise UnsupportedError(
+            "--cross-entropy-fusion-impl te: it takes all ranks to hold equally many rows of the "
+            "vocabulary, which the plan's shares divide. Use native."
+        )
+    _refuse(REFUSED, args, "These flags are not supported on an asymmetric plan yet:")
+
+
+def check_context_parallel(plan: Plan, args: Any) -> None:
+    """Refuse flags that context-parallel stages cannot honour yet.
+
+    Raises:
+        UnsupportedError: the message names every such flag, with advice.
+    """
+    if plan.layout.has_context_parallel:
+        heading = "These flags do not go with the context parallelism (cp) of a plan:"
+        _refuse(NOT_WITH_CONTEXT_PARALLEL, args, heading)
+
+
+def check_orders(plan: Plan, args: Any) -> None:
+    """Refuse flags that orders with split backward passes (I and W) cannot honour yet.
+
+    Raises:
+        UnsupportedError: the message names every such flag, with advice.
+    """
+    split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
+    if split:
+        _refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
+
+
+def check_flags(options: Sequence[Option]) -> tuple[str, ...]:
+    """Refuse flags on the command line that are unsupported with every value.
+
+    Returns:
+        A warning for each flag that changes nothing.
+    Raises:
+        UnsupportedError: the message names the flags to leave out.
+    """
+    refused = refused_by_presence(options)
+    if refused:
+        raise UnsupportedError(
+            "These flags are not supported on an asymmetric plan; leave them out:\n  "
+            + "\n  ".join(option.name for option in refused)
+        )
+    return tuple(
+        f"{option.name} has no effect on an asymmetric plan: {why}"
+        for option, why in without_effect(options)
+    )
+
+
+def check_stock(args: Any) -> None:
+    """Refuse flags that this entry follows only on asymmetric plans.
+
+    Raises:
+        UnsupportedError: the message names the flag, with advice.
+    """
+    rule: Rule = (
+        "--context-parallel-size",
+        lambda a: a.context_parallel_size > 1,
+        "let a plan say it, as in --hetero-layout tp1cp2:4",
+    )
+    _refuse((rule,), args, "megatron_hetero.pretrain_gpt cannot train without a plan with:")
+
+
+def check_entry(args: Any) -> None:
+    """Refuse Megatron flags that this entry does not follow under any plan.
+
+    Raises:
+        UnsupportedError: the message names every such flag, with advice.
+    """
+    _refuse(
+        NOT_IN_THIS_ENTRY,
+        args,
+        "megatron_hetero.pretrain_gpt cannot train with these flags:",
+    )
+
+
+def _refuse(rules: Sequence[Rule], args: Any, heading: str) -> None:
+    found = [f"{flag}: {instead}" for flag, asks, instead in rules if asks(args)]
+    if found:
+        raise UnsupportedError("\n  ".join([heading, *found]))

@@ -1,0 +1,91 @@
+"""The programme of one stage, with the receives to post before each instruction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from megatron_hetero.schedule.orders.delivery import (
+    arrived_sends,
+    posts_within,
+    receive_posts,
+    receive_windows,
+)
+from megatron_hetero.schedule.programme import (
+    RECEIVES,
+    Instruction,
+    Message,
+    Operation,
+    Schedule,
+)
+
+_FORWARD_ONLY = ("forward", "send_forward", "recv_forward")
+_GRADIENTS = ("backward", "backward_weight")
+
+
+class StageProgramme:
+    """Instructions of stage `stage` of `schedule`, for training and for validation."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stage: int,
+        watched: Callable[[str], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """Derive the instructions of validation, and the receives to post, from a schedule.
+
+        Args:
+            schedule: the schedule of the replica.
+            stage: index of the stage in it.
+            watched: `watched(kind)` is entered around every operation.
+        """
+        self.watched = watched or (lambda _kind: contextlib.nullcontext())
+        self.schedule = schedule
+        self.stage = stage
+        self.arrived = arrived_sends(schedule, stage)
+        self._training = schedule.programmes[stage]
+        forwards = (
+            tuple(operation for operation in instruction if operation.kind in _FORWARD_ONLY)
+            for instruction in self._training
+        )
+        self._validation = tuple(instruction for instruction in forwards if instruction)
+        posts = receive_posts(schedule, stage)
+        windows = receive_windows(self._training, posts, schedule, stage)
+        self._posts = posts, posts_within(self._validation, windows, schedule, stage)
+
+    def instructions(self, forward_only: bool) -> tuple[Instruction, ...]:
+        """Return the instructions of a step of training, or of validation."""
+        return self._validation if forward_only else self._training
+
+    def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
+        """Return, for each instruction, the boundaries for which a receive is posted before it."""
+        return self._posts[forward_only]
+
+    def receives(self, forward_only: bool) -> dict[int, Iterator[Operation]]:
+        """Return, by boundary, the operations that receive over it in a step, in order."""
+        found: dict[int, list[Operation]] = {}
+        for instruction in self.instructions(forward_only):
+            for operation in instruction:
+                if operation.kind in RECEIVES:
+                    found.setdefault(self.message(operation).boundary, []).append(operation)
+        return {boundary: iter(operations) for boundary, operations in found.items()}
+
+    def message(self, operation: Operation) -> Message:
+        """Return the message that an operation sends or receives."""
+        return self.schedule.message(self.stage, operation)
+
+    def last_gradients(self) -> set[Operation]:
+        """Return, for each chunk, the operation that completes its gradients."""
+        last = {
+            operation.chunk: operation
+            for instruction in self._training
+            for operation in instruction
+            if operation.kind in _GRADIENTS
+        }
+        return set(last.values())
+
+    def has_loss(self, chunk: int) -> bool:
+        """Tell if a model chunk is the last of the chain."""
+        schedule = self.schedule
+        return schedule.virtual_stage(self.stage, chunk) == len(schedule.chain) - 1

@@ -1,0 +1,37 @@
+"""Schedules that a job's Megatron flags rule out, and why."""
+
+from __future__ import annotations
+
+from megatron_hetero.model.arguments import Argument, command_line_words, group_arguments
+from megatron_hetero.model.spec import Workload
+
+_GROWING = "--step-batch-size-schedule"
+
+
+def why_not_split(workload: Workload) -> str:
+    """Explain why the job cannot run backward passes in two parts (`runtime.job.support`); empty
+    where it can, or where it brings no flags that say."""
+    given = {argument.flag: argument for argument in _flags(workload)}
+    layers = given.get("--transformer-impl")
+    if given and not (layers and [word.text for word in layers.values] == ["local"]):
+        return (
+            "it splits backward passes, for which only --transformer-impl local has layers that "
+            "can put off weight gradients"
+        )
+    if workload.training.overlap_grad_reduce:
+        return (
+            "it splits backward passes, and --overlap-grad-reduce takes a gradient for complete "
+            "when its backward pass is"
+        )
+    return ""
+
+
+def why_no_orders(workload: Workload) -> str:
+    """Explain why the job runs 1F1B only (`runtime.job.batches`); empty where it does not."""
+    if any(argument.flag == _GROWING for argument in _flags(workload)):
+        return f"{_GROWING}: orders are for one number of micro-batches"
+    return ""
+
+
+def _flags(workload: Workload) -> tuple[Argument, ...]:
+    return group_arguments(command_line_words(workload.megatron_args))

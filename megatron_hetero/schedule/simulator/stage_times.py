@@ -1,0 +1,104 @@
+"""Seconds of every stage of a plan, as the simulation and the rehearsal take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_hetero.bounds.estimate import workload_of
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, placement_of
+from megatron_hetero.cost.step_cost import ReplicaCost
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.schedule.exchange.gradients import LastBackward
+from megatron_hetero.schedule.orders.chunk_times import stage_chunk_times
+from megatron_hetero.schedule.simulator.parts import ChunkTimes
+
+
+@dataclass(frozen=True)
+class StageStepTimes:
+    """Times of the GPUs of one stage: each chunk's passes, and the optimizer once a step.
+
+    `last_backward` is that of a first stage.
+    """
+
+    chunks: tuple[ChunkTimes, ...]
+    update_s: float
+    last_backward: LastBackward | None
+
+
+def plan_times(
+    plan: Plan, cluster: Cluster, profile: Profile | None = None
+) -> tuple[tuple[StageStepTimes, ...], ...]:
+    """Time every stage, [replica][stage], by the cost model and the profile.
+
+    Args:
+        plan: validated, with a workload and devices of `cluster`.
+        profile: measured times; None has the analytic model for all.
+    Raises:
+        UsageError, PlanFormatError, UnsupportedError: as `simulate_plan`.
+    """
+    placement = placement_of(plan, cluster)
+    workload = workload_of(plan)
+    costs = CostModel(cluster, workload, profile).sharded_as(placement)
+    rows = costs.vocab_rows(placement.widths)
+    found = []
+    for r, replica in enumerate(placement.replicas):
+        cost = costs.replica(replica, rows)
+        chunks = replica_chunk_times(plan, r, cost, workload)
+        last_backward = last_backward_of(
+            costs, replica, rows, plan.replicas[r].stages[0], chunks[0]
+        )
+        found.append(
+            tuple(
+                StageStepTimes(times, stage.update_s, None if s else last_backward)
+                for s, (times, stage) in enumerate(zip(chunks, cost.stages, strict=True))
+            )
+        )
+    return tuple(found)
+
+
+def replica_chunk_times(
+    plan: Plan, r: int, cost: ReplicaCost, workload: Workload
+) -> tuple[tuple[ChunkTimes, ...], ...]:
+    """Time the chunks of one replica, [stage][chunk]."""
+    stages = plan.replicas[r].stages
+    return tuple(
+        stage_chunk_times(stage, priced.times, workload, is_last=s + 1 == len(stages))
+        for s, (stage, priced) in enumerate(zip(stages, cost.stages, strict=True))
+    )
+
+
+def last_backward_of(
+    costs: CostModel,
+    replica: PlacedReplica,
+    rows: int,
+    stage: Stage,
+    times: Sequence[ChunkTimes],
+) -> LastBackward:
+    """Time the last backward passes of a first stage, layer by layer.
+
+    Args:
+        costs: the price list, sharded as the placement.
+        replica: the placed replica.
+        rows: rows of the padded vocabulary.
+        stage: the plan's; `times` are those of its chunks.
+    """
+    placed = replica.stages[0]
+    own = costs.variant(
+        micro_batch_size=replica.micro_batch_size, recompute=placed.recompute
+    ).stage_pieces(placed, rows)
+    chunks = []
+    for chunk, chunk_times in zip(stage_chunks(stage), times, strict=True):
+        end = chunk.first_layer + chunk.num_layers
+        before_s = own.embedding.backward_s if chunk.first_layer == 0 else 0.0
+        behind_s = own.head.backward_s if end == costs.workload.model.num_layers else 0.0
+        layers_s = chunk.num_layers * own.layer.backward_s
+        # The chunk's time as it is simulated, in the proportions of its pieces.
+        ratio = chunk_times.seconds("backward") / (before_s + layers_s + behind_s)
+        chunks.append((chunk.first_layer, chunk.num_layers, ratio * layers_s, ratio * before_s))
+    return LastBackward(tuple(chunks))
