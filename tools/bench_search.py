@@ -83,7 +83,7 @@ def all_jobs(
     for number, large in enumerate(islice(large_jobs(1), num_large)):
         cluster, model = folder / f"large-{number}.yaml", folder / f"large-{number}.flags"
         cluster.write_text(canonical_json(large.cluster_data()))
-        model.write_text("\n".join(large.flags()))
+        model.write_text(" ".join(large.flags()))
         found.append(Job(f"large {number}: {large.num_gpus} GPUs, {large.model}", cluster, model))
     found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in sizes]
     return [job for job in found if not only or any(text in job.name for text in only)]
