@@ -9,22 +9,22 @@ when it comes first with all that.  Starts are what other strategies left on the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer, Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
+from megatron_hetero.planner.evaluate.ladder import Climber, first_starts
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.starts import promising
 from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.neighbours import Structure, like_exchanges, neighbours
+from megatron_hetero.planner.moves.layouts import Layouts
+from megatron_hetero.planner.moves.neighbours import Structure, neighbours
 from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.problem import chains_of
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _WORTH = 1 - 5e-4
@@ -33,41 +33,12 @@ _NEAR = 1.02
 """So near to the best, pipelines are tuned thoroughly."""
 _TUNING = {1: 30_000, 2: 300_000}
 """Limit in operations of the recurrence, of a quick and of a thorough tuning."""
-_MAX_LONGER = 1.005
-"""What relieving crowded paths may cost in all else."""
 _MAX_MESSAGES = 20_000
 """Structures that exchange more in a step are not simulated here."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
 _START_PART = 3
 """One part in so many of the work may go into starts."""
-_PROMISING = 0.97
-"""Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
-_MAX_LAYOUTS = 4_000
-_NUM_LAYOUTS = 6
-"""Exchanges of like groups that are estimated, and of these priced, of one layout."""
-_ROUNDING = 1 - 1e-9
-
-
-@dataclass(order=True)
-class _Node:
-    """A structure on its way: estimated (`candidate` is None), priced, tuned, simulated.
-
-    `gain`: what tuning and simulation made of the price; what is one move away hopes for as much.
-    """
-
-    key: tuple[Standing, float]
-    number: int
-    found: Completion = field(compare=False)
-    candidate: Candidate | None = field(compare=False)
-    gain: float = field(compare=False, default=1.0)
-    tuned: int = field(compare=False, default=0)
-    queued: bool = field(compare=False, default=False)
-
-    @property
-    def time_s(self) -> float:
-        """Seconds of a step, as far as known."""
-        return self.key[1]
 
 
 class StructureSearch:
@@ -103,10 +74,12 @@ class StructureSearch:
         """See `Strategy.search`.  Prices that know no settings of a stage bring strategies."""
         costs = board.problem.costs
         if costs.has_variants and costs.has_launch_counts:
-            _Loop(board, self).run()
+            Loop(board, self).run()
 
 
-class _Loop:
+class Loop:
+    """One search of one board; `StructureSearch` has its limits."""
+
     def __init__(self, board: Scoreboard, options: StructureSearch) -> None:
         self.board = board
         self.kind_of = {
@@ -117,7 +90,8 @@ class _Loop:
         self.completer = Completer(board.problem)
         self.rescorer = Rescorer(board)
         self.tails = Tails(board.problem)
-        self.spreader = Spreader(board.problem, self.kind_of)
+        spreader = Spreader(board.problem, self.kind_of)
+        self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
         self.seen: set[Hashable] = set()
         self.work = 0
         self.best_s = inf
@@ -127,32 +101,9 @@ class _Loop:
         self.expanded_of: set[Hashable] = set()
 
     def run(self) -> None:
-        board, options = self.board, self.options
-        starts: dict[Hashable, tuple[Structure, float]] = {}
-        for candidate in (*board.ranking_with_counts, *board.misses.fastest):
-            structure = tuple(chains_of(candidate.placement))
-            priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
-            starts.setdefault(self.image(structure), (structure, priced_s))
-        ranked: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
-        alike: set[tuple[float, float]] = set()
-        for image, (structure, priced_s) in starts.items():
-            found = self.sized(structure)
-            if found is not None:
-                with_tail_s = found.quick_s + self.tails.estimate_s(found)
-                if (found.quick_s, with_tail_s) in alike:  # sites or nodes exchanged
-                    continue
-                alike.add((found.quick_s, with_tail_s))
-                ranked.append(((priced_s, found.quick_s, with_tail_s), image, found))
-        orders = [
-            sorted(range(len(ranked)), key=[entry[0][by] for entry in ranked].__getitem__)
-            for by in range(3)
-        ]
-        chosen: dict[Hashable, Completion] = {}
-        for places in zip(*orders, strict=True):
-            for place in places:
-                if len(chosen) < options.num_starts:
-                    chosen.setdefault(*ranked[place][1:])
-        nodes: list[_Node] = []
+        options = self.options
+        chosen = promising(self.board, self.tails, self.sized, self.image, options.num_starts)
+        nodes: list[Climber] = []
         # Of very many GPUs the price of a few starts is all the work that there is.
         for image, found in chosen.items():
             if not nodes or self.done < self.max_work // _START_PART:
@@ -161,7 +112,7 @@ class _Loop:
         for place, node in enumerate(nodes):
             if node.candidate is not None and self.done < self.max_work // _START_PART:
                 nodes[place] = self.tune(node, node.candidate)
-        nodes = _firsts(nodes)
+        nodes = first_starts(nodes)
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
@@ -173,12 +124,12 @@ class _Loop:
     @property
     def done(self) -> int:
         """Work so far."""
-        return self.work + self.completer.work
+        return self.work + self.completer.work + self.layouts.work // 8
 
-    def descend(self, heap: list[_Node], limit: int) -> list[_Node]:
+    def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
         """Go on best first, until the work is done, patience ends or nothing left comes near;
         what is left."""
-        best: _Node | None = None
+        best: Climber | None = None
         first = len(heap) == 1
         idle = 0
         patience = self.options.patience // (2 if first else 1)
@@ -209,7 +160,7 @@ class _Loop:
                 self.expand(node, candidate, heap)
         return heap
 
-    def tune(self, node: _Node, before: Candidate, level: int = 1) -> _Node:
+    def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
         """Return the node with its pipelines tuned."""
         found = self.completer.tune(node.found, _TUNING[level])
         candidate = self.candidate(found)
@@ -217,14 +168,12 @@ class _Loop:
             candidate = before
         self.num += 1
         gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
-        return _Node(candidate.coarse_key, self.num, found, candidate, gain, level)
+        return Climber(candidate.coarse_key, self.num, found, candidate, gain, level)
 
-    def queued(self, node: _Node, candidate: Candidate) -> _Node:
+    def queued(self, node: Climber, candidate: Candidate) -> Climber:
         """Return the node with queues on shared paths, by events."""
         found, gain = node.found, node.gain
-        if candidate.is_crowded:
-            found, candidate = self.spread(found, candidate)
-        found, candidate = self.laid_out(found, candidate)
+        found, candidate = self.layouts.best(found, candidate)
         simulated = candidate
         messages = self.rescorer.num_messages(candidate)
         if messages <= _MAX_MESSAGES:
@@ -232,44 +181,7 @@ class _Loop:
             simulated = self.rescorer.with_queues(candidate)
             gain *= simulated.step_time_s / candidate.step_time_s
         self.num += 1
-        return _Node(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
-
-    def spread(self, found: Completion, candidate: Candidate) -> tuple[Completion, Candidate]:
-        """Return both with like groups exchanged, so that the busiest path carries less, where
-        that costs little."""
-        chains = self.spreader.spread(found.structure, found.num_micro_batches)
-        if chains is None:
-            return found, candidate
-        wider = replace(found, structure=tuple(chains))
-        priced = self.candidate(wider)
-        if priced is None or priced.step_time_s > _MAX_LONGER * candidate.step_time_s:
-            return found, candidate
-        return wider, priced
-
-    def laid_out(self, found: Completion, candidate: Candidate) -> tuple[Completion, Candidate]:
-        """Return both with like groups exchanged, pair by pair, while that shortens the step.
-
-        Where like groups stand decides what messages and gradients cost: side by side on one node
-        they exchange gradients inside it, but crowd the paths to the next stages.
-        """
-        improved = _may_be_laid_out_better(candidate)
-        while improved:
-            improved = False
-            before_s = self.tails.estimate_s(found)
-            ranked: list[tuple[float, int, Completion]] = []
-            for structure in islice(like_exchanges(found.structure, self.kind_of), _MAX_LAYOUTS):
-                moved = replace(found, structure=structure)
-                ranked.append((self.tails.estimate_s(moved), len(ranked), moved))
-            self.work += 2 * len(ranked)
-            for tail_s, _, moved in sorted(ranked, key=lambda entry: entry[:2])[:_NUM_LAYOUTS]:
-                if tail_s >= before_s:
-                    break
-                priced = self.candidate(moved)
-                if priced is not None and priced.step_time_s < _ROUNDING * candidate.step_time_s:
-                    found, candidate = moved, priced
-                    improved = _may_be_laid_out_better(candidate)
-                    break
-        return found, candidate
+        return Climber(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
 
     def candidate(self, found: Completion) -> Candidate | None:
         """Price it whole."""
@@ -320,7 +232,7 @@ class _Loop:
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
-    def expand(self, node: _Node, candidate: Candidate, heap: list[_Node]) -> None:
+    def expand(self, node: Climber, candidate: Candidate, heap: list[Climber]) -> None:
         """Put the most promising structures one move away on the heap."""
         own = self.image(node.found.structure)
         if own in self.expanded_of:
@@ -356,13 +268,13 @@ class _Loop:
             self.seen.add(key)
             self.num += 1
             heappush(
-                heap, _Node((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
+                heap, Climber((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
             )
 
-    def price(self, found: Completion, gain: float = 1.0) -> list[_Node]:
+    def price(self, found: Completion, gain: float = 1.0) -> list[Climber]:
         """Price it whole, as completed and as the flags say."""
         own = self.completer.own_size
-        nodes: list[_Node] = []
+        nodes: list[Climber] = []
         options = self.sizes(found.structure) or [found]
         given = self.completer.complete(found.structure, own, given=True)
         if given is not None and given.quick_s < 1.02 * options[0].quick_s:
@@ -371,28 +283,11 @@ class _Loop:
             nodes += self.node(option, gain)
         return nodes
 
-    def node(self, found: Completion, gain: float) -> list[_Node]:
+    def node(self, found: Completion, gain: float) -> list[Climber]:
         """Return the node of a completion, if it fits."""
         candidate = self.candidate(found)
         if candidate is None:
             return []
         self.num += 1
         key = candidate.coarse_key
-        return [_Node((key[0], key[1] * gain), self.num, found, candidate, gain)]
-
-
-def _firsts(nodes: Sequence[_Node]) -> list[_Node]:
-    """Return the nodes, first in turn the best and the best by its pipelines alone, of structures
-    that have not been before: where its gradients are exchanged, a move may change."""
-    by_pipelines = sorted(nodes, key=lambda node: (node.found.quick_s, node.number))
-    firsts: dict[Structure, _Node] = {}
-    for pair in zip(sorted(nodes), by_pipelines, strict=True):
-        for node in pair:
-            firsts.setdefault(node.found.structure, node)
-    chosen = {node.number for node in firsts.values()}
-    return [*firsts.values(), *[node for node in nodes if node.number not in chosen]]
-
-
-def _may_be_laid_out_better(candidate: Candidate) -> bool:
-    pipelines_s = max(replica.pipeline_s for replica in candidate.cost.replicas)
-    return pipelines_s < _PROMISING * candidate.step_time_s
+        return [Climber((key[0], key[1] * gain), self.num, found, candidate, gain)]

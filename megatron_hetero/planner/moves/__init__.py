@@ -1,6 +1,7 @@
 """Changes to placements, kept while they help.
 
 neighbours      every move of the search over structures, written once
+layouts         like groups exchanged in a completed structure
 fine            single layers, micro-batches and idle GPUs
 refine          the best shapes with settings of their own
 unlike_groups   stages joined into one group in shares
