@@ -71,7 +71,7 @@ class StructureSearch:
         """Structures that are slower than the best by more are left."""
 
     def search(self, board: Scoreboard) -> None:
-        """See `Strategy.search`.  Prices that know no settings of a stage bring strategies."""
+        """See `Strategy.search`; does nothing where prices know no settings of a stage."""
         costs = board.problem.costs
         if costs.has_variants and costs.has_launch_counts:
             Loop(board, self).run()
