@@ -246,6 +246,8 @@ class Loop:
             key = image(structure)
             if key in self.seen:
                 continue
+            if self.done > self.max_work:
+                break
             self.work += sum(map(len, structure))
             found = complete(structure, node.found.filled[0].size)
             if found is not None:
