@@ -44,7 +44,11 @@ def promising(
         if (found.quick_s, with_tail_s) not in alike:  # else sites or nodes are exchanged
             alike.add((found.quick_s, with_tail_s))
             ranked.append(((priced_s, found.quick_s, with_tail_s), key, found))
-    orders = [sorted(ranked, key=lambda entry, by=by: entry[0][by]) for by in range(3)]
+    orders = [
+        sorted(ranked, key=lambda entry: entry[0][0]),
+        sorted(ranked, key=lambda entry: entry[0][1]),
+        sorted(ranked, key=lambda entry: entry[0][2]),
+    ]
     chosen: dict[Hashable, Completion] = {}
     for entries in zip(*orders, strict=True):
         for _, key, found in entries:
