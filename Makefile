@@ -1,5 +1,6 @@
 # make demo   set up, then plan a mixed cluster, print its Megatron flags and prove the plan on CPU
 # make test   set up, then run the checks and the tests
+# make test-gpu   set up, then what needs NVIDIA GPUs, on a machine that has some
 # make pages  set up, then refresh all that README and docs show of commands, results and pictures
 # make dist   a wheel and a source archive in dist/: what the machines of a job install
 # make image  a container image of the runtime, from the wheel (needs Docker)
@@ -13,7 +14,7 @@ DEMO := build/demo
 PYTEST_WORKERS ?= 2
 IMAGE ?= megatron-hetero:latest
 
-.PHONY: pages docs demo test test-slow test-pairs check lint types layers schemas env clean help
+.PHONY: pages docs demo test test-slow test-pairs test-gpu check lint types layers schemas env clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +38,11 @@ test-slow: env
 # Generated plans with every pair of features; -m "" so that the slow ones run too.
 test-pairs: env
 	$(BIN)/python -m pytest -q -m "" -n $(PYTEST_WORKERS) --timeout 600 tests/runtime/test_pairs.py
+
+# The kit first; then the tests with the mark gpu.
+test-gpu: env
+	$(BIN)/megatron-hetero doctor --train --output build/doctor
+	$(BIN)/python -m pytest -q -m gpu --timeout 1200 tests
 
 check: lint types layers
 

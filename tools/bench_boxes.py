@@ -36,18 +36,22 @@ from megatron_hetero.planner import plan_cluster  # noqa: E402
 FOLDER = ROOT / "benchmarks" / "boxes"
 
 
-def rows(only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield one row for each machine and model; those whose name contains one of `only`, if
-    given."""
+def jobs(only: Sequence[str] = ()) -> Iterator[tuple[str, Path, Path, str]]:
+    """Name, cluster file, model file and flag of the precision of each machine and model; those
+    whose name contains one of `only`, if given."""
     for machine in sorted(FOLDER.glob("*.yaml")):
-        cluster = load_cluster(machine)
-        has_bf16 = all(node.gpu_type.peak_flops["bf16"] for node in cluster.nodes)
-        flag = "--bf16" if has_bf16 else "--fp16"
+        nodes = load_cluster(machine).nodes
+        flag = "--bf16" if all(node.gpu_type.peak_flops["bf16"] for node in nodes) else "--fp16"
         for model in sorted((FOLDER / "models").glob("*.flags")):
             name = f"{machine.stem}, {model.stem}"
-            if only and not any(text in name for text in only):
-                continue
-            yield _row(name, cluster, load_workload(model, (flag,)))
+            if not only or any(text in name for text in only):
+                yield name, machine, model, flag
+
+
+def rows(only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield one row for each of `jobs`."""
+    for name, machine, model, flag in jobs(only):
+        yield _row(name, load_cluster(machine), load_workload(model, (flag,)))
 
 
 def _row(name: str, cluster: Cluster, workload: Workload) -> dict[str, Any]:

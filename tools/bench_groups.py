@@ -158,7 +158,8 @@ def _row(name: str, cluster: Cluster, workload: Workload, every: bool) -> str:
     cells = [name, str(batch), *(f"{f[0]:.3f} s" if f else "-" for f in (without, with_shares))]
     has_groups = with_shares is not None and "(" in with_shares[1]
     gain = f"{without[0] / with_shares[0] - 1:.1%}" if without and with_shares else ""
-    cells += [gain if has_groups else "none", f"`{with_shares[1]}`" if with_shares else ""]
+    layout = f"`{with_shares[1]}`".replace("|", "\\|") if with_shares else ""
+    cells += [gain if has_groups else "none", layout]
     if every:
         best_s = best_of_all_s(cluster, workload) if len(cluster.devices) <= _MAX_CARDS else None
         cells.append("-" if best_s is None else f"{best_s:.3f} s")

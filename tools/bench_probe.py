@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,12 +33,12 @@ from typing import Any
 
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work.profile import load_profile
-from megatron_hetero.lab.probe.command import Request, probe
+from megatron_hetero.lab.probe.command import ProbeRequest, probe
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_and_explain
-from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.local_launch import LocalJob, kept_folder, run_jobs
 
 MODEL = (
     "--num-layers=8",
@@ -79,15 +80,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="of each training")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each probe")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="write what tools/score_runs.py reads there"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-probe-") as name:
+    with kept_folder(arguments.keep, "bench-probe") as name:
         rounds = []
         for number in range(arguments.rounds):
             folder = Path(name) / f"round-{number}"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
             rounds.append(compare(folder, arguments.steps, arguments.seconds))
+            write_runs(folder, rounds[-1])
     rows = [middle(row) for row in zip(*rounds, strict=True)]
     share = rows[0]["cpu_share"]
     void = share < LEAST_SHARE
@@ -108,6 +113,24 @@ def main() -> None:
     sys.exit(int(void))
 
 
+def write_runs(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write `RUNS.yaml` of one round, for tools/score_runs.py."""
+    day = datetime.now(UTC).date().isoformat()
+    source = f"tools/bench_probe.py, {os.cpu_count()} CPU cores without a GPU, {day}"
+    lines = ["version: 1", "runs:"]
+    for row in rows:
+        share = f"{row['cpu_share']:.0%} of the time on a core"
+        lines += [
+            f"- name: {row['plan']}, {row['layout']}",
+            f"  source: {source}, {share}",
+            f"  cluster: {row['plan']}.yaml",
+            f"  plan: {row['plan']}.json",
+            "  profile: profile.json",
+            f"  measured: {{step_time_s: {row['measured_step_time_s']:.6f}}}",
+        ]
+    (folder / "RUNS.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def middle(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one plan's medians over all rounds."""
     of = {
@@ -122,7 +145,7 @@ def compare(folder: Path, steps: int, seconds: float) -> list[dict[str, Any]]:
     """Return a row for each plan: layout, predicted and measured step time, error, CPU seconds."""
     workload = load_workload(None, MODEL)
     profile_path = folder / "profile.json"
-    request = Request(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
+    request = ProbeRequest(workload, "CPU", (1, 2), (1,), 8, seconds, profile_path, NUM_RANKS)
     one, two = probe(request, lambda words: print(words, file=sys.stderr))
     assert one.result is not None and two.result is not None
     rates = {rate["what"]: rate["value"] for rate in one.result["rates"]}

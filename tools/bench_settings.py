@@ -98,12 +98,14 @@ def line(result: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--clusters", nargs="+", type=Path, metavar="FOLDER", default=FOLDERS)
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="those whose name contains one")
     parser.add_argument("--json", action="store_true", help="a list, for programs")
     options = parser.parse_args(arguments)
     results = []
     if not options.json:
         print("| cluster | as given | " + " | ".join(SETTINGS) + " | all |")
-    for folder in options.clusters:
+    only = options.only or [""]
+    for folder in (f for f in options.clusters if any(text in f.name for text in only)):
         results.append(compare(folder))
         if not options.json:
             print(line(results[-1]), flush=True)

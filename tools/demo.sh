@@ -28,8 +28,11 @@ run verify "$folder/plan.json" --steps 5
 rm -f "$folder"/pages_text_document.bin "$folder"/pages_text_document.idx
 run data README.md docs/*.md -o "$folder/pages" --bytes
 
-printf '\n$ torchrun --standalone --nproc-per-node 3 -m megatron_hetero.pretrain_gpt ...\n\n'
-torchrun --standalone --nproc-per-node 3 -m megatron_hetero.pretrain_gpt \
+# Of one machine, through a file: `torchrun --standalone` would listen on all interfaces.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+printf '\n$ torchrun --rdzv-conf store_type=file ... -m megatron_hetero.pretrain_gpt ...\n\n'
+torchrun --rdzv-backend c10d --rdzv-conf store_type=file --local-addr localhost \
+    --nproc-per-node 3 -m megatron_hetero.pretrain_gpt \
     --hetero-layout "tp2:3 @2 | tp1:3 @1" \
     --num-layers 3 --hidden-size 64 --num-attention-heads 4 \
     --seq-length 128 --max-position-embeddings 128 --attention-dropout 0 --hidden-dropout 0 \

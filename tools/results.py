@@ -35,6 +35,7 @@ OVER_COLUMNS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "most": max,
     "mean": statistics.mean,
     "median": statistics.median,
+    "geomean": statistics.geometric_mean,
     "largest": lambda values: max(map(abs, values)),
 }
 
@@ -56,8 +57,8 @@ class Table:
         return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
     def over(self, name: str, column: str) -> str:
-        """Return `least`, `most`, `mean` or `median` of a column, or its `largest` apart from the
-        sign, with as many decimals as its cells have.
+        """Return one of `OVER_COLUMNS` of a column, `largest` without regard to the sign,
+        with as many decimals as its cells have.
 
         Raises:
             KeyError, ValueError: there is no such column, or it holds no figures.

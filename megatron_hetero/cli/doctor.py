@@ -25,6 +25,7 @@ from megatron_hetero.preflight.check import (
 )
 from megatron_hetero.preflight.finding import Finding, has_errors
 from megatron_hetero.preflight.job import make_job
+from megatron_hetero.report.text.trials.kit import kit_report
 from megatron_hetero.report.text.trials.preflight import preflight_report
 
 DESCRIPTION = """\
@@ -39,16 +40,21 @@ limit.  Megatron flags that `launch` will get beside the plan's may follow after
   torchrun <as `flags` prints it> -m megatron_hetero doctor plan.json \\
       --cluster cluster.yaml --on-cluster
 
+With --train it needs no plan: small GPTs are trained on this machine, asymmetric
+plans beside one process of stock Megatron, memory and step beside the prediction,
+the runtime beside stock Megatron; on GPUs, or without them on the CPU over gloo.
+It leaves a report and a profile.json.
+
+  megatron-hetero doctor --train
+
 Exit code 0: no errors (there may be warnings); 1: errors."""
 TAKES_MEGATRON_FLAGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `doctor`."""
-    parser.add_argument("plan", type=Path, metavar="PLAN.JSON", help="the plan")
-    parser.add_argument(
-        "--cluster", type=Path, required=True, metavar="CLUSTER.YAML", help="the machines"
-    )
+    parser.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
+    parser.add_argument("--cluster", type=Path, metavar="CLUSTER.YAML", help="the machines")
     parser.add_argument(
         "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to predict from"
     )
@@ -71,11 +77,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="for each exchange of values, with --on-cluster (default: 30)",
     )
+    parser.add_argument(
+        "--train",
+        action="store_true",
+        help="try the runtime on this machine with small models, without a plan",
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="with --train: one plan beside one process alone"
+    )
+    parser.add_argument(
+        "--gpu", metavar="TYPE", help="with --train: the GPU's name, where the driver's is unknown"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("doctor"), metavar="FOLDER",
+        help="with --train: for report.json, profile.json and the logs of the runs "
+        "(default: doctor)",
+    )  # fmt: skip
+    parser.add_argument("--plant", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print what was found."""
+    if arguments.train:
+        return _run_training(arguments, output)
+    if arguments.plan is None or arguments.cluster is None:
+        raise UsageError(
+            "doctor looks at a plan on its cluster: give PLAN.JSON and --cluster CLUSTER.YAML; "
+            "or --train, to try the runtime on this machine without a plan"
+        )
     plan = _with_flags(load_plan(arguments.plan), arguments.megatron_args)
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
@@ -87,6 +117,26 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     findings = check_plan_on_cluster(plan, cluster, settings, profile)
     _print(findings, f"{_size(plan)}, not at the machines (--on-cluster)", arguments.json, output)
     return 1 if has_errors(findings) else 0
+
+
+def _run_training(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.plan or arguments.cluster or arguments.megatron_args or arguments.on_cluster:
+        raise UsageError(
+            "--train trains models of its own: give it no plan, no --cluster, no --on-cluster and "
+            "no Megatron flags (`verify` trains a plan's)"
+        )
+    require_runtime()
+    # Ranks are forked, which a process that has used CUDA forbids: torch is to ask NVML instead.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it
+    command = importlib.import_module("megatron_hetero.lab.kit.command")
+    request = command.KitRequest(arguments.output, arguments.gpu, arguments.short, arguments.plant)
+    with output.progress("training") as on_progress:
+        data: dict[str, Any] = command.examine(request, on_progress)
+    output.show(kit_report(data))
+    if arguments.json:
+        output.json(data)
+    return 0 if data["ok"] else 1
 
 
 def _run_on_cluster(

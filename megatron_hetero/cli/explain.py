@@ -9,6 +9,7 @@ from pathlib import Path
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.sync.communicators import RankCommunicators, by_rank
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
@@ -17,10 +18,11 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.planner.advise.explain import explain_plan
 from megatron_hetero.planner.advise.what_if import WhatIf, what_to_add
 from megatron_hetero.report.text.changes.additions import what_if_lines
+from megatron_hetero.report.text.communicators import communicator_lines
 from megatron_hetero.report.text.explanation import explanation_report
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.schedule.estimate import estimate_plan
-from megatron_hetero.schedule.stock import reasons_not_stock
+from megatron_hetero.schedule.stock import is_stock, reasons_not_stock
 
 DESCRIPTION = """\
 Show a plan: its replicas and stages, memory, predicted speed, the GPUs it leaves
@@ -73,10 +75,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if arguments.what_if:
             with output.progress("planning with what could be added") as say:
                 additions = what_to_add(plan, cluster, profile, say=say)
+    communicators: tuple[RankCommunicators, ...] = ()
+    if plan.workload is not None and not is_stock(plan):
+        communicators = by_rank(plan, plan.workload)
     if arguments.json:
         data = plan_summary(plan, arguments.plan, utilization)
         data["scored_anew"] = explanation is not None
         data["explanation"] = None if explanation is None else asdict(explanation)
+        data["communicators"] = [
+            {**asdict(rank), "nccl_bytes_per_channel": rank.bytes_per_channel}
+            for rank in communicators
+        ]
         if arguments.what_if:
             data["what_if"] = [asdict(addition) for addition in additions]
         output.json(data)
@@ -90,6 +99,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     if explanation is not None:
         output.show("", explanation_report(explanation, reasons_not_stock(plan)))
+    if communicators:
+        output.show(*communicator_lines(plan, communicators))
     if additions and explanation is not None:
         output.show(*what_if_lines(additions, explanation.step_time_s))
     return 0

@@ -84,6 +84,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="skypilot: open the rendezvous and the ports of NCCL and gloo to every address, for "
         "machines that firewalls part inside one network; read SECURITY.md before",
     )
+    parser.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="private network interface of all machines, such as eth1, that NCCL and gloo keep to",
+    )
+    parser.add_argument(
+        "--public-addresses",
+        action="store_true",
+        help="take machines that the cluster names by public addresses; read SECURITY.md before",
+    )
     add_master_port(parser)
     _add_slurm_arguments(parser)
     running = parser.add_mutually_exclusive_group()
@@ -150,6 +160,8 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         wheel is not None,
         arguments.open_ports,
         _slurm(arguments),
+        arguments.interface,
+        arguments.public_addresses,
     )
     job.check()
     if arguments.open_ports and arguments.launcher != "skypilot":

@@ -12,18 +12,21 @@ from rich.text import Text
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.verify import require_runtime
-from megatron_hetero.errors import UsageError
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.errors import ClusterError, UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.units import format_bandwidth, format_bytes, format_duration
 
 DESCRIPTION = """\
 Measure embedding, decoder layer and head of a model on the GPUs of this machine
 (or its CPU), at each tensor-parallel width and micro-batch size, and add them to
-a profile.json that `plan --profile` takes.  Run it on one machine of each type;
-all may write to one file after each other.  What is in the file already is not
-measured again.
+a profile.json that `plan --profile` takes.  Run it on one machine of each type,
+and on a machine with unlike cards once for each of its types; all may write to
+one file after each other.  What is in the file already is not measured again.
+`--pairs` measures the paths between the cards instead, for cluster.yaml.
 
-  megatron-hetero probe --model pretrain.sh --gpu RTX-4090 -o profile.json"""
+  megatron-hetero probe --model pretrain.sh --gpu RTX-4090 -o profile.json
+  megatron-hetero probe --pairs"""
 TAKES_MEGATRON_FLAGS = True
 
 
@@ -31,8 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `probe`."""
     parser.add_argument("--model", type=Path, metavar="FILE", help="as for `plan`")
     parser.add_argument(
-        "--gpu", required=True, metavar="NAME", help="the GPU type as cluster.yaml calls it"
-    )
+        "--gpu", metavar="NAME",
+        help="the GPU type as cluster.yaml calls it; of unlike cards only those of it are measured",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cards", type=_places, metavar="0,2",
+        help="measure these cards, by their places on the PCI bus (default: those of the type; "
+        "with --pairs all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pairs", action="store_true",
+        help="measure latency and bandwidth between every two cards of this machine, unlike ones "
+        "too, and print the lines for cluster.yaml; needs no --model and no --gpu",
+    )  # fmt: skip
     parser.add_argument(
         "--widths", type=_numbers, default=(1,), metavar="1,2,4",
         help="tensor-parallel widths; each needs as many GPUs (default: 1)",
@@ -40,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=int, metavar="N",
         help="GPUs that compute at the same time, as in training, where they share power and "
-        "memory (default: all of this machine; without GPUs as many processes as the widest width)",
+        "memory (default: all of the type; without GPUs as many processes as the widest width, 2 "
+        "with --pairs)",
     )  # fmt: skip
     parser.add_argument(
         "--micro-batch-sizes", type=_numbers, metavar="1,2",
@@ -71,18 +86,29 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--layers is at least 1, --seconds from 0.1 to 600")
     if arguments.gpus is not None and arguments.gpus < 1:
         raise UsageError(f"--gpus {arguments.gpus}: at least 1 computes")
+    if arguments.pairs:
+        return _run_pairs(arguments, output)
+    if arguments.gpu is None:
+        raise UsageError(
+            "--gpu NAME is missing: the GPU type to measure, as cluster.yaml calls it (or --pairs, "
+            "for the paths between the cards of this machine)"
+        )
     workload = load_workload(arguments.model, arguments.megatron_args)
     require_runtime()
     command = importlib.import_module("megatron_hetero.lab.probe.command")
-    request = command.Request(
+    probed = importlib.import_module("megatron_hetero.lab.probe.cards")
+    gpu = _catalogue_name(arguments.gpu)
+    cards = probed.chosen_cards(probed.visible_cards(), gpu, arguments.cards)
+    request = command.ProbeRequest(
         workload=workload,
-        gpu=arguments.gpu,
+        gpu=gpu,
         widths=arguments.widths,
         micro_batch_sizes=arguments.micro_batch_sizes or (workload.training.micro_batch_size,),
         num_layers=min(arguments.layers, workload.model.num_layers),
         seconds=arguments.seconds,
         output=arguments.output,
-        num_busy=arguments.gpus or command.num_gpus() or max(arguments.widths),
+        num_busy=arguments.gpus or len(cards) or max(arguments.widths),
+        cards=cards,
     )
     with output.progress("measuring") as on_progress:
         measured = command.probe(request, on_progress)
@@ -93,6 +119,45 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.show(*_lines(found.width, found.result))
     output.show(f"Written to {arguments.output}; next: megatron-hetero plan --profile")
     return 0
+
+
+def _run_pairs(arguments: argparse.Namespace, output: Output) -> int:
+    require_runtime()
+    probed = importlib.import_module("megatron_hetero.lab.probe.cards")
+    pairs = importlib.import_module("megatron_hetero.lab.probe.pairs")
+    cards = probed.visible_cards()
+    if arguments.cards is not None:
+        cards = probed.cards_at(cards, arguments.cards)
+    count = len(cards) or arguments.gpus or 2
+    if count < 2:
+        raise UsageError("--pairs needs two cards; only one is measured here")
+    with output.progress("measuring") as on_progress:
+        on_progress(f"the paths between {count} cards, two at a time")
+        found = pairs.measure_pairs(cards, count)
+    lines = list(pairs.machine_lines(found))
+    if arguments.json:
+        measured = [
+            {"cards": list(pair), "latency_s": fit.latency_s, "bytes_per_s": fit.bytes_per_s}
+            for pair, fit in found.items()
+        ]
+        output.json({"pairs": measured, "cluster_yaml": lines})
+        return 0
+    names = {card.place: f" ({card.name})" for card in cards}
+    for (one, other), fit in found.items():
+        output.show(
+            f"  cards {one}{names.get(one, '')} and {other}{names.get(other, '')}: "
+            f"{format_bandwidth(fit.bytes_per_s)}, latency {format_duration(fit.latency_s)}"
+        )
+    output.show("In cluster.yaml, below the `gpus` of this machine:", *lines)
+    return 0
+
+
+def _catalogue_name(typed: str) -> str:
+    """The catalogue's name of a GPU, by which plans look times up; else what was typed."""
+    try:
+        return gpu_type(typed).name
+    except ClusterError:
+        return typed
 
 
 def _lines(width: int, result: dict[str, Any] | None) -> Iterator[Text]:
@@ -134,3 +199,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     if min(values) < 1:
         raise argparse.ArgumentTypeError(f"{text}: the least is 1")
     return tuple(sorted(set(values)))
+
+
+def _places(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"{text} is not a list of places like 0,2")
+    return tuple(sorted({int(word) for word in words}))

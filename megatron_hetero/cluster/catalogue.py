@@ -43,6 +43,7 @@ class _CatalogueEntry(BaseModel):
     compute_capability: str | None
     link: Literal["NVLink", "Infinity Fabric", "PCIe 3.0", "PCIe 4.0", "PCIe 5.0"]
     link_bandwidth: Bandwidth
+    bridge_bandwidth: Bandwidth | None = None
     library: Library
     source: str
 
@@ -57,11 +58,14 @@ class _Catalogue(BaseModel):
 
 @dataclass(frozen=True)
 class SheetLink:
-    """The link between the GPUs of a machine as the maker builds it: one direction, by the data
-    sheet."""
+    """The link between the GPUs of a machine as the maker builds it: one direction, by the sheet.
+
+    `bridge_bytes_per_s` is of an NVLink bridge between two PCIe cards, None where none fits.
+    """
 
     kind: str
     bytes_per_s: float
+    bridge_bytes_per_s: float | None = None
 
 
 def gpu_type(name: str) -> GpuType:
@@ -142,7 +146,7 @@ def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
             source=entry.source,
             library=entry.library,
         )
-        links[entry.name] = SheetLink(entry.link, entry.link_bandwidth)
+        links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
         for name in (entry.name, *entry.aliases):
             names.setdefault(_normalise(name), entry.name)
     return types, names, links

@@ -146,21 +146,26 @@ def _gpu(words: list[str]) -> FoundGpu | None:
     if len(words) != len(_QUERY):
         return None
     index, name, total, capability, bus_id, display, used, generation, width = words
-    if not (index.isdecimal() and total.isdecimal() and _BUS_ID.fullmatch(bus_id.upper())):
+    number, mib = _number(index), _number(total)
+    if number is None or not mib or not _BUS_ID.fullmatch(bus_id.upper()):
         return None
-    memory_bytes = int(total) << 20
-    lane = _LANE_GB_PER_S.get(int(generation)) if generation.isdecimal() else None
+    memory_bytes = mib << 20
+    lane, lanes = _LANE_GB_PER_S.get(_number(generation) or 0), _number(width)
     return FoundGpu(
-        int(index),
+        number,
         name,
         memory_bytes,
         capability,
         catalogue_name(name, memory_bytes),
         bus_id,
         display == "Enabled",
-        int(used) << 20 if used.isdecimal() else 0,
-        1e9 * lane * int(width) if lane is not None and width.isdecimal() else None,
+        (_number(used) or 0) << 20,
+        1e9 * lane * lanes if lane is not None and lanes is not None else None,
     )
+
+
+def _number(word: str) -> int | None:
+    return int(word) if re.fullmatch("[0-9]{1,9}", word) else None
 
 
 def catalogue_name(driver_name: str, memory_bytes: int) -> str | None:

@@ -14,7 +14,9 @@ from megatron_hetero.errors import FileFormatError
 MAX_TEXT = 4 << 20
 """Characters of a log that are read at most."""
 
-_ROW = re.compile(r"^\s*(?P<bytes>\d+)\s+(?P<count>\d+)\s+(?P<type>\w+)\s+(?P<rest>.*)$")
+# Digits are bounded: a row of thousands is no number that anything measured.
+_ROW = re.compile(r"^\s*(?P<bytes>[0-9]{1,15})\s+(?P<count>[0-9]+)\s+(?P<type>\w+)\s+(?P<rest>.*)$")
+_TIME = re.compile(r"[0-9]{1,12}\.[0-9]{1,12}")
 _NCCL_TEST = re.compile(r"(?P<name>all_reduce|sendrecv|all_gather|reduce_scatter)_perf")
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s")
 _JOINS = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
@@ -116,12 +118,16 @@ def _result(line: str) -> tuple[int, float, int] | None:
         return None
     words = found["rest"].split()
     # Words (redop) and the integer root stand before the first number with a point.
-    numbers = [i for i, word in enumerate(words) if re.fullmatch(r"\d+\.\d+", word)]
+    numbers = [i for i, word in enumerate(words) if _TIME.fullmatch(word)]
     if not numbers or int(found["bytes"]) == 0:
         return None
     first = numbers[0]
     wrong = words[first + 3] if len(words) > first + 3 else "0"
-    return int(found["bytes"]), float(words[first]) * 1e-6, int(wrong) if wrong.isdigit() else 0
+    return (
+        int(found["bytes"]),
+        float(words[first]) * 1e-6,
+        int(wrong) if re.fullmatch("[0-9]{1,15}", wrong) else 0,
+    )
 
 
 def parse_topology(text: str, source: str) -> dict[tuple[int, int], str]:
@@ -138,12 +144,14 @@ def parse_topology(text: str, source: str) -> dict[tuple[int, int], str]:
     num_gpus = sum(bool(re.fullmatch(r"GPU\d+", word)) for word in columns)
     joins: dict[tuple[int, int], str] = {}
     for line in lines[lines.index(heading) + 1 :]:
-        row = re.match(r"^GPU(\d+)\s+(.*)$", line)
+        row = re.match(r"^GPU([0-9]{1,4})\s+(.*)$", line)
         if row is None:
             continue
         words = row[2].split()[:num_gpus]
         if len(words) < num_gpus or not all(_JOINS.match(word) for word in words):
             raise FileFormatError(f"{source}: the row of GPU{row[1]} has not {num_gpus} entries")
+        if int(row[1]) >= num_gpus:
+            raise FileFormatError(f"{source}: a row of GPU{row[1]}, of {num_gpus} GPUs")
         joins.update({(int(row[1]), j): word for j, word in enumerate(words) if word != "X"})
     if len(joins) != num_gpus * (num_gpus - 1):
         raise FileFormatError(f"{source}: {num_gpus} columns, but not as many rows")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 _ISLAND = "/"
 """No host name has it."""
 
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*", re.ASCII)
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
@@ -18,12 +20,29 @@ def check_host_name(name: str) -> str:
     Raises:
         ValueError: it is not a host name.
     """
+    if is_number(name):
+        raise ValueError(
+            f'"{name}" is not a host name: programs read a name that ends in a number as an IPv4 '
+            "address, which it does not spell in full; write all four parts, or add a letter"
+        )
     if len(name) <= 253 and all(_LABEL.fullmatch(label) for label in name.split(".")):
         return name
     raise ValueError(
         f'"{name}" is not a host name: letters, digits, "-" and "." only, no "-" at an end of '
         "a part, at most 63 characters a part and 253 in all (RFC 1123)"
     )
+
+
+def is_number(name: str) -> bool:
+    """Tell a name that resolvers take for an address that it does not spell: "0" is 0.0.0.0, every
+    interface, and "134744072" is 8.8.8.8."""
+    if not _NUMBER.fullmatch(name.rpartition(".")[2]):
+        return False
+    try:
+        ipaddress.IPv4Address(name)
+    except ValueError:
+        return True
+    return False
 
 
 def island_name(machine: str, label: str) -> str:

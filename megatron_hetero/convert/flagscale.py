@@ -108,13 +108,14 @@ def to_flagscale(layout: Layout) -> str:
 def cluster_text(hostfile: Path) -> str:
     """Write a first cluster.yaml from a typed host file (`HOST slots=8 type=A800`).
 
-    A host file knows no links; the text says which are missing, and is refused until they are in.
+    A host on several lines is one machine with unlike GPUs, in the order of its lines.  A host file
+    knows no links; the text says which are missing, and is refused until they are in.
 
     Raises:
         FileFormatError: a line that is none, with its number.
         ClusterError: a type of GPU that the catalogue does not know.
     """
-    nodes: list[str] = []
+    hosts: dict[str, list[tuple[str, int]]] = {}
     for number, line in enumerate(read_text(hostfile).splitlines(), start=1):
         content = line.partition("#")[0].strip()
         if not content:
@@ -125,12 +126,22 @@ def cluster_text(hostfile: Path) -> str:
             raise FileFormatError(
                 f"{hostfile}:{number}: {content!r}; a line is HOST slots=NUMBER type=GPU"
             )
-        gpu = gpu_type(settings["type"]).name
-        nodes.append(
-            f"  - {{name: node-{len(nodes)}, gpu: {gpu}, count: {int(settings['slots'])}, "
-            f'host: "{found["host"]}"}}\n'
-        )
-    return _cluster_text(f"the host file {hostfile.name}", nodes)
+        gpus = gpu_type(settings["type"]).name, int(settings["slots"])
+        hosts.setdefault(found["host"], []).append(gpus)
+    nodes = [
+        f'  - {{name: node-{i}, {_cards_text(cards)}, host: "{host}"}}\n'
+        for i, (host, cards) in enumerate(hosts.items())
+    ]
+    has_unlike_cards = any(len(cards) > 1 for cards in hosts.values())
+    return _cluster_text(f"the host file {hostfile.name}", nodes, has_unlike_cards)
+
+
+def _cards_text(cards: Sequence[tuple[str, int]]) -> str:
+    if len(cards) == 1:
+        ((gpu, count),) = cards
+        return f"gpu: {gpu}, count: {count}"
+    entries = ", ".join(f"{{type: {gpu}, count: {count}}}" for gpu, count in cards)
+    return f"gpus: [{entries}]"
 
 
 def cluster_of_meshes(
@@ -177,7 +188,11 @@ def cluster_of_meshes(
     return text
 
 
-def _cluster_text(source: str, nodes: Sequence[str]) -> str:
+def _cluster_text(source: str, nodes: Sequence[str], has_unlike_cards: bool = False) -> str:
+    between_types = (
+        "#   between_types:    # check that `gpus` follow the PCI bus, as nvidia-smi lists them\n"
+        "#     - {types: [GPU-TYPE, GPU-TYPE], bandwidth: 12 GB/s, latency: 12 us}\n"
+    )
     return (
         f"# From {source}, which knows no links: they are missing.\n"
         "version: 1\n\nnodes:\n" + "".join(nodes) + "\nlinks: {}\n"
@@ -185,7 +200,8 @@ def _cluster_text(source: str, nodes: Sequence[str]) -> str:
         "# links:\n"
         "#   inside_node:\n"
         "#     GPU-TYPE: {bandwidth: 20 GB/s, latency: 12 us}\n"
-        "#   between_nodes: {bandwidth: 100 Gb/s, latency: 5 us}\n"
+        + (between_types if has_unlike_cards else "")
+        + "#   between_nodes: {bandwidth: 100 Gb/s, latency: 5 us}\n"
     )
 
 

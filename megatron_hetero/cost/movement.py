@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.memory.holdings import Holdings, Interval, StateSizes, Tensor, without
 from megatron_hetero.cost.network.lines import line_seconds
@@ -77,7 +78,8 @@ class Mover:
     def _fetch(self, load: _Load, device: str, sources: list[str], num_bytes: float) -> None:
         receiver = self._devices[device]
         if self.store_bytes_per_s is not None:
-            load.add(load.received_s, receiver.node, num_bytes / self.store_bytes_per_s)
+            seconds = num_bytes / self.store_bytes_per_s
+            load.add(load.received_s, machine_of(receiver.node), seconds)
             return
         if not sources:
             return
@@ -109,8 +111,8 @@ class Mover:
 
 @dataclass
 class _Load:
-    """Seconds for which each node's network, each device inside its node, and each line that paths
-    between nodes share is taken."""
+    """Seconds for which each machine's network, each device inside its machine, and each line that
+    paths between nodes share is taken."""
 
     sent_s: dict[str, float] = field(default_factory=dict)
     received_s: dict[str, float] = field(default_factory=dict)
@@ -126,9 +128,10 @@ class _Load:
 
 
 def _end(one: Device, other: Device) -> str:
-    """Name the place where a device's traffic with another is counted: its node's network, or
-    itself."""
-    return one.name if one.node == other.node else one.node
+    """Return where a device's traffic with another is counted: inside a machine at the device,
+    otherwise at the machine's network, which all its cards share."""
+    machine = machine_of(one.node)
+    return one.name if machine == machine_of(other.node) else machine
 
 
 def surviving(kept: Holdings, alive: frozenset[str]) -> Holdings:

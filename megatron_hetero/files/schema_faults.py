@@ -17,13 +17,24 @@ def describe_faults(
     document: Document, model_class: type[BaseModel], error: ValidationError
 ) -> list[str]:
     """Write `file:line: key: fault`, one for each fault, in the order of the file."""
+    found = error.errors(include_url=False)
     faults = []
-    for fault in error.errors(include_url=False):
+    for fault in found:
+        if fault["type"] == "too_short" and _is_consequence(
+            fault["loc"], [f["loc"] for f in found]
+        ):
+            continue
         keypath = document.existing(fault["loc"])
         key = format_keypath(keypath)
         text = _fault_text(dict(fault), document, model_class)
         faults.append((document.line(keypath), f"{key}: {text}" if key else text))
     return [f"{document.path}:{line}: {text}" for line, text in sorted(faults)]
+
+
+def _is_consequence(location: Sequence[str | int], others: Sequence[Sequence[str | int]]) -> bool:
+    """Return whether a list is short only because pydantic left its wrong entries out."""
+    depth = len(location)
+    return any(len(o) > depth and tuple(o[:depth]) == tuple(location) for o in others)
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
@@ -47,6 +58,9 @@ def _fault_text(fault: dict[str, Any], document: Document, model_class: type[Bas
         return f'the key "{location[-1]}" is missing; add it'
     if kind == "value_error":
         return message.removeprefix("Value error, ")
+    if kind == "too_short":
+        least, there = fault["ctx"]["min_length"], fault["ctx"]["actual_length"]
+        return f"needs {least} or more entries; it has {there or 'none'}"
     message = message[:1].lower() + message[1:]
     if document.existing(location) and not isinstance(fault["input"], dict | list):
         message += f"; it is {json.dumps(fault['input'], ensure_ascii=False)}"

@@ -16,6 +16,9 @@ __all__ = ["is_stock", "megatron_args", "render_bash", "render_line"]
 
 NOT_FROM_A_PLAN = {
     "--spec": "it imports the module that it names",
+    "--fp8-quantizer-factory": "it imports the module that it names",
+    "--fp4-quantizer-factory": "it imports the module that it names",
+    "--trust-remote-code": "it runs code that comes with a tokenizer",
     "--yaml-cfg": "it replaces all flags by those of another file",
 }
 """Flags that a plan file, which may be a stranger's, must not carry."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.makers import Library
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 
 TIGHT_PART = 0.02
@@ -65,6 +65,12 @@ def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
             else "Megatron wants it with tensor parallelism on GPUs before Blackwell: kernels "
             "start in the order of their launches",
         )
+    if len(plan.hosts) < 2:
+        yield EnvironmentSetting(
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "1",
+            "one machine meets through a file: torchrun opens no port",
+        )
     if _is_tight(plan) and not on_rocm:  # torch has such segments on CUDA
         yield EnvironmentSetting(
             ALLOCATOR_VARIABLE,
@@ -79,6 +85,15 @@ def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
         )
         yield EnvironmentSetting("NCCL_ALGO", "Ring", reason)
         yield EnvironmentSetting("NCCL_PROTO", "Simple", reason)
+
+
+def interface_settings(interface: str | None) -> Iterator[EnvironmentSetting]:
+    """Yield the variables that keep the ranks on one network interface, if one is named."""
+    if interface is not None:
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            yield EnvironmentSetting(
+                name, interface, "the private interface that the job was given: --interface"
+            )
 
 
 def wastes_no_memory(allocator: str | None) -> bool:

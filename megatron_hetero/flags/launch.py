@@ -21,6 +21,10 @@ from megatron_hetero.plan.ranks import rank_table
 STOCK_ENTRY = ("pretrain_gpt.py",)
 HETERO_ENTRY = ("-m", "megatron_hetero.pretrain_gpt")
 DEFAULT_MASTER_PORT = 29500
+ONE_MACHINE = (
+    *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--local-addr", "localhost"),
+)
+"""Rendezvous of torchrun without a port; `--standalone` listens on all interfaces."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def node_launches(
     entry = STOCK_ENTRY if is_stock(plan) else HETERO_ENTRY
     command = (*entry, *megatron_args(plan, plan_path))
     if not plan.hosts:
-        argv = ("torchrun", "--standalone", "--nproc-per-node", str(plan.layout.num_devices))
+        argv = ("torchrun", *ONE_MACHINE, "--nproc-per-node", str(plan.layout.num_devices))
         return (NodeLaunch(0, None, _pairs(job_settings(plan)), (*argv, *command)),)
     check_hosts(plan.hosts)
     return tuple(
@@ -139,7 +143,7 @@ def rank_rows(plan: Plan) -> tuple[RankRow, ...]:
 def _rendezvous(hosts: tuple[Host, ...], node_rank: int, master_port: int) -> tuple[str, ...]:
     processes = ("--nproc-per-node", str(len(hosts[node_rank].gpu_indices)))
     if len(hosts) == 1:
-        return ("--standalone", *processes)
+        return (*ONE_MACHINE, *processes)
     return (
         *("--nnodes", str(len(hosts))),
         *("--node-rank", str(node_rank)),
@@ -159,9 +163,11 @@ def check_master_port(master_port: int) -> None:
         raise UsageError(f"master port {master_port}; allowed is 1024 to 65535.")
 
 
-def check_hosts(hosts: tuple[Host, ...]) -> None:
+def check_hosts(hosts: tuple[Host, ...], *, may_be_public: bool = False) -> None:
     """Refuse hosts on which no process can be started.
 
+    Args:
+        may_be_public: hosts may be named by public addresses.
     Raises:
         PlanFormatError: a host name cannot be used, or two nodes claim one GPU of a host.
     """
@@ -169,10 +175,17 @@ def check_hosts(hosts: tuple[Host, ...]) -> None:
     for host in hosts:
         if not is_host_name(host.host):
             raise PlanFormatError(f"node {host.node}: {host.host!r} is not a host name.")
-        if _is_open_to_all(host.host):
+        address = _address(host.host)
+        if address is not None and (address.is_unspecified or address.is_multicast):
             raise PlanFormatError(
-                f"node {host.node}: {host.host} is every interface or a public address, and the "
-                "rendezvous knows no authentication; name the host or give its private address."
+                f"node {host.node}: {host.host} is no address of one machine; name the host or "
+                "give its private address."
+            )
+        if address is not None and address.is_global and not may_be_public:
+            raise PlanFormatError(
+                f"node {host.node}: {host.host} is a public address, and the rendezvous knows no "
+                "authentication; name the host or give its private address, or write launch files "
+                "with --public-addresses where a firewall of yours keeps everybody else out."
             )
         for index in host.gpu_indices:
             other = node_of_gpu.setdefault((host.host, index), host.node)
@@ -183,9 +196,8 @@ def check_hosts(hosts: tuple[Host, ...]) -> None:
                 )
 
 
-def _is_open_to_all(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        address = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return address.is_unspecified or address.is_global
+        return None

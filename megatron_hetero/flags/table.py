@@ -72,6 +72,10 @@ class Option:
         """
         if not any(value.startswith("-") for value in self.values):
             return (self.name, *self.values)
+        if "--" in self.values:
+            raise UsageError(
+                f"{self}: argparse takes the value '--' for the end of all flags; write another."
+            )
         if len(self.values) > 1:
             raise UsageError(
                 f"{self}: a value that begins with '-' cannot stand in a list of values, where it "

@@ -1,7 +1,7 @@
 """Work that needs torch and is not training.
 Rooms: `verify` (a plan beside one process), `rehearse` (a plan in slow motion on this machine),
-`probe` (measured speeds), `doctor` (checks of machines), `data` (encoded text) and `huggingface`
-(weights).
+`probe` (measured speeds), `doctor` (checks of machines), `kit` (the runtime tried on one machine),
+`data` (encoded text) and `huggingface` (weights).
 """
 
 # Hides a broken Transformer Engine before anything here imports Megatron.

@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from megatron_hetero.model.arguments import Argument
 from megatron_hetero.model.flag_reader import FlagReader
-from megatron_hetero.model.spec import ModelSpec, Precision, TrainingSpec, Workload
+from megatron_hetero.model.spec import MAX_LAYERS, ModelSpec, Precision, TrainingSpec, Workload
 from megatron_hetero.model.tokenizer import Vocabulary, vocabulary_of
 
 _UNSUPPORTED = {
@@ -109,6 +109,8 @@ def flags_left_to_the_shell(workload: Workload) -> tuple[str, ...]:
 
 def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
     num_layers = flags.required_size("--num-layers")
+    if num_layers > MAX_LAYERS:
+        flags.fail(["--num-layers"], f"--num-layers is {num_layers}; at most {MAX_LAYERS} are read")
     hidden_size = flags.required_size("--hidden-size")
     num_heads = flags.required_size("--num-attention-heads")
     seq_length = flags.required_size("--seq-length")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
+MAX_LAYERS = 100_000
+"""Of a model that is read: a line of text must not be able to fill the memory."""
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 

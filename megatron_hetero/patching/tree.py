@@ -21,8 +21,8 @@ import megatron_hetero
 from megatron_hetero.errors import FileFormatError, MegatronVersionError, UsageError
 from megatron_hetero.patching.unified_diff import apply_hunks, first_difference, hunks_of
 
-_CORES = ("0.19.", "0.20.")
-"""Versions of Megatron core with which the runtime works: the release, and main in development."""
+_CORE = "0.19."
+"""Version of Megatron core with which the runtime works."""
 _MAX_QUOTED = 72
 
 State = Literal["unpatched", "patched"]
@@ -69,7 +69,7 @@ def releases() -> tuple[Release, ...]:
 
 
 def recognise(root: Path) -> SourceTree:
-    """Identify the release of a source tree, and its state: patched or not.
+    """Find the release of a source tree, and its state: patched or not.
 
     Raises:
         UsageError: `root` is not a folder.
@@ -111,7 +111,7 @@ def _what_to_do(version: str | None) -> str:
     It names `megatron_hetero.launch` only if the runtime works with the tree's own Megatron core.
     """
     checkout = "check one of these commits out (undo your own changes of that file first)."
-    if version is not None and not version.startswith(_CORES):
+    if version is not None and not version.startswith(_CORE):
         return f"The runtime does not work with megatron-core {version}, patched or not: {checkout}"
     return (
         "Use `python -m megatron_hetero.launch pretrain_gpt.py …`, which needs no patch, or "

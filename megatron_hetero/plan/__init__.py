@@ -10,6 +10,5 @@ ranks         which global rank is which place
 stock_ranks   Megatron's two orders of ranks
 chunks        the chain of model chunks of a replica
 order         the text form of a stage's computations
-libraries     communication libraries of a plan's machines
 diff          what differs between two plans
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,7 @@ def _plan_model() -> type[BaseModel]:
 def _schema_model(dataclass_type: type[Any]) -> type[BaseModel]:
     """Build the pydantic model with the fields, defaults and documentation of a dataclass."""
     fields: dict[str, Any] = {}
-    hints = typing.get_type_hints(dataclass_type)
+    hints = _hints(dataclass_type)
     for field in dataclasses.fields(dataclass_type):
         default: Any = ...
         if field.default is not dataclasses.MISSING:
@@ -152,13 +152,17 @@ def _schema_type(hint: Any) -> Any:
     return hint
 
 
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
+"""Annotations of a class, which Python would evaluate anew at every call."""
+
+
 def _from_model(value: Any, hint: Any) -> Any:
     """Convert a validated value of `_schema_type(hint)` to a value of `hint`."""
     hint = _without_none(hint)
     if value is None:
         return None
     if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
+        hints = _hints(hint)
         fields = {name: _from_model(getattr(value, name), of) for name, of in hints.items()}
         return typing.cast(type[Any], hint)(**fields)
     arguments = typing.get_args(hint)
@@ -175,7 +179,7 @@ def _to_data(value: Any, hint: Any) -> Any:
     if value is None:
         return None
     if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
+        hints = _hints(hint)
         return {name: _to_data(getattr(value, name), of) for name, of in hints.items()}
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from megatron_hetero.cluster.spec import Cluster, Device
-from megatron_hetero.plan.libraries import stated
+from megatron_hetero.plan.communication.libraries import stated
 from megatron_hetero.plan.plan import Host
 
 

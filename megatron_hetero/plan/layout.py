@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import NoReturn
 
 from megatron_hetero.errors import PlanFormatError
+from megatron_hetero.model.spec import MAX_LAYERS
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
 
 MAX_LAYOUT_CHARACTERS = 64 * 1024
 MAX_TENSOR_PARALLEL = 1024
 MAX_CONTEXT_PARALLEL = 1024
-MAX_LAYERS = 100_000
 MAX_MICRO_BATCHES = 1_000_000
 MAX_MICRO_BATCH_SIZE = 1_000_000
 MAX_SHARE = 1024

@@ -11,7 +11,7 @@ from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.flags.table import flag_table, last_of_each
 from megatron_hetero.plan.checks.violation import stages
-from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.plan.plan import Host, Plan, Stage
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,16 @@ class Job:
             StageOnNode(r, s, stage, self.cluster.node_of(stage.devices[0]))
             for r, s, stage in stages(self.plan)
         )
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The GPU of every rank, "machine:index", in rank order."""
+        return tuple(self.plan.type_by_device)
+
+    @cached_property
+    def host_by_node(self) -> Mapping[str, Host]:
+        """The hosts of the launch by the names of their machines."""
+        return {host.node: host for host in self.plan.hosts}
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from megatron_hetero.cluster.driver_names import names_match
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.flags.environment import visible_devices_variable
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host
-from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 from megatron_hetero.preflight.machine import MachineFacts
@@ -83,7 +82,7 @@ def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
 def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find processes that have another type of GPU than the plan gives their rank."""
     for fact in facts:
-        wanted = job.plan.type_by_device[rank_table(job.plan)[fact.rank].device or ""]
+        wanted = job.plan.type_by_device[job.devices[fact.rank]]
         if fact.gpu_name is not None and not names_match(wanted, fact.gpu_name):
             yield Finding(
                 "gpu-type-differs",
@@ -97,9 +96,7 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 
 def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find processes with another card than the plan's; CUDA orders by speed, not by the bus."""
-    places = {
-        fact.rank: device_place(rank_table(job.plan)[fact.rank].device or "") for fact in facts
-    }
+    places = {fact.rank: device_place(job.devices[fact.rank]) for fact in facts}
     last: dict[str, str] = {}
     for fact in sorted(facts, key=lambda fact: places[fact.rank]):
         if fact.bus_id is None:
@@ -126,7 +123,7 @@ def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
 def screens_have_their_memory(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find cards with a screen for which the cluster file sets no memory aside."""
     for fact in facts:
-        device = rank_table(job.plan)[fact.rank].device or ""
+        device = job.devices[fact.rank]
         if not fact.drives_screen or fact.total_bytes is None:
             continue
         if job.cluster.node_of(device).gpu_type.memory_bytes > fact.total_bytes - GIB // 2:
@@ -143,7 +140,7 @@ def screens_have_their_memory(job: Job, facts: Facts) -> Iterator[Finding]:
 
 def bridges_are_there(job: Job, facts: Facts) -> Iterator[Finding]:
     """Find links of the cluster file that only NVLink has, between cards without peer-to-peer."""
-    by_device = {rank_table(job.plan)[fact.rank].device or "": fact for fact in facts}
+    by_device = {job.devices[fact.rank]: fact for fact in facts}
     for host in job.plan.hosts:
         local_ranks = {device: i for i, device in enumerate(host.type_by_device)}
         for one, other in bridged_cards(job, host):
@@ -180,7 +177,7 @@ def memory_is_free(job: Job, facts: Facts) -> Iterator[Finding]:
     if job.plan.estimates is None:
         return
     for fact in facts:
-        device = rank_table(job.plan)[fact.rank].device or ""
+        device = job.devices[fact.rank]
         estimate = job.plan.estimates.devices.get(device)
         if fact.free_bytes is None or estimate is None:
             continue
@@ -248,12 +245,11 @@ def interfaces_exist(job: Job, facts: Facts) -> Iterator[Finding]:
 
 
 def _host(job: Job, fact: MachineFacts) -> Host:
-    device = rank_table(job.plan)[fact.rank].device or ""
-    return next(h for h in job.plan.hosts if h.node == device_place(device)[0])
+    return job.host_by_node[device_place(job.devices[fact.rank])[0]]
 
 
 def _place(job: Job, fact: MachineFacts) -> str:
-    return f"rank {fact.rank} ({rank_table(job.plan)[fact.rank].device})"
+    return f"rank {fact.rank} ({job.devices[fact.rank]})"
 
 
 def _is_built(fact: MachineFacts) -> bool:

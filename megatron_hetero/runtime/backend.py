@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.runtime.megatron.guarded import standing_for
 
 CPU = torch.device("cpu")
 
@@ -38,6 +39,14 @@ CPU_FLAGS: tuple[str, ...] = (
     "--no-bias-dropout-fusion",
     "--no-rope-fusion",
     "--no-persist-layer-norm",
+)
+
+# Flags with which Megatron trains on a GPU without Transformer Engine and Apex.
+PLAIN_GPU_FLAGS: tuple[str, ...] = (
+    "--transformer-impl=local",
+    "--no-persist-layer-norm",
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
 )
 
 
@@ -169,8 +178,11 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield cuda.nvtx, "range_push", _nothing
     yield cuda.nvtx, "range_pop", _nothing
     # The tracker keeps one state for each name; both functions assume a CUDA generator.
-    yield megatron_random, "_get_cuda_rng_state", _get_rng_state
-    yield megatron_random, "_set_cuda_rng_state", _set_rng_state
+    for name, function in (
+        ("_get_cuda_rng_state", _get_rng_state),
+        ("_set_cuda_rng_state", _set_rng_state),
+    ):
+        yield megatron_random, name, standing_for(getattr(megatron_random, name), function)
     # Without CUDA Megatron leaves it as it is made, which is off: there are no sensors to ask.
     yield StragglerDetector, "_configured", True
     # Asks the accelerator whether a graph is being captured, at every optimizer step.

@@ -26,7 +26,8 @@ def test_bash_style_is_bash(layout_plan: Callable[..., Path], capsys) -> None:
     probe = "torchrun() { printf '%s\\n' \"$@\"; }\n" + script
     done = subprocess.run(["bash", "-eu"], input=probe, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "--standalone", "--nproc-per-node", "4", "-m", "megatron_hetero.pretrain_gpt",
+        "--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--local-addr", "localhost",
+        "--nproc-per-node", "4", "-m", "megatron_hetero.pretrain_gpt",
         "--hetero-layout", "tp2:3,tp1:1 @4 | tp1:4 @2",
     ]  # fmt: skip
     assert done.stderr == ""

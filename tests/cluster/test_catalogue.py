@@ -20,6 +20,7 @@ REQUIRED = {
     "L4",
     "L40",
     "L40S",
+    "RTX-2080",
     "RTX-2080-Ti",
     "RTX-3080-Ti",
     "RTX-3090",
@@ -88,6 +89,8 @@ def test_numbers_are_plausible_and_sourced(name: str) -> None:
         ("V100-16GB", "bf16", None),
         ("T4", "fp16", 65),
         ("T4", "bf16", None),
+        ("RTX-2080", "fp16", 40.3),
+        ("RTX-2080", "bf16", None),
         ("RTX-2080-Ti", "fp16", 53.8),
         ("RTX-2080-Ti", "bf16", None),
         ("Titan-RTX", "fp16", 130.5),
@@ -193,6 +196,16 @@ def test_links_are_those_of_the_sheet(name: str) -> None:
         assert link.bytes_per_s in (lanes[link.kind], pytest.approx(lanes[link.kind] / 2, rel=0.01))
     else:
         assert 40e9 <= link.bytes_per_s <= 900e9
+
+
+def test_bridges_are_between_pcie_cards_and_faster_than_their_slots() -> None:
+    bridged = {name: sheet_link(name).bridge_bytes_per_s for name in gpu_type_names()}
+    assert bridged["RTX-3090"] == pytest.approx(112.5e9 / 2, rel=0.01)  # both directions: 112.5
+    assert bridged["RTX-4090"] is bridged["L40S"] is bridged["A10"] is bridged["V100-16GB"] is None
+    for name, bytes_per_s in bridged.items():
+        if bytes_per_s is not None:
+            assert sheet_link(name).kind.startswith("PCIe")
+            assert bytes_per_s > sheet_link(name).bytes_per_s
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_hetero.cli.main import main
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.convert.flagscale import cluster_text, from_flagscale, to_flagscale
 from megatron_hetero.convert.given import read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
@@ -188,6 +189,32 @@ def test_a_host_file_becomes_the_nodes_of_a_cluster(tmp_path: Path, capsys) -> N
     path.write_text("10.0.0.1 slots=8 type=BI150\n")
     with pytest.raises(ClusterError):
         cluster_text(path)
+
+
+def test_a_host_on_several_lines_is_one_machine_with_unlike_cards(tmp_path: Path) -> None:
+    path, written = tmp_path / "hostfile", tmp_path / "cluster.yaml"
+    path.write_text(
+        "desk slots=1 type=rtx4090\nother slots=4 type=A10\ndesk slots=2 type=rtx3090\n"
+    )
+    text = cluster_text(path)
+    line = "gpus: [{type: RTX-4090, count: 1}, {type: RTX-3090, count: 2}]"
+    assert f'{{name: node-0, {line}, host: "desk"}}' in text
+    assert '{name: node-1, gpu: A10, count: 4, host: "other"}' in text
+    written.write_text(text)
+    with pytest.raises(ClusterError, match="no link between"):
+        load_cluster(written)
+    # What the text says to put in is what loads.
+    head, _, links = text.partition("links: {}\n")
+    filled = "\n".join(line.removeprefix("# ") for line in links.splitlines()[1:])
+    types = "\n".join(
+        f"    {gpu}: {{bandwidth: 20 GB/s, latency: 12 us}}" for gpu in ("RTX-3090", "A10")
+    )
+    filled = filled.replace("    GPU-TYPE: {bandwidth: 20 GB/s, latency: 12 us}", types)
+    filled = filled.replace("[GPU-TYPE, GPU-TYPE]", "[RTX-4090, RTX-3090]")
+    written.write_text(head + filled + "\n")
+    cluster = load_cluster(written)
+    assert [d.name for d in cluster.devices][:3] == ["node-0:0", "node-0:1", "node-0:2"]
+    assert cluster.machines.keys() == {"node-0", "node-1"}
 
 
 def test_the_verb_writes_a_plan_and_reads_it_back(tmp_path: Path, capsys) -> None:

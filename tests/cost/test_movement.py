@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import (
     StateSizes,
@@ -132,3 +135,47 @@ def test_intervals_without_others() -> None:
     assert list(without((0.5, 1.0), [(0.0, 0.5)])) == [(0.5, 1.0)]
     assert list(without((0.5, 1.0), [(0.0, 1.0)])) == []
     assert list(without((0.0, 0.5), [(0.6, 0.7)])) == [(0.0, 0.5)]
+
+
+BOXES = """
+version: 1
+nodes:
+  - name: box
+    gpus: [{type: RTX-4090, count: 1}, {type: RTX-3090, count: 2}]
+    link: {bandwidth: 12 GB/s, latency: 15 us}
+  - name: desk
+    gpus: [{type: RTX-3090, count: 1}, {type: RTX-3060, count: 1}]
+    link: {bandwidth: 12 GB/s, latency: 15 us}
+links: {between_nodes: {bandwidth: 10 Gb/s, latency: 30 us}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("had", "gets", "store", "num_copies", "bytes_per_s"),
+    [
+        # Half from card 0 and half from card 1: all of it over the slot of card 2.
+        (["box:0", "box:1"], ["box:2"], None, 1, 12e9),
+        # Card 0, of another type, sends to both others over its slot.
+        (["box:0"], ["box:1", "box:2"], None, 2, 12e9),
+        # One path leads from machine to machine, whichever of their cards use it.
+        (["box:0", "box:1"], ["desk:0", "desk:1"], None, 2, 1.25e9),
+        # A machine has one way to the store.
+        (["desk:0"], ["box:0", "box:1"], 1e9, 2, 1e9),
+    ],
+)
+def test_unlike_cards_of_a_machine_have_slots_of_their_own_and_one_network(
+    had: list[str],
+    gets: list[str],
+    store: float | None,
+    num_copies: int,
+    bytes_per_s: float,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(BOXES, encoding="utf-8")
+    sizes, whole = StateSizes(WORKLOAD), kept_by("tp1:4 @4")["a:0"]
+    mover = Mover(load_cluster(path), sizes, dict.fromkeys(had, whole), store)
+    movement = mover.to(dict.fromkeys([*had, *gets], whole))
+    num_bytes = held_bytes(sizes, whole)
+    assert movement.moved_bytes == pytest.approx(len(gets) * num_bytes)
+    assert movement.time_s == pytest.approx(num_copies * num_bytes / bytes_per_s, rel=0.05)

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import PlanFormatError, UsageError
-from megatron_hetero.flags.launch import RankRow, node_launches, rank_rows, torchrun_lines
+from megatron_hetero.flags.launch import (
+    RankRow,
+    check_hosts,
+    node_launches,
+    rank_rows,
+    torchrun_lines,
+)
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
@@ -37,6 +43,10 @@ def test_one_line_for_each_node_with_its_own_number_of_gpus() -> None:
     )
 
 
+ONE = "--rdzv-backend c10d --rdzv-conf store_type=file --local-addr localhost"
+NO_PORT = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+
+
 def test_a_stock_plan_starts_megatrons_own_script() -> None:
     line, _ = torchrun_lines(placed(["a:0", "b:0", "a:1", "b:1"], a=2, b=2))
     assert f" --master-port 29500 pretrain_gpt.py {USER} --tensor-model-parallel-size 1" in line
@@ -46,8 +56,8 @@ def test_a_stock_plan_starts_megatrons_own_script() -> None:
 def test_one_node_needs_no_address() -> None:
     (line,) = torchrun_lines(placed(["a:1", "a:0", "a:3", "a:2"], a=4))
     assert line.startswith(
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1,0,3,2 "
-        "torchrun --standalone --nproc-per-node 4 pretrain_gpt.py "
+        f"CUDA_DEVICE_ORDER=PCI_BUS_ID {NO_PORT} CUDA_VISIBLE_DEVICES=1,0,3,2 "
+        f"torchrun {ONE} --nproc-per-node 4 pretrain_gpt.py "
     )
 
 
@@ -56,7 +66,7 @@ def test_a_bare_layout_starts_anywhere() -> None:
     (launch,) = node_launches(plan)
     assert launch.host is None
     assert launch.line == (
-        "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --standalone --nproc-per-node 3 "
+        f"CUDA_DEVICE_MAX_CONNECTIONS=1 {NO_PORT} torchrun {ONE} --nproc-per-node 3 "
         f"-m megatron_hetero.pretrain_gpt {USER} "
         "--hetero-layout 'tp2:4,tp1:4 @16'"
     )
@@ -91,9 +101,9 @@ def test_rank_rows() -> None:
 @pytest.mark.parametrize(
     ("plan", "says"),
     [
-        (with_host(PLAN, 0, host="0.0.0.0"), "every interface or a public address"),
-        (with_host(PLAN, 0, host="::"), "every interface or a public address"),
-        (with_host(PLAN, 1, host="8.8.8.8"), "every interface or a public address"),
+        (with_host(PLAN, 0, host="0.0.0.0"), "no address of one machine"),
+        (with_host(PLAN, 0, host="::"), "no address of one machine"),
+        (with_host(PLAN, 1, host="8.8.8.8"), "a public address"),
         (with_host(PLAN, 1, host="-oProxyCommand=x"), "not a host name"),
         (
             with_host(PLAN, 1, host="a.example"),
@@ -121,3 +131,19 @@ def test_contradictions_are_refused_here_too() -> None:
     load = replace(workload(), megatron_args=("--tensor-model-parallel-size", "8"))
     with pytest.raises(UsageError, match="contradicts the plan"):
         torchrun_lines(replace(PLAN, workload=load), "plan.json")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "0x0", "224.0.0.1"])
+def test_a_wildcard_is_never_a_host(host: str) -> None:
+    hosts = (replace(PLAN.hosts[0], host=host), *PLAN.hosts[1:])
+    for may_be_public in (False, True):
+        with pytest.raises(PlanFormatError):
+            check_hosts(hosts, may_be_public=may_be_public)
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "2001:4860:4860::8888"])
+def test_a_public_address_is_a_host_when_asked_for(host: str) -> None:
+    hosts = (replace(PLAN.hosts[0], host=host), *PLAN.hosts[1:])
+    with pytest.raises(PlanFormatError, match="--public-addresses"):
+        check_hosts(hosts)
+    check_hosts(hosts, may_be_public=True)

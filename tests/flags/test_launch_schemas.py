@@ -11,17 +11,27 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron_hetero.flags.launchers.install import Wheel, install_script
 from megatron_hetero.flags.launchers.slurm import slurm_options
-from tests.flags.test_launchers import files
+from megatron_hetero.plan.plan import Plan
+from tests.flags.test_launchers import LAUNCHERS, files
+from tests.flags.test_stock import placed
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from check_launch_files import folder_faults  # noqa: E402
+
+
+def plan_on_one_machine() -> Plan:
+    """Four A100 of a machine."""
+    plan = placed(["a:0", "a:1", "a:2", "a:3"], a=4)
+    return replace(plan, hosts=tuple(replace(h, gpu_type="A100-80GB") for h in plan.hosts))
+
 
 GOLDEN = Path(__file__).parent / "golden"
 _OWN_CRD = os.environ.get("MEGATRON_HETERO_JOBSET_CRD")
@@ -48,6 +58,19 @@ def test_files_with_every_option_keep_to_the_schemas(tmp_path: Path) -> None:
     for file in made:
         (tmp_path / file.name).write_text(file.text)
     assert folder_faults(tmp_path) == []
+
+
+def test_files_of_one_machine_on_a_named_interface_keep_to_the_schemas(tmp_path: Path) -> None:
+    plan = plan_on_one_machine()
+    for launcher in LAUNCHERS:
+        folder = tmp_path / launcher
+        folder.mkdir()
+        for file in files(launcher, plan=plan, interface="eth1", is_installed_by_script=False):
+            (folder / file.name).write_text(file.text)
+            if file.name == "train.sh":
+                assert "store_type=file" in file.text and "--master-addr" not in file.text
+                assert "export GLOO_SOCKET_IFNAME=eth1\n" in file.text
+        assert folder_faults(folder) == []
 
 
 def planted(launcher: str, name: str, was: str, becomes: str, folder: Path) -> Path:

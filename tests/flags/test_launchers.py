@@ -65,6 +65,17 @@ def test_golden(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nothing_of_the_environment_is_written(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys reach a job by its own environment or by references to secrets, never in a file."""
+    before = files(launcher)
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MASTER_ADDR", "USER"):
+        monkeypatch.setenv(name, "s3cr3t")
+    assert files(launcher) == before
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_shell_accepts_every_script(launcher: str) -> None:
     for file in files(launcher):
         if file.text.startswith("#!"):

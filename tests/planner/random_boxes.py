@@ -8,8 +8,11 @@ from typing import Any
 
 import yaml
 
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.file.bridges import bridge_fault
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.units import parse_bandwidth
 
 NUM_BOXES = 20
 _TYPES = (
@@ -36,7 +39,13 @@ def box_data(seed: int) -> dict[str, Any]:
         node["gpus"][random.randrange(num_types)]["reserve"] = "1 GiB"
     if random.random() < 0.5:
         cards = sorted(random.sample(range(num_cards), 2))
-        node["pairs"] = [{"cards": cards, **_link(random, 3, 100)}]
+        link = _link(random, 3, 100)
+        of_cards = [t for t, n in zip(types, counts, strict=True) for _ in range(n)]
+        if bridge_fault(
+            *(gpu_type(of_cards[i]) for i in cards), parse_bandwidth(link["bandwidth"])
+        ):
+            link["bandwidth"] = "15 GB/s"  # what the slots carry
+        node["pairs"] = [{"cards": cards, **link}]
     if random.random() < 0.5:
         node["root_complex"] = f"{random.randint(16, 40)} GB/s"
     return {"version": 1, "nodes": [node]}

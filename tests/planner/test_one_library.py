@@ -14,8 +14,8 @@ from megatron_hetero.cluster.spec import Limits
 from megatron_hetero.errors import InfeasiblePlanError, LibraryError, PlanFormatError
 from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.file import plan_from_data, plan_to_data, save_plan
-from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.advise.explain import explain_plan
 from megatron_hetero.planner.advise.what_if import what_to_add

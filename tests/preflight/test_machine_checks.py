@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.names import device_place
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.preflight.check import check_job
 from megatron_hetero.preflight.groups import group_tests
@@ -219,6 +221,14 @@ def test_peer_to_peer_of_a_box_is_held_back_but_for_its_bridge(tmp_path: Path) -
     everywhere, _ = boxed_job(tmp_path, "NCCL_P2P_LEVEL=SYS")
     (finding,) = [f for f in check_job(everywhere) if f.id == "p2p-on-consumer-card"]
     assert "NCCL_P2P_LEVEL=NVL on box" in finding.remedy
+
+
+def test_every_rank_has_the_card_of_the_launch_order(tmp_path: Path) -> None:
+    for job in (JOB, boxed_job(tmp_path)[0]):
+        assert list(job.devices) == [place.device for place in rank_table(job.plan)]
+        for device in job.devices:
+            host = job.host_by_node[device_place(device)[0]]
+            assert device in host.type_by_device
 
 
 def test_old_cards_beside_new_ones_cost_precision_and_kernels() -> None:

@@ -9,11 +9,15 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.runtime.parallel.boundary import Boundary, PipelineCommunicator
+from megatron_hetero.runtime.parallel.boundary import (
+    Boundary,
+    PipelineCommunicator,
+    always_send_parts,
+)
 from megatron_hetero.runtime.parallel.groups import build_groups
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
@@ -23,7 +27,8 @@ SEQUENCE, HIDDEN = 24, 5
 _stages = st.sampled_from(["tp1", "tp2", "tp3", "tp4", "tp1cp2", "tp2cp2", "tp1cp3", "tp3(2:1:1)"])
 
 
-@given(_stages, _stages, st.booleans(), st.booleans())
+@given(_stages, _stages, st.booleans(), st.booleans(), st.booleans())
+@example("tp2cp2", "tp2", False, False, True)
 @settings(
     max_examples=4,
     deadline=None,
@@ -31,19 +36,24 @@ _stages = st.sampled_from(["tp1", "tp2", "tp3", "tp4", "tp1cp2", "tp2cp2", "tp1c
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 def test_activations_and_gradients_arrive_whole(
-    senders: str, receivers: str, sequence_parallel: bool, own_lengths: bool
+    senders: str, receivers: str, sequence_parallel: bool, own_lengths: bool, through_leaders: bool
 ) -> None:
-    """`own_lengths`: each message has another, told by its sender, and two are posted ahead."""
+    """`through_leaders`: as small messages go; else in parts.
+
+    `own_lengths`: each message has another, told by its sender, and two are posted ahead.
+    """
     layout = f"{senders}:1,{receivers}:1 @1"
 
     def check(rank: int) -> None:
+        if not through_leaders:
+            always_send_parts()
         asked = plan(layout)
         place = rank_table(asked)[rank]
         groups = build_groups(asked, timedelta(minutes=1), own_lengths)
         config = SimpleNamespace(
             sequence_parallel=sequence_parallel, pipeline_dtype=torch.float64, hidden_size=HIDDEN
         )
-        boundary = PipelineCommunicator(groups, config).boundaries[0]
+        boundary = PipelineCommunicator(groups, config, sequence_parallel).boundaries[0]
         boundary.begin()
         width = groups.tensor.size()
 

@@ -10,7 +10,8 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import named_flags, support_of
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.runtime.job.checks import support
-from megatron_hetero.runtime.job.checks.refused_flags import NOT_IN_THIS_ENTRY, REFUSED
+from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
+from megatron_hetero.runtime.job.checks.refused_flags import REFUSED
 from megatron_hetero.runtime.model import experts, fp8
 from tests.runtime.test_refusals import LAYOUT, MODEL, refuse
 

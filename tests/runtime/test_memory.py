@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.lab.kit.live_bytes import LiveBytes
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
 from megatron_hetero.lab.verify.small.shrink import shrink
 from megatron_hetero.lab.verify.small.text import VOCAB_SIZE
@@ -19,7 +20,6 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import make_cluster, place_plan
-from tests.runtime.memory_probe import MemoryProbe
 from tests.runtime.workloads import plan, workload
 
 CPU = GpuType("CPU", 1 << 40, 1e10, dict.fromkeys(("bf16", "fp16", "fp32"), 1e11), "8.0", "a test")
@@ -95,7 +95,7 @@ def test_ranks_hold_what_the_plan_estimates(name: str, tmp_path: Path) -> None:
         argv = (*argv, "--use-distributed-optimizer")
 
     def train(rank: int) -> None:
-        probe = MemoryProbe()
+        probe = LiveBytes()
         entry.main(argv, probe)
         probe.save(tmp_path / f"bytes-{rank}.json")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from typing import NoReturn
 
+from megatron_hetero.cluster.file.bridges import bridge_fault
 from megatron_hetero.cluster.file.links import resolve_link
 from megatron_hetero.cluster.file.references import References, listed
 from megatron_hetero.cluster.file.schema import CardsSection, LinkSection, LinksSection, NodeSection
@@ -230,6 +231,15 @@ class _CardLinks:
                 if seen.setdefault(key, p) != p:
                     self._references.fail(
                         keypath, f"cards {key[0]} and {key[1]} are in pairs[{seen[key]}] already"
+                    )
+                one, other = (self._cards[card].gpu for card in key)
+                fault = bridge_fault(one, other, resolve_link(pair).bytes_per_s)
+                if fault is not None:
+                    self._references.fail(
+                        keypath,
+                        f"cards {key[0]} and {key[1]}: {fault}; name the cards that a bridge joins "
+                        "(`nvidia-smi topo -m` shows NV between them), or write what the path "
+                        "carries (`megatron-hetero probe --pairs` measures it)",
                     )
                 yield key, pair
 

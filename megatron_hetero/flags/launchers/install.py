@@ -16,7 +16,7 @@ INSTALL_NAME = "install.sh"
 EXTRA = "tested"
 """The wheel's extra that pins the runtime (`setup.py`)."""
 
-_FILE = re.compile(r"megatron_hetero-[\w.+]+-py3-none-any\.whl")
+_FILE = re.compile(r"megatron_hetero-[\w.+]+-py3-none-any\.whl", re.ASCII)
 _URL = re.compile(rf"https://[\w.:-]+/(?:[\w.~%+-]+/)*{_FILE.pattern}(?:#sha256=[0-9a-f]{{64}})?")
 
 _SCRIPT = """\

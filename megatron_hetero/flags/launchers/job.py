@@ -12,8 +12,9 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
 from megatron_hetero.plan.plan import Host, Plan
 
-_JOB_NAME = re.compile(r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")
-_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*")
+_JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}", re.ASCII)
+_IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@+-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class LaunchJob:
     `image`: container image, for launchers that need one.
     `is_installed_by_script`: `install.sh` lies beside `train.sh`.
     `opens_ports`: rented machines take connections of any address (SkyPilot).
+    `interface`: network interface of all machines that the ranks talk over.
+    `takes_public_addresses`: hosts may be named by public addresses.
     """
 
     plan: Plan
@@ -79,6 +82,8 @@ class LaunchJob:
     is_installed_by_script: bool = False
     opens_ports: bool = False
     slurm: SlurmOptions = SlurmOptions()
+    interface: str | None = None
+    takes_public_addresses: bool = False
 
     def check(self) -> None:
         """Refuse a job that no launcher can start.
@@ -93,11 +98,19 @@ class LaunchJob:
                 "to launch on. Plan with --cluster, or start the torchrun line of "
                 "`megatron-hetero flags`."
             )
-        check_hosts(self.plan.hosts)
-        if not _JOB_NAME.match(self.name):
+        check_hosts(self.plan.hosts, may_be_public=self.takes_public_addresses)
+        if self.interface is not None and not _INTERFACE.fullmatch(self.interface):
+            raise UsageError(
+                f"--interface {self.interface!r}: not the name of a network interface, such as eth1"
+            )
+        if not _JOB_NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
                 "a letter first (Kubernetes and DNS ask for it)."
+            )
+        if self.script is not None and (not self.script or self.script.startswith("-")):
+            raise UsageError(
+                f"--script {self.script!r}: torchrun would read it as a flag; write ./ before it"
             )
         if self.image is not None and not _IMAGE.fullmatch(self.image):
             raise UsageError(

@@ -12,10 +12,11 @@ from megatron_hetero.flags.emit import is_stock, megatron_args, plan_arguments, 
 from megatron_hetero.flags.environment import (
     NODE_VARIABLE,
     EnvironmentSetting,
+    interface_settings,
     job_settings,
     node_settings,
 )
-from megatron_hetero.flags.launch import HETERO_ENTRY, STOCK_ENTRY
+from megatron_hetero.flags.launch import HETERO_ENTRY, ONE_MACHINE, STOCK_ENTRY
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host
@@ -36,6 +37,8 @@ _HEAD = """\
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 node_rank=${{1:?usage: bash train.sh NODE_RANK [MASTER_ADDR]}}
+"""
+_MASTER = """\
 master_addr=${{2:-{master}}}
 master_port=${{MASTER_PORT:-{port}}}
 """
@@ -66,15 +69,12 @@ def node_script(job: LaunchJob, *, hosts_are_rented: bool = False) -> LaunchFile
 
 def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     hosts = job.plan.hosts
-    yield _HEAD.format(
-        layout=format_layout(job.plan.layout),
-        master=hosts[0].host,
-        port=job.master_port,
-        by_name=BY_NAME,
+    yield _HEAD.format(layout=format_layout(job.plan.layout), by_name=BY_NAME) + (
+        _MASTER.format(master=hosts[0].host, port=job.master_port) if hosts[1:] else ""
     )
     advice = _ADVICE_INSTALL if job.is_installed_by_script else _ADVICE_PATH
     yield _FIND_TORCHRUN.format(venv=VENV_NAME, advice=advice)
-    yield from _exports(job_settings(job.plan))
+    yield from _exports((*job_settings(job.plan), *interface_settings(job.interface)))
     yield ""
     yield from _rank_by_name(hosts)
     yield 'case "$node_rank" in'
@@ -94,8 +94,12 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     yield from _arguments(job)
     yield ""
     yield "exec torchrun \\"
-    yield f'    --nnodes {len(hosts)} --node-rank "$node_rank" --nproc-per-node "$num_processes" \\'
-    yield '    --master-addr "$master_addr" --master-port "$master_port" \\'
+    processes = '--nproc-per-node "$num_processes" \\'
+    if len(hosts) == 1:
+        yield f"    {shlex.join(ONE_MACHINE)} {processes}"
+    else:
+        yield f'    --nnodes {len(hosts)} --node-rank "$node_rank" {processes}'
+        yield '    --master-addr "$master_addr" --master-port "$master_port" \\'
     yield f'    {shlex.join(_entry(job))} "${{MEGATRON_ARGS[@]}}"'
     yield ""
 

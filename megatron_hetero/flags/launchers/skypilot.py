@@ -78,12 +78,13 @@ _START = """\
 set -euo pipefail
 cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"
 mkdir -p logs
+parts=({parts})
 starters=()
-for part in {parts}; do
+for part in "${{parts[@]}}"; do
     sky launch --yes -c "{name}-$part" "part-$part.yaml" >"logs/rent-$part.log" 2>&1 &
     starters+=("$!")
 done
-for part in {parts}; do
+for part in "${{parts[@]}}"; do
     if ! wait "${{starters[$part]}}"; then
         echo "start.sh: part $part was not rented: see $PWD/logs/rent-$part.log" >&2
         echo "start.sh: those that were stay rented: sky down {names}" >&2
@@ -95,7 +96,7 @@ if [ -z "$master" ]; then
     echo "start.sh: the first machine has no address; set MASTER_ADDR" >&2
     exit 1
 fi
-for part in {parts}; do
+for part in "${{parts[@]}}"; do
     sky exec --detach-run --env MASTER_ADDR="$master" "{name}-$part" "part-$part.yaml"
 done
 sky logs {name}-0

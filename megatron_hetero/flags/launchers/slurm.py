@@ -17,7 +17,7 @@ from megatron_hetero.flags.launchers.node_script import BY_NAME, node_script
 JOB_ID_NAME = "job.id"
 LOG_NAME = "job.log"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*")
-_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED")
+_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.ASCII)
 
 # One task to a node starts one process for each GPU: bound to the core of one task they would share
 # it (--cpu-bind=none).

@@ -100,7 +100,7 @@ SUPPORT: tuple[Support, ...] = (
         "passed on",
         "--log-straggler --straggler-* --disable-straggler-on-startup",
         "Megatron's detector with each rank's own part of the work; its sensors need a GPU, on "
-        "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on all interfaces",
+        "which it is untested. Rank 0 listens on --straggler-ctrlr-port, on loopback",
         neutral="log",
     ),
     Support(

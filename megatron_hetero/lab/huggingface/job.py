@@ -48,7 +48,7 @@ def import_weights(source: Path, checkpoint: Path) -> int:
     weights = WeightFolder(source)
 
     def fill_and_save(model: list[Any]) -> None:
-        from megatron.training.checkpointing import save_checkpoint
+        from megatron.training.training import save_checkpoint
 
         from megatron_hetero.runtime.megatron import checkpoint_metadata
         from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
@@ -74,7 +74,7 @@ def export_weights(checkpoint: Path, target: Path, config_path: Path) -> int:
     written: list[int] = []
 
     def load_and_write(model: list[Any]) -> None:
-        from megatron.training.checkpointing import load_checkpoint
+        from megatron.training.training import load_checkpoint
 
         load_checkpoint(model, None, None, strict=True)
         tensors = _their_tensors(_parameters(model), pieces)

@@ -10,28 +10,23 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron_hetero import __version__
 from megatron_hetero.cost.work.profile import PIECES, PROFILE_SCHEMA_VERSION, load_profile
-from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
+from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.files import read_json, write_json
 from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.lab.probe.cards import Card, only
+from megatron_hetero.lab.probe.processes import run_ranks
 from megatron_hetero.model.spec import Workload
-from megatron_hetero.runtime.job.local_launch import rank_environment
 
-_LIMIT_S = 900.0
-_POLL_S = 0.1
+RANK_MODULE = "megatron_hetero.lab.probe.rank"
 
 _NOT_FOR_A_PROBE = (
     "--save", "--load", "--pretrained-checkpoint", "--data-path", "--train-data-path",
@@ -48,11 +43,12 @@ _NOT_FOR_A_PROBE = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ProbeRequest:
     """Pieces to measure, and the file of the results.
 
     Plans look the times up under the name `gpu`. `num_busy` GPUs compute at the same time, as in
-    training, where they share power, memory and cooling.
+    training, where they share power, memory and cooling. `cards` are those of this type, none on a
+    CPU.
     """
 
     workload: Workload
@@ -63,6 +59,7 @@ class Request:
     seconds: float
     output: Path
     num_busy: int = 1
+    cards: tuple[Card, ...] = ()
 
     def num_ranks(self, width: int) -> int:
         """Return the processes for one width: whole groups within `num_busy`, at least one."""
@@ -77,7 +74,7 @@ class MeasuredWidth:
     result: dict[str, Any] | None
 
 
-def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
+def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[MeasuredWidth, ...]:
     """Measure every width that the file lacks, and add it there.
 
     Raises:
@@ -104,29 +101,22 @@ def probe(request: Request, on_progress: Callable[[str], None]) -> tuple[Measure
     return tuple(measured)
 
 
-def num_gpus() -> int:
-    """Count the GPUs that torch sees on this machine; 0 without CUDA."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _check_gpus(request: Request) -> None:
-    count = num_gpus()
+def _check_gpus(request: ProbeRequest) -> None:
+    count = len(request.cards)
     if not count:
         return
     if count < max(request.widths):
         raise EnvironmentMismatchError(
-            f"width {max(request.widths)} needs as many GPUs on this machine; torch sees "
+            f"width {max(request.widths)} needs as many {request.gpu} on this machine; it has "
             f"{count}. Give smaller --widths."
         )
     if count < request.num_busy:
         raise EnvironmentMismatchError(
-            f"--gpus {request.num_busy}: torch sees {count} on this machine"
+            f"--gpus {request.num_busy}: this machine has {count} {request.gpu}"
         )
 
 
-def _existing(request: Request) -> dict[str, Any]:
+def _existing(request: ProbeRequest) -> dict[str, Any]:
     """Read the output file, or start a new one."""
     provenance = {
         "tool": f"megatron-hetero {__version__}",
@@ -151,7 +141,7 @@ def _existing(request: Request) -> dict[str, Any]:
     return data
 
 
-def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
+def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
     """Return the fields of a point that identify what was measured."""
     model, training = request.workload.model, request.workload.training
     experts = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
@@ -177,12 +167,12 @@ def _key(request: Request, width: int, size: int, piece: str) -> dict[str, Any]:
     }
 
 
-def _has(data: dict[str, Any], request: Request, width: int, size: int) -> bool:
+def _has(data: dict[str, Any], request: ProbeRequest, width: int, size: int) -> bool:
     known = [{k: v for k, v in p.items() if not k.endswith("_s")} for p in data["points"]]
     return all(_key(request, width, size, piece) in known for piece in PIECES)
 
 
-def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, Any]) -> None:
+def _add(data: dict[str, Any], request: ProbeRequest, width: int, result: dict[str, Any]) -> None:
     new = []
     for piece in result["pieces"]:
         key = _key(request, width, piece["micro_batch_size"], piece["piece"])
@@ -197,7 +187,7 @@ def _add(data: dict[str, Any], request: Request, width: int, result: dict[str, A
     data["provenance"][f"{request.gpu}: measured"] = today
 
 
-def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
+def megatron_flags(request: ProbeRequest, width: int) -> tuple[str, ...]:
     """Return the user's flags for a job of few layers and random data, at one width."""
     model, training = request.workload.model, request.workload.training
     options = last_of_each(flag_table().split(request.workload.megatron_args))
@@ -225,7 +215,7 @@ def megatron_flags(request: Request, width: int) -> tuple[str, ...]:
     return (*(token for option in kept for token in option.tokens), *own)
 
 
-def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any]:
+def _launch(request: ProbeRequest, width: int, sizes: Sequence[int]) -> dict[str, Any]:
     model = request.workload.model
     num_ranks = request.num_ranks(width)
     spec = {
@@ -244,54 +234,10 @@ def _launch(request: Request, width: int, sizes: Sequence[int]) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="megatron-hetero-probe-") as name:
         folder = Path(name)
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
-        (folder / "store").touch()
-        ranks = [_start(folder, rank, num_ranks) for rank in range(num_ranks)]
-        try:
-            _wait(ranks, folder)
-        finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
+        files = [str(folder / "spec.json"), str(folder / "result.json")]
+        run_ranks(RANK_MODULE, files, num_ranks, folder, only(request.cards))
         result: dict[str, Any] = read_json(folder / "result.json").data
         return result
-
-
-def _start(folder: Path, rank: int, num_ranks: int) -> subprocess.Popen[bytes]:
-    connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if num_ranks > 1 else {}
-    environment = {
-        **os.environ,
-        **rank_environment(rank, num_ranks, str(folder / "store")),
-        **connections,
-        "MASTER_ADDR": "127.0.0.1",
-    }
-    environment.setdefault("OMP_NUM_THREADS", "1")
-    with (folder / f"rank-{rank}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "megatron_hetero.lab.probe.rank",
-             str(folder / "spec.json"), str(folder / "result.json")],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )  # fmt: skip
-
-
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while any(process.poll() is None for process in ranks):
-        codes = [process.poll() for process in ranks]
-        if any(codes) or time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_S)
-    for rank, process in enumerate(ranks):
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=2.0)
-        if process.poll() != 0:
-            log = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
-            raise CheckFailedError(
-                f"rank {rank} of the probe ended with {process.poll()}; it last wrote:\n"
-                + "\n".join("  " + line for line in log[-12:])
-            )
 
 
 def summary(measured: Sequence[MeasuredWidth]) -> list[dict[str, Any]]:

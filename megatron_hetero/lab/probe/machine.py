@@ -70,8 +70,9 @@ def free_bytes() -> int | None:
     return torch.cuda.mem_get_info()[0] if backend.cuda_is_usable() else None
 
 
-def link_between_first_two() -> LinkFit:
-    """Fit latency and bandwidth of one direction from messages between ranks 0 and 1.
+def link_between(one: int, other: int) -> LinkFit:
+    """Fit latency and bandwidth of one direction through messages of growing size that two ranks
+    exchange.
 
     Collective over the world; all ranks get the fit.
     """
@@ -81,10 +82,12 @@ def link_between_first_two() -> LinkFit:
         message = torch.zeros(num_bytes // 4, device=device)
         dist.barrier()
         seconds = 0.0
-        if rank < 2:
-            seconds = _ping_pong_s(message, 1 - rank, 20)
+        if rank == one:
+            seconds = _ping_pong_s(message, other, 20, is_first=True)
+        elif rank == other:
+            seconds = _ping_pong_s(message, one, 20, is_first=False)
         found = torch.tensor([seconds], dtype=torch.float64, device=device)
-        dist.broadcast(found, 0)
+        dist.broadcast(found, one)
         times.append((float(num_bytes), float(found.item())))
     return fit_link(times)
 
@@ -104,11 +107,11 @@ def all_reduce_rates() -> list[tuple[int, float]]:
     return found
 
 
-def _ping_pong_s(message: torch.Tensor, other: int, count: int) -> float:
+def _ping_pong_s(message: torch.Tensor, other: int, count: int, *, is_first: bool) -> float:
     """Measure a round trip; return half of it, in seconds."""
 
     def there_and_back() -> None:
-        if dist.get_rank() == 0:
+        if is_first:
             dist.send(message, other)
             dist.recv(message, other)
         else:

@@ -51,7 +51,7 @@ def main(spec_path: Path, result_path: Path) -> None:
         rates = machine.device_rates(**spec["shapes"])
         result["rates"] = [asdict(rate) for rate in rates]
     else:
-        result["link"] = asdict(machine.link_between_first_two())
+        result["link"] = asdict(machine.link_between(0, 1))
         result["all_reduce"] = machine.all_reduce_rates()
     if rank == 0:
         result_path.write_text(json.dumps(result), encoding="utf-8")

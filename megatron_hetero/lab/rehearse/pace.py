@@ -91,7 +91,7 @@ class StepPace:
         self._free_step_s = 0.0
 
     def begin(self) -> None:
-        """Begin a step on all ranks at once.
+        """Start a step on all ranks at once.
 
         Raises:
             RehearsalDone: all ranks have seen enough steps.

@@ -88,8 +88,10 @@ class RehearsedRank:
         from megatron.core.pipeline_parallel import p2p_communication, schedules
         from megatron.training import training
 
+        from megatron_hetero.runtime.parallel.boundary import always_send_parts
         from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 
+        always_send_parts()
         self.transport.install()
         p2p_communication._p2p_ops = batched_p2p_ops(lambda ops: dist.batch_isend_irecv(ops))
         self._gradients.install()

@@ -71,7 +71,7 @@ def verify_arguments(
 def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
     if arguments.layout is not None:
         layout = parse_layout(arguments.layout)
-        args = (*_defaults(layout), *arguments.megatron_args)
+        args = (*default_flags(layout), *arguments.megatron_args)
         # Nothing is planned, so what the planner cannot price may be trained.
         workload = load_workload(None, args, is_planned=False)
         return plan_from_layout(layout, workload), workload
@@ -89,7 +89,7 @@ def _plan_and_workload(arguments: argparse.Namespace) -> tuple[Plan, Workload]:
     return plan, plan.workload
 
 
-def _defaults(layout: Layout) -> tuple[str, ...]:
+def default_flags(layout: Layout) -> tuple[str, ...]:
     """Return sizes that a layout lacks and that are shrunk anyway; the user's later flags win."""
     shares = (sum(s.shares) for r in layout.replicas for s in r.stages if s.shares is not None)
     unit = lcm(*layout.tensor_parallel_widths, *shares)

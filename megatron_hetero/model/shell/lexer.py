@@ -23,6 +23,8 @@ _BRACED = re.compile(
 )
 _ARRAY_START = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _BLANKS = " \t\r"
+MAX_NESTING = 32
+"""Expansions inside one another."""
 
 
 def commands(path: Path, text: str) -> Iterator[Command]:
@@ -35,11 +37,12 @@ def commands(path: Path, text: str) -> Iterator[Command]:
 
 
 class _Lexer:
-    def __init__(self, path: Path, text: str, line: int = 1) -> None:
+    def __init__(self, path: Path, text: str, line: int = 1, depth: int = 0) -> None:
         self._path = path
         self._text = text
         self._position = 0
         self._line = line
+        self._depth = depth
         self._here_documents: list[str] = []
 
     def commands(self) -> Iterator[Command]:
@@ -203,6 +206,17 @@ class _Lexer:
 
     def _expansion(self) -> WordPart:
         """Read an expansion that a `$` or a backquote begins."""
+        if self._depth == MAX_NESTING:
+            raise self._error(
+                self._line, f"expansions stand inside one another more than {MAX_NESTING} deep"
+            )
+        self._depth += 1
+        try:
+            return self._expanded()
+        finally:
+            self._depth -= 1
+
+    def _expanded(self) -> WordPart:
         start = self._position
         if self._next() == "`":
             end = self._text.find("`", self._position)
@@ -244,7 +258,8 @@ class _Lexer:
         default = None
         if match["default"] is not None:
             # The default is read as if in double quotes, where it usually stands.
-            default = tuple(_Lexer(self._path, f'"{match["default"]}"', line)._word().pieces)
+            quoted = _Lexer(self._path, f'"{match["default"]}"', line, self._depth)
+            default = tuple(quoted._word().pieces)
         kind: Literal["variable", "array"] = (
             "array" if match["array"] or match["name"] in "@*" else "variable"
         )

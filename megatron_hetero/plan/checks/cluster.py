@@ -14,7 +14,7 @@ from megatron_hetero.plan.checks.violation import (
     stage_name,
     stages,
 )
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.units import format_bytes
 

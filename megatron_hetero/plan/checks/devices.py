@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from megatron_hetero.cluster.makers import mixed_libraries
+from megatron_hetero.cluster.names import is_number
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
-from megatron_hetero.plan.libraries import library_of
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Plan
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -116,9 +117,9 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
 
 
 def is_host_name(name: str) -> bool:
-    """Return whether `name` is an RFC 1123 host name or an IP address: never an option or a
-    command."""
-    return len(name) <= 253 and bool(_HOST_NAME.match(name) or _IPV6_ADDRESS.match(name))
+    """Return whether `name` is an RFC 1123 host name or an IP address: no option or command."""
+    is_name = bool(_HOST_NAME.match(name)) and not is_number(name)
+    return len(name) <= 253 and (is_name or bool(_IPV6_ADDRESS.match(name)))
 
 
 def hosts_speak_one_library(plan: Plan) -> Iterator[Violation]:

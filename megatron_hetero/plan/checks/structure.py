@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatron_hetero.model.spec import MAX_LAYERS
 from megatron_hetero.plan.checks.violation import (
     Violation,
     layer_range,
@@ -13,7 +14,6 @@ from megatron_hetero.plan.checks.violation import (
 )
 from megatron_hetero.plan.layout import (
     MAX_CONTEXT_PARALLEL,
-    MAX_LAYERS,
     MAX_MICRO_BATCH_SIZE,
     MAX_MICRO_BATCHES,
     MAX_SHARE,

@@ -135,5 +135,6 @@ def _with_flags(workload: Workload, flags: Sequence[str]) -> Workload:
 
 
 def _splits_passes(plan: Plan) -> bool:
-    """Drop overlaps, which orders with I and W passes refuse (`runtime.job.refused_flags`)."""
+    """Return whether passes are split into I and W, an order that refuses overlaps
+    (`runtime.job.checks.refused_flags`)."""
     return any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)

@@ -21,12 +21,12 @@ class Folded[Row]:
 
     @property
     def first(self) -> Row:
-        """The row that is drawn."""
+        """Return the row that is drawn."""
         return self.rows[0]
 
     @property
     def num_more(self) -> int:
-        """Rows that it stands for beside itself."""
+        """Count the rows that it stands for beside itself."""
         return len(self.rows) - 1
 
 
@@ -36,7 +36,7 @@ def folded[Row](
     drawn: Callable[[Row], tuple[float, ...]],
     most: int = MAX_ROWS,
 ) -> list[Folded[Row]]:
-    """Rows as they are drawn: of more than `most`, those that look alike are one.
+    """Fold rows as they are drawn: of more than `most`, those that look alike are one.
 
     Args:
         kind: what must be equal in rows that look alike.
@@ -61,7 +61,7 @@ def runs[Row](
     kind: Callable[[Row], Hashable],
     drawn: Callable[[Row], tuple[float, ...]],
 ) -> list[Folded[Row]]:
-    """Rows of which neighbours that look alike are one (`folded`), in their order."""
+    """Fold neighbours that look alike (`folded`), in their order."""
     found: list[list[Row]] = []
     for row in rows:
         if found and _are_alike(found[-1][0], row, kind, drawn):
@@ -72,13 +72,14 @@ def runs[Row](
 
 
 def label(place: str, num_more: int, of: str, width: float, size: float = 12) -> str:
-    """The words beside a row: which it is, how many more look like it, and what it is of."""
+    """Write the words beside a row: its place, the number of rows that look like it, and their
+    kind."""
     more = f" and {num_more} alike" if num_more else ""
     return fitted(f"{place}{more}{of}", width, size)
 
 
 def span(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """A value of rows that look alike: one figure, or the least and the largest."""
+    """Write a value of rows that look alike: one figure, or the least and the largest."""
     least, largest = shown(min(values)), shown(max(values))
     return least if least == largest else f"{least} to {largest}"
 

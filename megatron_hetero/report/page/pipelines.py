@@ -79,7 +79,8 @@ def _stage_kind(replica: Replica, cluster: Cluster, s: int) -> Hashable:
 def _boxes(
     r: int, replica: Replica, cluster: Cluster, estimates: Estimates, is_many: bool
 ) -> _Stages:
-    """Boxes of a replica's stages: of many, neighbours on one node that are alike share one.
+    """Draw the boxes of a replica's stages: of many, neighbours on one node that are alike share
+    one.
 
     The first and the last stage stand alone, since they have weights that the others have not.
     """
@@ -147,16 +148,19 @@ def _box(
     ]
     slowest_s = max(estimates.stage_times_s[r][each] for each in box.rows)
     time = f"{format_duration(slowest_s)} per micro-batch"
-    name = f"stage {s}: {count(shape.num_layers, 'layer')}"
+    layers = count(shape.num_layers, "layer")
+    names = [f"stage {s}: {layers}"]
     if box.num_more:
-        name = f"stages {s}-{box.rows[-1]}: {count(shape.num_layers, 'layer')} each"
-    whole = name + "".join(f" + {end}" for end in ends)
+        which = f"{s}-{box.rows[-1]}"
+        names = [f"stages {which}: {layers} each", f"{which}: {layers} each"]
+        names.append(f"{which}: {shape.num_layers} each")
+    names.insert(0, names[0] + "".join(f" + {end}" for end in ends))
 
     def fits(words: str) -> bool:
         return fitted(words, width - 16, 12) == words
 
     lines = (
-        (whole if fits(whole) else name, "cell-name"),
+        (next(filter(fits, names), names[-1]), "cell-name"),
         (f"{shape.tensor_parallel} x {gpu}", "cell-text"),
         (
             devices_by_node([d for each in box.rows for d in replica.stages[each].devices]),

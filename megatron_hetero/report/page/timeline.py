@@ -110,7 +110,7 @@ class _View:
 
 
 def _within(lanes: Sequence[Lane], start_s: float, end_s: float) -> Iterator[Lane]:
-    """Lanes with the operations of a part of the step."""
+    """Keep the operations of a part of the step in each lane."""
     for lane in lanes:
         shown = (o for o in lane.operations if o.start_s < end_s and o.end_s > start_s)
         yield replace(lane, operations=tuple(shown))
@@ -121,7 +121,8 @@ def _num_devices(lane: Lane) -> int:
 
 
 def _drawn(lane: Lane, end_s: float) -> tuple[float, ...]:
-    """Where the first and the last operation are, and how much each kind of them fills."""
+    """Return the places of the first and the last operation, and the part that each kind of them
+    fills."""
     at_s = [o.start_s for o in lane.operations] + [o.end_s for o in lane.operations]
     filled = (sum(o.end_s - o.start_s for o in lane.operations if o.kind == k) for k in KINDS)
     return tuple(s / end_s for s in (min(at_s, default=end_s), max(at_s, default=end_s), *filled))

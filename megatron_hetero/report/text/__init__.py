@@ -5,6 +5,7 @@ stage_tables  its tables of stages; rows that are alike are folded
 explanation   the causes of a plan's step time
 outcome       days and money of a whole run
 ranks         the process of each place of the plan
+communicators  how many a GPU is in, and their buffers
 faster_flags  flags that would shorten the step
 refusals      flags that the runtime would refuse
 words         pieces of text that tables share

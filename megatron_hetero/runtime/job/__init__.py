@@ -10,5 +10,6 @@ stock         a job that stock Megatron runs alone
 arguments     our flags, and the flags that Megatron sees on each rank
 batches       global batches, divided among replicas
 world         the place of a process in its job, and the meeting of all processes
+one_machine   a job of one machine, on loopback alone
 local_launch  ranks as processes of this machine
 """

@@ -27,6 +27,11 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan, Stage
 from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.runtime.faults.options import (
+    NO_FAULTS,
+    FaultOptions,
+    add_fault_arguments,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class HeteroArguments:
     init: str
     megatron: tuple[str, ...]
     timeline: Path | None = None
+    faults: FaultOptions = NO_FAULTS
 
 
 def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -64,6 +70,7 @@ def add_hetero_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         help="write what every stage does when, of the steps from Megatron's --profile-step-start "
         "(10) to before --profile-step-end (12); for ui.perfetto.dev and `report --measured`",
     )
+    add_fault_arguments(group)
     return parser
 
 
@@ -71,7 +78,7 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
     """Take our flags out of a command line.
 
     Raises:
-        UsageError: both a plan and a layout are given.
+        UsageError: both a plan and a layout are given, or a flag's value cannot be.
     """
     parser = add_hetero_arguments(argparse.ArgumentParser(add_help=False, allow_abbrev=False))
     ours, megatron = parser.parse_known_args(list(argv))
@@ -83,6 +90,7 @@ def split_arguments(argv: Sequence[str]) -> HeteroArguments:
         ours.hetero_init,
         tuple(megatron),
         ours.hetero_timeline,
+        FaultOptions.of(ours),
     )
 
 
@@ -117,9 +125,6 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         "--dataloader-type=external",
         # Extra gloo groups serve the distributed optimizer's checkpoints alone.
         "--disable-gloo-process-groups",
-        # The check wants equal shards of every tensor.  Which rows a rank reads follows from the
-        # global shapes all the same, and torch refuses a file that lacks some of them.
-        "--no-ckpt-load-validate-sharding-integrity",
         # Megatron keeps random states in a (pipeline, tensor) grid, which cannot be ragged; ours
         # are `runtime.state.random_states`.
         "--no-save-rng",

@@ -9,10 +9,14 @@ from datetime import timedelta
 from typing import Any
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.files import content_hash
 from megatron_hetero.flags.table import flag_table
 from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
+from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
@@ -34,6 +38,7 @@ from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import (
     Step,
     check_checkpoint,
+    ended,
     needs_of,
     parsed,
     with_layer_spec,
@@ -67,6 +72,10 @@ class AsymmetricJob:
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, and check the plan against their model."""
+        from megatron_hetero.runtime.megatron import guards, straggler_port
+
+        guards.check_symbols(is_stock=False)
+        straggler_port.apply()
         # Megatron's parser prints every argument, as if this rank's replica were the job: once is
         # enough, and none of it before a refusal.
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -181,6 +190,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.model import data
         from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
         from megatron_hetero.runtime.parallel.groups import build_groups
+        from megatron_hetero.runtime.state.safety import guard_checkpoints
 
         _refuse_what_the_plan_decides(named)
         if self._model is None or config.model is not self._model:
@@ -191,14 +201,21 @@ class AsymmetricJob:
             )
         plan = self._plan
         compile_helpers.apply()
+        plan_hash = content_hash(plan_to_data(plan))
+        saver = guard_checkpoints(plan_hash, self._arguments.faults.keep_checkpoints)
         timeout = timedelta(minutes=self._args.distributed_timeout_minutes)
+        PROGRESS.enter(Phase.GROUPS)
         join(self._world, self._args, timeout)
+        self._watch()
         # Parsed in a virtual world; the writer of --async-save finds its GPU by this number.
         self._args.rank = self._world.rank
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
-        communicator = PipelineCommunicator(groups, config.model.transformer)
+        PROGRESS.enter(Phase.SETUP)
+        communicator = PipelineCommunicator(
+            groups, config.model.transformer, self._workload.training.sequence_parallel
+        )
         context = RankContext(
             plan=plan,
             position=self._position,
@@ -216,7 +233,9 @@ class AsymmetricJob:
             loads_states=self._loads_states,
         )
         attach_all(context)
-        return pretrain(
+        return ended(
+            saver,
+            pretrain,
             config,
             data.iterators_provider(
                 self._in_own_sizes(datasets_provider),
@@ -230,6 +249,18 @@ class AsymmetricJob:
             pg_collection=groups.collection(),
             skip_model_parallel_init=True,
         )
+
+    def _watch(self) -> None:
+        place, world = self._position, self._world
+        name = machine.gpu_name(self._args)
+        if place.device is not None:
+            name = f"{self._plan.type_by_device[place.device]} {place.device}"
+        what = (
+            f"{name}, replica {place.replica}, stage {place.stage}, tensor rank {place.tensor_rank}"
+        )
+        limit = self._arguments.faults.stall_limit_s
+        saves = saves_on_sigterm(self._args)
+        start_watch(world.rank, world.size, world.store_path, what, limit, saves)
 
 
 def optimizer_weights(plan: Plan) -> list[int]:

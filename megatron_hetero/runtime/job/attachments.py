@@ -14,6 +14,7 @@ from typing import Any
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position
+from megatron_hetero.runtime.faults import marks
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule
@@ -117,6 +118,7 @@ def _vocabulary_rows(context: RankContext) -> None:
 
 
 def _log(context: RankContext) -> None:
+    training_log.add_observer(marks.after_a_step)
     training_log.add_observer(TokenRate().observe)
     if context.watch is not None:
         training_log.add_observer(StageRatio(context.plan, context.watch).observe)

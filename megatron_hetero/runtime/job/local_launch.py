@@ -77,6 +77,9 @@ def preload() -> None:
         import megatron_hetero.runtime.job.entry
         import megatron_hetero.runtime.model.gpt
         import megatron_hetero.runtime.model.hooks  # noqa: F401
+        from megatron_hetero.runtime.megatron import guards
+
+        guards.check_symbols(is_stock=False)
 
 
 @contextmanager

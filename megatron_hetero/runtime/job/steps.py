@@ -18,6 +18,7 @@ from megatron_hetero.flags.emit import plan_arguments
 from megatron_hetero.flags.table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import NO_TRANSFORMER_ENGINE, backend
+from megatron_hetero.runtime.faults.drill import arm
 from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     requested_plan,
@@ -74,6 +75,8 @@ def job_on_plan(
         HeteroError: the number of processes or the flags are wrong.
     """
     world = World.from_environment()
+    if arguments.faults.drill is not None:
+        arm(arguments.faults.drill, world.rank, world.size)
     if plan is not None:
         check_world(plan, world)
     if not backend.cuda_is_usable():
@@ -91,13 +94,13 @@ def job_on_plan(
                 "--hetero-timeline needs a plan (--hetero-plan or --hetero-layout), which says "
                 "what every rank does"
             )
-        return StockJob(arguments.megatron, world)
+        return StockJob(arguments.megatron, world, faults=arguments.faults)
     if is_stock(plan):
         decided = plan_arguments(plan, judged)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
         megatron = (*arguments.megatron, *decided)
-        return StockJob(megatron, world, arguments.init, plan, arguments.timeline)
+        return StockJob(megatron, world, arguments.init, plan, arguments.timeline, arguments.faults)
     return AsymmetricJob(plan, arguments, world)
 
 

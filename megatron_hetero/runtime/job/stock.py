@@ -6,15 +6,26 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_hetero.errors import CheckpointError, UsageError
+from megatron_hetero.files import content_hash
 from megatron_hetero.flags.table import flag_table
+from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.job.checks import support
+from megatron_hetero.runtime.faults.options import NO_FAULTS, FaultOptions
+from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
+from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch, stop_watch
+from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.checks.needs import check_needs
 from megatron_hetero.runtime.job.world import World
+
+_FORWARD_STEP = 2
+"""Its place among the arguments of `pretrain` behind the configuration."""
+
+if TYPE_CHECKING:
+    from megatron_hetero.runtime.state.saving import Saver
 
 Step = Callable[..., Any]
 """Megatron's `parse_and_validate_args`, `gpt_config_from_args` or `pretrain`."""
@@ -30,6 +41,7 @@ class StockJob:
         init: str = "megatron",
         plan: Plan | None = None,
         timeline: Path | None = None,
+        faults: FaultOptions = NO_FAULTS,
     ) -> None:
         """Prepare a job of stock Megatron.
 
@@ -39,16 +51,20 @@ class StockJob:
             init: "megatron" or "layout-independent" initial weights.
             plan: the plan that stock Megatron runs, if there is one; it is only observed.
             timeline: file for the timeline of real steps.
+            faults: limits of the watch, drills and kept checkpoints.
         """
+        self._faults = faults
         self._megatron, self._world, self._init = tuple(megatron), world, init
         self._plan, self._timeline = plan, timeline
         self._args: Any = None
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, after the checks of packages."""
-        from megatron_hetero.runtime.megatron import compile_helpers
+        from megatron_hetero.runtime.megatron import compile_helpers, guards, straggler_port
 
+        guards.check_symbols(is_stock=True)
         compile_helpers.apply()
+        straggler_port.apply()
         for warning in needs_of(self._megatron, given):
             if self._world.rank == 0:
                 print(f"> megatron-hetero: warning: {warning}", flush=True)
@@ -75,9 +91,55 @@ class StockJob:
 
     def pretrain(self, pretrain: Step, config: Any, *given: Any, **named: Any) -> Any:
         """Train as in `TrainingJob`, with the launcher's store."""
+        from megatron_hetero.runtime.faults import marks
+        from megatron_hetero.runtime.megatron import training_log
+        from megatron_hetero.runtime.state.safety import guard_checkpoints
+
         if named.get("store") is None:
             named["store"] = self._world.store()
-        return pretrain(config, *given, **named)
+        plan = None if self._plan is None else content_hash(plan_to_data(self._plan))
+        saver = guard_checkpoints(plan, self._faults.keep_checkpoints)
+        training_log.add_observer(marks.after_a_step)
+        config.model.post_wrap_hooks += [marks.stock_gradients_hook, self._watch_hook]
+        given = tuple(
+            marks.stock_forwards(g) if i == _FORWARD_STEP else g for i, g in enumerate(given)
+        )
+        PROGRESS.enter(Phase.GROUPS)
+        return ended(saver, pretrain, config, *given, **named)
+
+    def _watch_hook(self, model: list[Any]) -> list[Any]:
+        """A `post_wrap_hook`: the ranks have met by then."""
+        from megatron.core import parallel_state
+
+        what = (
+            f"{machine.gpu_name(self._args)}, data-parallel replica "
+            f"{parallel_state.get_data_parallel_rank()}, pipeline stage "
+            f"{parallel_state.get_pipeline_model_parallel_rank()}, tensor rank "
+            f"{parallel_state.get_tensor_model_parallel_rank()}"
+        )
+        world, limit = self._world, self._faults.stall_limit_s
+        saves = saves_on_sigterm(self._args)
+        start_watch(world.rank, world.size, world.store_path, what, limit, saves)
+        return model
+
+
+def ended(saver: Saver, pretrain: Step, *given: Any, **named: Any) -> Any:
+    """Train to the end, which is a good one only if the last save was.
+
+    Raises:
+        CheckpointError: it was not.
+    """
+    try:
+        result = pretrain(*given, **named)
+    except SystemExit as leaving:
+        # Megatron ends a run so at --exit-interval and its kind.
+        if not leaving.code:
+            stop_watch()
+            saver.check_end()
+        raise
+    stop_watch()
+    saver.check_end()
+    return result
 
 
 def needs_of(megatron: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:

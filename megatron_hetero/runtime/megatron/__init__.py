@@ -1,10 +1,13 @@
 """Megatron symbols that are replaced at run time, one file each, guarded by hashes.
 
+guarded              symbols by the hash of their source
+guards               all of them, checked before the ranks meet
 replace              the one method of replacing
 parallel_state       the globals of `parallel_state`
 forward_backward     each replica's own number of micro-batches
 optimizer            an optimizer over the pieces that a rank owns
 linear_backward      a backward pass in two parts
+straggler_port       the detector's switch, on loopback alone
 training_log         raw losses and norms for observers
 checkpoint_metadata  one key for each layer
 checkpoint_queue     a queue without a server

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.training.checkpointing",
     name="_build_sharded_state_dict_metadata",
     reason="checkpoints of asymmetric plans need one key for each layer",
-    known={"c58be23980f3420a": "0.19.2"},
+    known={"c58be23980f3420a": TESTED},
 )
 
 ONE_KEY_PER_LAYER = "non_homogeneous_layers"

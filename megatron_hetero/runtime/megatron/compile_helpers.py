@@ -7,13 +7,15 @@ built yet keeps Megatron's own behaviour.
 
 from __future__ import annotations
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.core.datasets.utils",
     name="compile_helpers",
     reason="the wheel has the built helper but no Makefile",
-    known={"84029a50ae8cfac1": "0.19.2"},
+    known={"84029a50ae8cfac1": TESTED},
+    is_stock=True,
 )
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.core.tensor_parallel.layers",
     name="LinearWithGradAccumulationAndAsyncCommunication",
     reason="zero-bubble schedules make weight gradients later",
-    known={"9ffc0bd1a94437d4": "0.19.2"},
+    known={"9ffc0bd1a94437d4": TESTED},
 )
 
 Split = Callable[[Any, Any], tuple[Any, ...] | None]

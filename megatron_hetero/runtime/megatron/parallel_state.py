@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_hetero.errors import MegatronVersionError
+from megatron_hetero.runtime.megatron.guarded import INSTALL
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
@@ -74,7 +75,7 @@ def fill(groups: RankGroups) -> None:
             if not hasattr(mpu, name):
                 raise MegatronVersionError(
                     f"megatron.core.parallel_state has no {name}; this package was written for "
-                    'megatron-core 0.19. Install "megatron-core>=0.19.2,<0.20".'
+                    f"megatron-core 0.19. Install a tested release: {INSTALL}."
                 )
             setattr(mpu, name, value)
     mpu.set_tensor_model_parallel_world_size(groups.tensor.size())

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.runtime.megatron.guarded import TESTED
 from megatron_hetero.runtime.megatron.replace import Replacement
 
 REPLACEMENT = Replacement(
     module="megatron.core.tensor_parallel.utils",
     name="VocabUtility.vocab_range_from_per_partition_vocab_size",
     reason="vocabulary rows divide by the shares of the plan",
-    known={"4886aabbdb5005ac": "0.19.2"},
+    known={"4886aabbdb5005ac": TESTED},
 )
 
 

@@ -22,6 +22,7 @@ from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.megatron.guarded import standing_for
 from megatron_hetero.runtime.observe.log_values import write_values
 
 _COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
@@ -78,7 +79,7 @@ def watch_stock_passes(watch: StageWatch) -> None:
             with watch.watched(kind):
                 return function(*args, **kwargs)
 
-        return step
+        return standing_for(function, step)
 
     schedules.forward_step = timed("forward", schedules.forward_step)
     schedules.backward_step = timed("backward", schedules.backward_step)

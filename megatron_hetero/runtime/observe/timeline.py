@@ -31,6 +31,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
+from megatron_hetero.runtime.parallel.texts import gather_texts
 from megatron_hetero.schedule.of_plan import replica_schedule
 from megatron_hetero.schedule.programme import COMPUTE, Operation, OperationKind
 from megatron_hetero.schedule.simulator.parts import OpSpan
@@ -212,23 +213,6 @@ def timeline_to_data(steps: Sequence[MeasuredStep]) -> dict[str, Any]:
             for stage in middle.stages
         ],
     }
-
-
-def gather_texts(text: str) -> list[str]:
-    """Gather the texts of all ranks, [rank], on every rank; as bytes, without pickle."""
-    device = torch.cuda.current_device()
-    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([own.numel()], dtype=torch.int64, device=device))
-    longest = max(int(size.item()) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: own.numel()] = own
-    found = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(found, padded)
-    return [
-        bytes(raw[: int(size.item())].tolist()).decode()
-        for raw, size in zip(found, sizes, strict=True)
-    ]
 
 
 def recorder_of(plan: Plan, path: Path | None, args: Any) -> TimelineRecorder | None:

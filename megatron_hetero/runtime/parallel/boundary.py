@@ -10,15 +10,13 @@ Example: 12 elements go from width 2 (0 to 5, 6 to 11) to width 3 (0 to 3, 4 to 
 messages cross: sender 0 to receiver 0 (4 elements), 0 to 1 (2), 1 to 1 (2) and 1 to 2 (4).
 
 Megatron's own bridge and HexiScale send everything to a leader and broadcast it; the link between
-the stages then carries the same bytes, but through one pair of devices.
-"""
+the stages then carries the same bytes, but through one pair of devices.  Over gloo that is what
+small messages do here too: a broadcast there takes less time than a gather (`LED_BELOW_BYTES`)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -27,9 +25,20 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UsageError
-from megatron_hetero.plan.sharding.stage_ranges import StageRanks, flat_range, pieces
+from megatron_hetero.plan.sharding.stage_ranges import Piece, StageRanks, flat_range, pieces
 from megatron_hetero.runtime.observe.traffic import BoundaryTraffic
+from megatron_hetero.runtime.parallel.arrivals import Announced, Arrival, UnderWay, by_group
 from megatron_hetero.runtime.parallel.groups import RankGroups
+
+LED_BELOW_BYTES = 1 << 19
+"""Over gloo, smaller activations go from the first rank of a group to the first of the next, which
+broadcasts them (`tools/bench_boundary.py`).  Over NCCL, not yet measured, all ranks send parts."""
+
+
+def always_send_parts() -> None:
+    """Send in this process as over NCCL, whatever the size: for what stands for a run on GPUs."""
+    global LED_BELOW_BYTES
+    LED_BELOW_BYTES = 0
 
 
 class Boundary:
@@ -40,12 +49,15 @@ class Boundary:
     Args:
         stage: the ranks of this stage; by default those of the tensor-parallel group.
         peers: the ranks of the neighbouring stage.
-        outward: the group of the messages to it.
-        inward: the group of the messages from it.
-        config: Megatron's configuration of the model.
-        shapes: a group of its own for the shapes of activations, which go first where sequences
-            have unlike lengths: messages of one group are matched in order, and shapes are awaited
-            first.
+        outward, inward: the groups of the messages to and from it.
+        config: the model's.
+        shapes: a group for the shapes of activations, which go ahead of them where sequences have
+            unlike lengths (`config.variable_seq_lengths`).  A group of its own, because a
+            transport matches the messages of one group in order, and shapes are waited for first.
+        led_below: bytes of an activation, below which it goes from leader to leader where the
+            receivers would gather it; equal on both sides.
+
+    Nothing here waits but `take` and `finish_sends`.
     """
 
     def __init__(
@@ -57,10 +69,12 @@ class Boundary:
         config: Any,
         stage: StageRanks | None = None,
         shapes: dist.ProcessGroup | None = None,
+        led_below: int = 0,
     ) -> None:
         self._groups = groups
         self._outward, self._inward, self._shapes = outward, inward, shapes
         self._config = config
+        self._led_below = led_below
         self._width = groups.tensor.size()
         self._peers = peers
         self._stage = stage or StageRanks(tuple(range(self._width)))
@@ -70,7 +84,7 @@ class Boundary:
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
         self._num_forgotten = 0
         self.traffic = BoundaryTraffic()
-        self._posted: deque[_Announced | _UnderWay] = deque()
+        self._posted: deque[Announced | UnderWay] = deque()
 
     def begin(self) -> None:
         """Reset the count of messages for a new step."""
@@ -86,7 +100,7 @@ class Boundary:
         whole = self._num_elements(tensor.numel(), self._config.sequence_parallel)
         self.traffic.count([op.tensor for op in parts], whole * tensor.element_size())
         ops += parts
-        works = [work for group in _by_group(ops) for work in dist.batch_isend_irecv(group)]
+        works = [work for group in by_group(ops) for work in dist.batch_isend_irecv(group)]
         self._sent.append((works, [op.tensor for op in ops]))
 
     def forget_sends(self, num_arrived: int) -> None:
@@ -109,7 +123,7 @@ class Boundary:
         told = torch.empty(2, dtype=torch.int64, device=torch.cuda.current_device())
         peer = self._peers.ranks[self._index % len(self._peers.ranks)]
         works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, told, peer, self._shapes)])
-        self._posted.append(_Announced(works, told))
+        self._posted.append(Announced(works, told))
 
     def ask_for_announced(self) -> None:
         """Make room for the messages whose shapes have arrived."""
@@ -119,7 +133,7 @@ class Boundary:
         """Wait for the oldest message that was posted for."""
         self._ask(lambda place, works: place == 0 or all(work.is_completed() for work in works))
         under_way = self._posted.popleft()
-        if not isinstance(under_way, _UnderWay):
+        if not isinstance(under_way, UnderWay):
             raise RuntimeError("a message was taken whose shape has not arrived")
         for work in under_way.works:
             work.wait()
@@ -128,7 +142,7 @@ class Boundary:
     def _ask(self, is_due: Callable[[int, list[dist.Work]], bool]) -> None:
         """Post for announced messages, in order, as far as they are due."""
         for place, posted in enumerate(self._posted):
-            if isinstance(posted, _UnderWay):
+            if isinstance(posted, UnderWay):
                 continue
             if not is_due(place, posted.works):
                 return
@@ -149,11 +163,11 @@ class Boundary:
             )
         return sequence // parts, batch, self._config.hidden_size
 
-    def _receive(self, shape: tuple[int, ...]) -> _UnderWay:
+    def _receive(self, shape: tuple[int, ...]) -> UnderWay:
         ops, arrival = self.receive_ops(
             shape, self._config.pipeline_dtype, self._config.sequence_parallel
         )
-        return _UnderWay(dist.batch_isend_irecv(ops) if ops else [], arrival)
+        return UnderWay(dist.batch_isend_irecv(ops) if ops else [], arrival)
 
     def _num_elements(self, on_this_rank: int, sequence_parallel: bool) -> int:
         return on_this_rank * self._stage.context * (self._width if sequence_parallel else 1)
@@ -172,80 +186,64 @@ class Boundary:
     def send_ops(self, tensor: torch.Tensor, sequence_parallel: bool) -> list[dist.P2POp]:
         """Return the sends of `tensor`: all of it, or a sequence-parallel shard."""
         flat = tensor.detach().contiguous().view(-1)
-        if not sequence_parallel:
-            start, stop = flat_range(flat.numel(), self._width, self._groups.tensor.rank())
-            num_elements = self._num_elements(flat.numel(), False)
-            flat = flat[start:stop]
+        num_elements = self._num_elements(flat.numel(), sequence_parallel)
+        if self._is_led(num_elements * flat.element_size(), self._peers.width):
+            found = self._led_pieces(num_elements)
         else:
-            num_elements = self._num_elements(flat.numel(), True)
-        return [
-            dist.P2POp(dist.isend, flat[piece.own], piece.peer, self._outward)
-            for piece in pieces(num_elements, self._stage, self._index, self._peers)
-        ]
+            found = pieces(num_elements, self._stage, self._index, self._peers)
+            if not sequence_parallel:
+                start, stop = flat_range(flat.numel(), self._width, self._groups.tensor.rank())
+                flat = flat[start:stop]
+        return [dist.P2POp(dist.isend, flat[p.own], p.peer, self._outward) for p in found]
 
     def receive_ops(
         self, shape: tuple[int, ...], dtype: torch.dtype, sequence_parallel: bool
     ) -> tuple[list[dist.P2POp], Arrival]:
         """Return the receives of a tensor that has `shape` on this rank, and its `Arrival`."""
         num_elements = self._num_elements(prod(shape), sequence_parallel)
-        size = flat_range(num_elements // self._stage.context, self._width, 0)[1]
+        is_led = self._is_led(num_elements * dtype.itemsize, self._width)
+        if is_led:
+            size, found = num_elements // self._stage.context, self._led_pieces(num_elements)
+        else:
+            size = flat_range(num_elements // self._stage.context, self._width, 0)[1]
+            found = pieces(num_elements, self._stage, self._index, self._peers)
         own = torch.empty(size, dtype=dtype, device=torch.cuda.current_device())
-        ops = [
-            dist.P2POp(dist.irecv, own[piece.own], piece.peer, self._inward)
-            for piece in pieces(num_elements, self._stage, self._index, self._peers)
-        ]
+        ops = [dist.P2POp(dist.irecv, own[p.own], p.peer, self._inward) for p in found]
         whole = not sequence_parallel and self._width > 1
-        return ops, Arrival(own, shape, self._groups.tensor if whole else None)
+        return ops, Arrival(own, shape, self._groups.tensor if whole else None, is_led)
 
+    def _is_led(self, num_bytes: int, receiving_width: int) -> bool:
+        return receiving_width > 1 and num_bytes < self._led_below
 
-def _by_group(ops: list[dist.P2POp]) -> Iterator[list[dist.P2POp]]:
-    """Split messages into batches of one group each."""
-    for _, batch in groupby(ops, key=lambda op: id(op.group)):
-        yield list(batch)
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A tensor under way; call `finish` after its messages have arrived."""
-
-    own: torch.Tensor
-    shape: tuple[int, ...]
-    gather_group: dist.ProcessGroup | None
-
-    def finish(self) -> torch.Tensor:
-        flat = self.own
-        if self.gather_group is not None:
-            flat = self.own.new_empty(self.own.numel() * self.gather_group.size())
-            dist.all_gather_into_tensor(flat, self.own, group=self.gather_group)
-        return flat[: prod(self.shape)].view(self.shape).requires_grad_()
-
-
-@dataclass(frozen=True)
-class _Announced:
-    """A message whose shape is under way; `told` will be (tokens, sequences), whole."""
-
-    works: list[dist.Work]
-    told: torch.Tensor
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    works: list[dist.Work]
-    arrival: Arrival
+    def _led_pieces(self, num_elements: int) -> tuple[Piece, ...]:
+        """Return the pieces that the first rank of a tensor-parallel group exchanges for all of
+        it."""
+        if self._groups.tensor.rank() != 0:
+            return ()
+        own, theirs = (
+            StageRanks(stage.ranks[:: stage.width], stage.context)
+            for stage in (self._stage, self._peers)
+        )
+        return pieces(num_elements, own, self._index // self._width, theirs)
 
 
 class PipelineCommunicator:
     """Value for `pretrain(p2p_communicator=)`, which Megatron's loop hands to the schedule.
 
     `boundaries` are this rank's, by their place in the chain of model chunks; a replica of a single
-    stage has none. The properties answer the questions that Megatron asks its own
-    `P2PCommunicator`.
+    stage has none.  The properties answer what Megatron asks of its own `P2PCommunicator`.
+
+    Args:
+        sequence_parallel: the job's flag.  The one in `config` is this rank's, and Megatron takes
+            it away from groups of one rank, whose neighbours may follow it all the same.
     """
 
-    def __init__(self, groups: RankGroups, config: Any) -> None:
+    def __init__(self, groups: RankGroups, config: Any, sequence_parallel: bool) -> None:
         self.config = config
         self.pp_group = groups.pipeline
         self.boundaries: dict[int, Boundary] = {}
+        is_gathered = not (sequence_parallel or config.sequence_parallel)
+        over_gloo = dist.get_backend(groups.world) == dist.Backend.GLOO
         for number, hop in groups.hops.items():
             before, after = groups.chain[number], groups.chain[number + 1]
             if before == groups.pipeline.stage:
@@ -260,6 +258,7 @@ class PipelineCommunicator:
                 config,
                 groups.stage_ranks[own],
                 hop.shapes,
+                LED_BELOW_BYTES if is_gathered and over_gloo else 0,
             )
 
     def hook(self, model: list[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import schedules
 
+from megatron_hetero.runtime.faults.progress import PROGRESS
 from megatron_hetero.runtime.gradients.sync_off import GradientSyncOff
 from megatron_hetero.runtime.gradients.weight_gradients import WeightGradients
 from megatron_hetero.runtime.parallel.boundary import Boundary
@@ -61,10 +62,12 @@ class ExecutedStep:
         posts = stage.posts(self._forward_only)
         off = GradientSyncOff(self._config, self._chunks, stage.stage == 0, stage.last_gradients())
         with off as sync:
-            for instruction, boundaries in zip(self._instructions, posts, strict=True):
+            phases = stage.phases(self._forward_only)
+            for instruction, boundaries, own in zip(self._instructions, posts, phases, strict=True):
                 for number in boundaries:
                     self._post(number)
-                for operation in instruction:
+                for operation, phase in zip(instruction, own, strict=True):
+                    PROGRESS.enter(phase)
                     if self._has_own_lengths:
                         for boundary in self._boundaries.values():
                             boundary.ask_for_announced()

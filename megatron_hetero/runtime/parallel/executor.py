@@ -20,6 +20,7 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
 )
 from megatron.core.utils import get_model_config
 
+from megatron_hetero.runtime.faults.marks import finishing_gradients
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 from megatron_hetero.runtime.parallel.stage_programme import StageProgramme
@@ -109,7 +110,7 @@ class Executor:
 
         step.run(forward)
         if config.finalize_model_grads_func is not None and not forward_only:
-            config.finalize_model_grads_func(
+            finishing_gradients(config.finalize_model_grads_func)(
                 chunks,
                 step.num_tokens if config.calculate_per_token_loss else None,
                 pg_collection=pg_collection,

@@ -1,9 +1,11 @@
 """Process groups of one rank, made from the plan in one order that is the same on every rank.
 
-Collectives run in the tensor-parallel group of each stage, in the group of the last stages (the
-job's loss), and in the world. A pipeline has no group, because stages of unlike width have no
-common columns: `PipelinePlace` answers Megatron's two questions, rank and size, and the two stages
-of a boundary have a group for each direction of their messages (`runtime.parallel.boundary`).
+`plan.communication.communicators` lists them.  Collectives have the tensor-parallel group of each
+stage, the last stages together (the job's loss), and the world; for what a rank does alone Megatron
+is given one group of this rank, which sends nothing.  A pipeline has no group, because stages of
+unlike width have no common columns: `PipelinePlace` answers Megatron's two questions, rank and
+size, and the two stages of a boundary have a group for each direction of their messages
+(`parallel.boundary`).
 """
 
 from __future__ import annotations
@@ -11,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import pairwise
 
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.communication.communicators import (
+    Use,
+    last_stage_ranks,
+    model_communicators,
+    stage_ranks,
+)
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks
@@ -124,54 +131,34 @@ class RankGroups:
 def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False) -> RankGroups:
     """Create this rank's groups. Collective: every rank of the world calls it with equal plans.
 
+    All ranks make all groups in one order, as torch asks: a rank that is not in a group makes
+    nothing, in microseconds.  `use_local_synchronization`, which would leave such ranks out, names
+    a group after the number of groups that a rank has made, which then differs from rank to rank.
+
     Args:
         plan: the plan.
         timeout: limit of every collective.
         variable_lengths: micro-batches have sequences of unlike lengths.
     """
     table = rank_table(plan)
-    place = table[dist.get_rank()]
-    ranks_of_stage: dict[tuple[int, int], list[int]] = {}
-    for rank, position in enumerate(table):
-        ranks_of_stage.setdefault((position.replica, position.stage), []).append(rank)
-    alone = _own_group([[rank] for rank in range(len(table))], timeout)
-
-    widths = {
-        (r, s): stage.shape.tensor_parallel
-        for r, replica in enumerate(plan.replicas)
-        for s, stage in enumerate(replica.stages)
-    }
-    tensor_groups = [
-        ranks[start : start + widths[key]]
-        for key, ranks in sorted(ranks_of_stage.items())
-        for start in range(0, len(ranks), widths[key])
-    ]
-    context_groups = [
-        ranks[first :: widths[key]]
-        for key, ranks in sorted(ranks_of_stage.items())
-        for first in range(widths[key])
-        if len(ranks) > widths[key]
-    ]
-    stage_groups = [
-        ranks for key, ranks in sorted(ranks_of_stage.items()) if len(ranks) > widths[key]
-    ]
-    tensor = _own_group(tensor_groups, timeout)
-    context = _own_group(context_groups, timeout) or alone
-    stage = _own_group(stage_groups, timeout) or tensor
-    num_stages = [len(replica.stages) for replica in plan.replicas]
-    hops = {}
-    for r, replica in enumerate(plan.replicas):
-        for boundary, (before, after) in enumerate(pairwise(chain(replica))):
-            ranks = ranks_of_stage[r, before] + ranks_of_stage[r, after]
-            num_groups = 3 if variable_lengths else 2
-            hop = Hop(*(dist.new_group(ranks, timeout=timeout) for _ in range(num_groups)))
-            if dist.get_rank() in ranks:
-                hops[boundary] = hop
-    on_last_stage = [r for r, p in enumerate(table) if p.stage == num_stages[p.replica] - 1]
-    last_stages = dist.new_group(on_last_stage, timeout=timeout)
+    rank = dist.get_rank()
+    place = table[rank]
+    made = [dist.new_group([other], timeout=timeout) for other in range(len(table))]
+    alone = made[rank]
+    own: dict[tuple[Use, int | None], dist.ProcessGroup] = {}
+    for communicator in model_communicators(plan, variable_lengths):
+        group = dist.new_group(list(communicator.ranks), timeout=timeout)
+        if rank in communicator.ranks:
+            own[communicator.use, communicator.boundary] = group
+    tensor = own.get(("tensor", None), alone)
+    context = own.get(("context", None), alone)
+    stage = own.get(("stage", None), tensor if context is alone else context)
+    ranks_of = stage_ranks(plan)
+    num_stages = len(plan.replicas[place.replica].stages)
+    is_last = rank in last_stage_ranks(plan)
     return RankGroups(
         position=place,
-        pipeline=PipelinePlace(place.stage, num_stages[place.replica]),
+        pipeline=PipelinePlace(place.stage, num_stages),
         world=dist.group.WORLD,
         tensor=tensor,
         tensor_ranks=tuple(dist.get_process_group_ranks(tensor)),
@@ -180,25 +167,27 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
         stage=stage,
         copy=place.replica + len(plan.replicas) * place.context_rank,
         alone=alone,
-        last_stages=last_stages if dist.get_rank() in on_last_stage else None,
+        last_stages=_loss_group(plan, own, alone) if is_last else None,
         stage_ranks=tuple(
-            StageRanks(
-                tuple(ranks_of_stage[place.replica, s]),
-                len(ranks_of_stage[place.replica, s]) // widths[place.replica, s],
-            )
-            for s in range(num_stages[place.replica])
+            StageRanks(ranks_of[place.replica, s], of_stage.shape.context_parallel)
+            for s, of_stage in enumerate(plan.replicas[place.replica].stages)
         ),
         chain=chain(plan.replicas[place.replica]),
-        hops=hops,
+        hops={
+            boundary: Hop(group, own["backward", boundary], own.get(("shapes", boundary)))
+            for (use, boundary), group in own.items()
+            if use == "forward" and boundary is not None
+        },
         timeout=timeout,
     )
 
 
-def _own_group(groups: list[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
-    """Create all `groups`, in order; return the one with this rank."""
-    own = None
-    for ranks in groups:
-        group = dist.new_group(ranks, timeout=timeout)
-        if dist.get_rank() in ranks:
-            own = group
-    return own
+def _loss_group(
+    plan: Plan, own: Mapping[tuple[Use, int | None], dist.ProcessGroup], alone: dist.ProcessGroup
+) -> dist.ProcessGroup:
+    """Return the group of all ranks of last stages: a new one, unless it is this rank or the
+    world."""
+    last = last_stage_ranks(plan)
+    if len(last) == 1:
+        return alone
+    return dist.group.WORLD if len(last) == dist.get_world_size() else own["losses", None]

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
+from megatron_hetero.runtime.faults.marks import programme_phases
+from megatron_hetero.runtime.faults.progress import Phase
 from megatron_hetero.schedule.orders.delivery import (
     arrived_sends,
     posts_within,
@@ -50,6 +52,7 @@ class StageProgramme:
             for instruction in self._training
         )
         self._validation = tuple(instruction for instruction in forwards if instruction)
+        self._phases = programme_phases(self._training), programme_phases(self._validation)
         posts = receive_posts(schedule, stage)
         windows = receive_windows(self._training, posts, schedule, stage)
         self._posts = posts, posts_within(self._validation, windows, schedule, stage)
@@ -61,6 +64,10 @@ class StageProgramme:
     def posts(self, forward_only: bool) -> tuple[tuple[int, ...], ...]:
         """Return, for each instruction, the boundaries for which a receive is posted before it."""
         return self._posts[forward_only]
+
+    def phases(self, forward_only: bool) -> tuple[tuple[Phase, ...], ...]:
+        """[instruction] -> the phase of each of its operations."""
+        return self._phases[forward_only]
 
     def receives(self, forward_only: bool) -> dict[int, Iterator[Operation]]:
         """Return, by boundary, the operations that receive over it in a step, in order."""

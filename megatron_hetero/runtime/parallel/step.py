@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.gradients import weight_gradients
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.observe.stage_ratio import StageWatch
@@ -68,6 +69,7 @@ class ReplicaSchedule:
             kwargs["forward_step_func"] = whole_counts(
                 kwargs["forward_step_func"], kwargs["model"], self._groups.context
             )
+        begin_step(kwargs.get("forward_only", False))
         reports = self._executors[size].run(
             micro_batch_size=micro_batch_size,
             collect_non_loss_data=collect_non_loss_data,

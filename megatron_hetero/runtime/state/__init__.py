@@ -1,5 +1,12 @@
 """Checkpoints and random states.
 
-checkpoint     checkpoints with global shapes
-random_states  random states of each place of a plan
+checkpoint        checkpoints with global shapes
+random_states     random states of each place of a plan
+folders           folders of saves under way, published, replaced and kept
+manifest          the files of a checkpoint, with sizes and digests
+saving            a save that is there whole or not at all
+choosing          the checkpoint that a job goes on from, checked before it is read
+metadata_reading  torch's `.metadata` without trusting pickle
+coverage          every element of every tensor exactly once
+safety            the four above in Megatron's places
 """

@@ -36,8 +36,8 @@ def describe_globally(
 ) -> None:
     """Make `model`, copy number `replica` in the job, describe its tensors in the global model.
 
-    Loading a checkpoint of stock Megatron keeps Megatron's own description.  `before` is called
-    first each time: what makes the tensors what they should be.
+    Loading a checkpoint of stock Megatron keeps Megatron's own description of places.  `before` is
+    called first each time: what makes the tensors what they should be.
     """
     config = get_model_config(model[0])
     shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
@@ -78,7 +78,7 @@ def _corrected(
         state = original(prefix, sharded_offsets, metadata)
         is_stacked = metadata is None or not metadata.get(ONE_KEY_PER_LAYER)
         if is_stacked and not correct.uneven_shards:
-            return state
+            return dict_list_map_inplace(correct.copies_alone, state)
         return dict_list_map_inplace(replace(correct, is_stacked=is_stacked), state)
 
     return sharded_state_dict
@@ -157,6 +157,12 @@ class _Correction:
                 replica_id=_of_replica(entry.replica_id, self.replica),
             )
         if isinstance(entry, ShardedObject):
+            return replace(entry, replica_id=_of_replica(entry.replica_id, self.replica))
+        return entry
+
+    def copies_alone(self, entry: Any) -> Any:
+        """An entry whose place in the global tensor Megatron says rightly."""
+        if isinstance(entry, ShardedTensor | ShardedTensorFactory | ShardedObject):
             return replace(entry, replica_id=_of_replica(entry.replica_id, self.replica))
         return entry
 

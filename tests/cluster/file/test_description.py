@@ -165,7 +165,7 @@ def _replaced(old: str, new: str) -> str:
         (_replaced("name: mine2", "name: nodes"), 'a node cannot be called "nodes"'),
         (_replaced("sites: [lab, cloud]", "sites: [lab, clout]"), 'did you mean "cloud"?'),
         (_replaced("sites: [lab, cloud]", "sites: [lab, lab]"), '"lab" stands here twice'),
-        (_replaced("sites: [lab, cloud]", "sites: [lab]"), "at least 2 items"),
+        (_replaced("sites: [lab, cloud]", "sites: [lab]"), "needs 2 or more entries"),
         (_replaced("sites: [lab, cloud]", "sites: [lab, cloud, lab]"), '"lab" stands here twice'),
         (
             _replaced("nodes: [rtx-0, a100-0]", "nodes: [rtx-0, a100-1]"),

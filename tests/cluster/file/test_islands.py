@@ -154,8 +154,14 @@ def test_a_machine_that_a_limit_names_is_all_its_islands(tmp_path: Path) -> None
     ("old", "new", "words"),
     [
         ("count: 1", "count: 0", "nodes[0].gpus[0].count"),
+        ("cards: [1, 2]", "cards: [1]", "pairs[0].cards: needs 2 or more entries; it has 1"),
+        ("cards: [1, 2]", "cards: [1, -2]", "nodes[0].pairs[0].cards[1]"),
         ("cards: [1, 2]", "cards: [1, 3]", "machine box has no card 3; it has 3 (0-2)"),
         ("cards: [1, 2]", "cards: [1, 1]", "a card stands here twice"),
+        ("cards: [1, 2]", "cards: [0, 1]", "nodes[0].pairs[0].cards: cards 0 and 1: 50 GB/s is "
+         "more than PCIe 4.0 carries in one direction (31.5 GB/s), and no bridge joins RTX-4090 "
+         "and RTX-3090"),
+        ("RTX-3090, count", "RTX-3080, count", "RTX-3080 has no connector for an NVLink bridge"),
         ("name: box", "name: box\n    gpu: L4", 'both "gpus" and "gpu"/"count" are given'),
         ("    link: {bandwidth: 12 GB/s, latency: 12 us}\n", "",
          "has no link between its cards 0 (RTX-4090) and 1 (RTX-3090); add an entry of "
@@ -167,7 +173,31 @@ def test_a_machine_that_a_limit_names_is_all_its_islands(tmp_path: Path) -> None
 def test_faults_are_named_with_their_place(tmp_path: Path, old: str, new: str, words: str) -> None:
     message = refused(tmp_path, WORKSTATION.replace(old, new, 1))
     assert words in message
+    assert len(message.splitlines()) == 1, "one fault, one line"
     assert f"{tmp_path / 'cluster.yaml'}:" in message
+
+
+@pytest.mark.parametrize(
+    ("gpus", "bandwidth"),
+    [
+        ("{type: RTX-3090, count: 2}", "56 GB/s"),  # a bridge
+        ("{type: RTX-4090, count: 1}, {type: RTX-3090, count: 1}", "31 GB/s"),  # the slots
+        ("{type: A100-80GB, count: 2}", "300 GB/s"),  # as they are built
+        ("{type: mine, count: 2}", "200 GB/s"),  # nobody knows
+    ],
+)
+def test_links_that_cards_can_have_load(tmp_path: Path, gpus: str, bandwidth: str) -> None:
+    text = f"""
+version: 1
+gpu_types: {{mine: {{memory: 24 GB, memory_bandwidth: 900 GB/s, bf16: 100 TFLOPS}}}}
+nodes:
+  - name: box
+    gpus: [{gpus}]
+    link: {{bandwidth: 12 GB/s, latency: 12 us}}
+    pairs: [{{cards: [0, 1], bandwidth: {bandwidth}, latency: 6 us}}]
+"""
+    one, other = load(tmp_path, text).devices
+    assert load(tmp_path, text).link(one, other).bytes_per_s == float(bandwidth.split()[0]) * 1e9
 
 
 @given(data=st.data())
@@ -179,7 +209,7 @@ def test_islands_are_the_coarsest_classes_of_cards_that_are_alike(
     fast = data.draw(st.sets(st.sampled_from(list(combinations(range(count), 2)))))
     entries = ", ".join(f"{{type: {name}, count: 1}}" for name in types)
     pairs = ", ".join(
-        f"{{cards: [{a}, {b}], bandwidth: 50 GB/s, latency: 6 us}}" for a, b in sorted(fast)
+        f"{{cards: [{a}, {b}], bandwidth: 30 GB/s, latency: 6 us}}" for a, b in sorted(fast)
     )
     cluster = load(
         tmp_path_factory.mktemp("islands"),
@@ -188,7 +218,7 @@ def test_islands_are_the_coarsest_classes_of_cards_that_are_alike(
     )
 
     def speed(one: int, other: int) -> float:
-        return 50e9 if (min(one, other), max(one, other)) in fast else 9e9
+        return 30e9 if (min(one, other), max(one, other)) in fast else 9e9
 
     def are_alike(one: int, other: int) -> bool:
         rest = set(range(count)) - {one, other}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from megatron_hetero.cluster.file.description import load_cluster
-from megatron_hetero.cost.network.lines import LineTable, line_seconds
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.cost.network.lines import LineTable, line_seconds, most_bytes_per_s
 
 FILE = """
 version: 1
@@ -33,10 +34,14 @@ links:
 """
 
 
-def test_an_exchange_loads_the_lines_of_its_paths(tmp_path: Path) -> None:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE, encoding="utf-8")
-    cluster = load_cluster(path)
+    return load_cluster(path)
+
+
+def test_an_exchange_loads_the_lines_of_its_paths(cluster: Cluster) -> None:
     table = LineTable(cluster)
     names = {number: name for name, number in table.numbers.items()}
     pairs = list(permutations(range(len(cluster.nodes)), 2))
@@ -48,3 +53,36 @@ def test_an_exchange_loads_the_lines_of_its_paths(tmp_path: Path) -> None:
     expected = line_seconds(cluster, zip(paths, carried, strict=True))
     assert "root complex of a" in expected
     assert {names[i]: s for i, s in zip(lines, seconds, strict=True)} == pytest.approx(expected)
+
+
+def test_no_exchange_is_faster_than_what_its_islands_share(cluster: Cluster) -> None:
+    """Four pairs of islands have one path between their machines, and two share a root complex."""
+    a, b = (["a/RTX-4090", "a/RTX-3090"], ["b/A10", "b/A40"])
+    across = [(one, other) for one in a for other in b]
+    assert most_bytes_per_s(cluster, across) == 1.25e9  # the 10 Gb/s of a's uplink
+    assert most_bytes_per_s(cluster, across[:1]) == 1.25e9
+    # Both directions of the box share 20 GB/s; each card's slot alone has 12.
+    inside = [(a[0], a[1]), (a[1], a[0])]
+    assert most_bytes_per_s(cluster, inside) == 20e9
+    assert most_bytes_per_s(cluster, inside[:1]) == 12e9
+    # Without a root complex that anybody described the slots are the limit.
+    assert most_bytes_per_s(cluster, [(b[0], b[1]), (b[1], b[0])]) == 24e9
+
+
+def test_an_island_loads_the_path_of_its_machine_and_no_other(cluster: Cluster) -> None:
+    table = LineTable(cluster)
+    places = {node.name: i for i, node in enumerate(cluster.nodes)}
+
+    def loaded(*pairs: tuple[str, str]) -> set[str]:
+        senders, receivers = (
+            np.array([places[n] for n in ends]) for ends in zip(*pairs, strict=True)
+        )
+        lines, _ = table.loads(senders, receivers, np.ones(len(pairs)))
+        names = {number: name for name, number in table.numbers.items()}
+        return {names[i] for i in lines}
+
+    assert loaded(("a/RTX-4090", "a/RTX-3090")) == {"root complex of a"}
+    assert loaded(("b/A10", "b/A40")) == set()
+    assert "path b -> a" in loaded(("b/A10", "a/RTX-3090"))
+    assert loaded(("b/A10", "a/RTX-3090")) == loaded(("b/A40", "a/RTX-4090"))
+    assert "root complex of a" not in loaded(("b/A10", "a/RTX-3090"))

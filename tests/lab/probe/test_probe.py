@@ -13,7 +13,7 @@ from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.profile import PIECES, load_profile
 from megatron_hetero.errors import CheckFailedError, UsageError
 from megatron_hetero.lab.probe import command
-from megatron_hetero.lab.probe.command import Request, megatron_flags, probe
+from megatron_hetero.lab.probe.command import ProbeRequest, megatron_flags, probe
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 
@@ -32,7 +32,7 @@ FLAGS = (
 )
 
 
-def request(tmp_path: Path, **changes: Any) -> Request:
+def request(tmp_path: Path, **changes: Any) -> ProbeRequest:
     given: dict[str, Any] = {
         "workload": load_workload(None, FLAGS),
         "gpu": "CPU",
@@ -42,7 +42,7 @@ def request(tmp_path: Path, **changes: Any) -> Request:
         "seconds": 0.2,
         "output": tmp_path / "profile.json",
     }
-    return Request(**(given | changes))
+    return ProbeRequest(**(given | changes))
 
 
 def result_of(*sizes: int, forward_s: float = 0.5) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_what_is_measured_is_not_measured_again(
 ) -> None:
     launched: list[tuple[int, tuple[int, ...]]] = []
 
-    def launch(asked: Request, width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    def launch(asked: ProbeRequest, width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
         launched.append((width, sizes))
         return result_of(*sizes)
 
@@ -142,7 +142,7 @@ def test_what_is_measured_is_not_measured_again(
 def test_an_interrupted_probe_keeps_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launch(asked: Request, width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    def launch(asked: ProbeRequest, width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
         if width == 2:
             raise CheckFailedError("rank 1 ended")
         return result_of(*sizes)

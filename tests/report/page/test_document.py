@@ -313,7 +313,7 @@ def test_forty_near_equal_rows_fold(content: Content, layout: str, boxes: int) -
     )
     lanes = tuple(Lane(t.replica, t.stage, t.devices, t.operations) for t in simulation.timelines)
     drawn = pipelines(plan, cluster, estimates)
-    assert len(re.findall(r"stages? \d[^/<]*layer", drawn.body)) // 2 == boxes
+    assert len(re.findall(r"<title>(?:stages? )?\d", drawn.body)) == boxes
     step = timeline((LaneGroup("predicted", simulation.step_time_s, lanes),))
     assert len(shapes(step, "lane")) <= 16
     assert len(shapes(busy_bars(plan, simulation), "lane")) <= 4

@@ -50,7 +50,7 @@ class LinkHolder:
     def send(
         self, operation: Any, num_bytes: float, deliver: Callable[[list[Any]], list[Any]]
     ) -> SendWork:
-        """Hand a message over when the links have delivered it.
+        """Send a message: hand it over when the links have delivered it.
 
         Args:
             operation: a `torch.distributed.P2POp` of `isend`.

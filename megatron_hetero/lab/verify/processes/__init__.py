@@ -1,9 +1,10 @@
 """The processes of a verification, and the records that they write.
 
-jobs            all processes, started from one seed checkpoint
-one_process     stock Megatron in one process: the reference
-floor           the reference in another order of summation: the distance by rounding alone
-record          losses, gradients, norms, weights and sample numbers of one rank, by step
-routing         experts chosen by the reference, replayed on the plan
-stock_division  whole gradients and weights where stock Megatron divides the optimizer
+jobs             all processes, started from one seed checkpoint
+optimizer_flags  flags of learning rates and of Adam
+one_process      stock Megatron in one process: the reference
+floor            the reference in another order of summation: the distance by rounding alone
+record           losses, gradients, norms, weights and sample numbers of one rank, by step
+routing          experts chosen by the reference, replayed on the plan
+stock_division   whole gradients and weights where stock Megatron divides the optimizer
 """

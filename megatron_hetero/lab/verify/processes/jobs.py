@@ -21,6 +21,12 @@ from megatron_hetero.lab.verify.options import (
 from megatron_hetero.lab.verify.options import Options as Options
 from megatron_hetero.lab.verify.processes import one_process
 from megatron_hetero.lab.verify.processes.floor import FloorRecorder
+from megatron_hetero.lab.verify.processes.optimizer_flags import (
+    ADAM,
+    ONLY_WITH_ADAM,
+    OTHER_RATES,
+    RATES,
+)
 from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.processes.routing import Replay, Routers, replay_of_rank
 from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags, without_flags
@@ -35,33 +41,11 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.parallel.boundary import always_send_parts
 from megatron_hetero.schedule.stock import is_stock
 
-_OTHER_RATES = ("--min-lr", "--decoupled-lr", "--decoupled-min-lr", "--lr-warmup-init")
-_RATES = (
-    *_OTHER_RATES,
-    "--lr-warmup-iters",
-    "--lr-warmup-fraction",
-    "--lr-decay-iters",
-    "--lr-wsd-decay-iters",
-    "--lr-decay-style",
-)
-"""Flags of a job that learns; the seed checkpoint has weights that have not moved."""
 _SAVED = "latest_checkpointed_iteration.txt"
 """The file that Megatron writes last of a checkpoint."""
-ONLY_WITH_ADAM = (
-    "--use-distributed-optimizer",
-    "--overlap-param-gather",
-    "--overlap-param-gather-with-optimizer-step",
-    "--num-distributed-optimizer-instances",
-)
-"""Flags of a plan that stock Megatron runs, whose distributed optimizer knows no SGD."""
-_ADAM = {
-    "--adam-beta1": "beta1",
-    "--adam-beta2": "beta2",
-    "--adam-eps": "epsilon",
-    "--clip-grad": "max_norm",
-}
 
 
 class VerifyJobs:
@@ -112,7 +96,7 @@ class VerifyJobs:
         model = self._model_arguments("fp32" if in_fp32 else asked)
         if rates and optimizer not in rates:
             # The job's other rates are of its own optimizer.
-            model = without_flags(model, _OTHER_RATES)
+            model = without_flags(model, OTHER_RATES)
         return (
             *model,
             *epsilon,
@@ -129,13 +113,13 @@ class VerifyJobs:
     def adam_settings(self) -> AdamSettings:
         """Return the settings of Adam in runs in fp32."""
         options = last_of_each(flag_table().split(self._flags.both))
-        given = {option.name: float(option.values[0]) for option in options if option.name in _ADAM}
-        return AdamSettings(**{_ADAM[name]: value for name, value in given.items()})
+        given = {option.name: float(option.values[0]) for option in options if option.name in ADAM}
+        return AdamSettings(**{ADAM[name]: value for name, value in given.items()})
 
     def seed_job(self) -> LocalJob:
         """Return the job in which stock Megatron makes the initial weights of every run."""
         argv = (
-            *without_flags(self._model_arguments(self.options.precision), _RATES),
+            *without_flags(self._model_arguments(self.options.precision), RATES),
             *self._one_process,
             "--train-iters=1",
             "--lr=0",
@@ -264,6 +248,7 @@ class VerifyJobs:
         )
 
         def train(rank: int) -> None:
+            always_send_parts()
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()

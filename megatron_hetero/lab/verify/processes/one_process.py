@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def train(
     argv: Sequence[str], store: torch.distributed.Store | None, recorder: Recorder | None = None
 ) -> None:
-    """Run Megatron's `pretrain` with `argv` on this process's CPU, watched by `recorder`."""
+    """Run Megatron's `pretrain` with `argv` on this process's GPU, or on its CPU where there is
+    none, watched by `recorder`."""
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (
@@ -36,9 +37,12 @@ def train(
     )
     from megatron.training.arguments import parse_and_validate_args
 
-    backend.activate_cpu_backend()
+    flags = backend.PLAIN_GPU_FLAGS
+    if not backend.cuda_is_usable():
+        backend.activate_cpu_backend()
+        flags = backend.CPU_FLAGS
     compile_helpers.apply()
-    sys.argv = [sys.argv[0], *argv, *backend.CPU_FLAGS]
+    sys.argv = [sys.argv[0], *argv, *flags]
     try:
         args = parse_and_validate_args()
         config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))

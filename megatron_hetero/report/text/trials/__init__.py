@@ -3,5 +3,6 @@
 simulation    a simulated step
 rehearsal     a rehearsal in processes on this machine
 verification  losses and gradients beside those of one process (`verify`)
+kit           checks of the runtime on this machine (`doctor --train`)
 preflight     findings of `doctor` on a machine
 """

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -14,8 +15,8 @@ from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import NODE_VARIABLE, visible_devices_variable
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
@@ -95,6 +96,11 @@ def _check_place(host: Host, rank: int, device: str, local_rank: int) -> None:
             f"rank {rank} is the plan's {device}, and {host.host} has unlike cards ({host.kind}), "
             f"but nothing here says that CUDA numbers them as the plan does. {order}"
         )
+
+
+def gpu_name(args: Any) -> str:
+    """What this process computes on."""
+    return torch.cuda.get_device_name(args.local_rank) if backend.cuda_is_usable() else "CPU"
 
 
 def local_addresses() -> set[str]:

@@ -15,8 +15,8 @@ from megatron_hetero.flags.table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.batches import global_batch_size
+from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
-    NOT_IN_THIS_ENTRY,
     NOT_WITH_CONTEXT_PARALLEL,
     NOT_WITH_SPLIT_PASSES,
     REFUSED,

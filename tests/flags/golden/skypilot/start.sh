@@ -7,12 +7,13 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 mkdir -p logs
+parts=(0 1)
 starters=()
-for part in 0 1; do
+for part in "${parts[@]}"; do
     sky launch --yes -c "megatron-hetero-$part" "part-$part.yaml" >"logs/rent-$part.log" 2>&1 &
     starters+=("$!")
 done
-for part in 0 1; do
+for part in "${parts[@]}"; do
     if ! wait "${starters[$part]}"; then
         echo "start.sh: part $part was not rented: see $PWD/logs/rent-$part.log" >&2
         echo "start.sh: those that were stay rented: sky down megatron-hetero-0 megatron-hetero-1" >&2
@@ -24,7 +25,7 @@ if [ -z "$master" ]; then
     echo "start.sh: the first machine has no address; set MASTER_ADDR" >&2
     exit 1
 fi
-for part in 0 1; do
+for part in "${parts[@]}"; do
     sky exec --detach-run --env MASTER_ADDR="$master" "megatron-hetero-$part" "part-$part.yaml"
 done
 sky logs megatron-hetero-0

@@ -14,7 +14,7 @@ import torch
 class _Kept:
     """A tensor that autograd keeps, counted until autograd lets go of it."""
 
-    def __init__(self, tensor: torch.Tensor, probe: MemoryProbe) -> None:
+    def __init__(self, tensor: torch.Tensor, probe: LiveBytes) -> None:
         self.tensor = tensor
         self._storage = tensor.untyped_storage().data_ptr()
         self._probe = probe
@@ -24,11 +24,12 @@ class _Kept:
         self._probe.let_go(self._storage)
 
 
-class MemoryProbe:
-    """Observes a run (`entry.Observer`); `save` when it has ended.
+class LiveBytes:
+    """Observer of a run (`entry.Observer`); call `save` when it has ended.
 
-    Activations are what autograd keeps for the backward pass, each storage once, weights left out.
-    Their peak is taken over forward passes: what a backward pass recomputes is its working memory.
+    Activations are the tensors that autograd keeps for the backward pass, each storage once,
+    weights left out. Their peak is taken over forward passes: what a backward pass recomputes is
+    its working memory.
     """
 
     def __init__(self) -> None:
@@ -42,21 +43,21 @@ class MemoryProbe:
         )
 
     def observe_log(self) -> None:
-        """Nothing of the log is of interest."""
+        """Ignore the log."""
 
     def recorded(self, provider: Callable[..., Any]) -> Callable[..., Any]:
-        """The provider of the data as it is."""
+        """Return the provider of the data as it is."""
         return provider
 
     def post_wrap_hook(self, model: list[Any]) -> list[Any]:
-        """Begin to count: what Megatron's warm-up left behind is no activation."""
+        """Start to count; memory left by Megatron's warm-up is no activation."""
         self._model = list(model)
         self._weights = {p.untyped_storage().data_ptr() for p in self._parameters()}
         self._hooks.__enter__()
         return model
 
     def keep(self, storage: int, num_bytes: int) -> None:
-        """Autograd keeps a tensor in `storage`."""
+        """Count a tensor in `storage` that autograd keeps."""
         if storage in self._weights:
             return
         entry = self._kept.setdefault(storage, [0, num_bytes])
@@ -67,7 +68,7 @@ class MemoryProbe:
             self._peak = max(self._peak, self._total)
 
     def let_go(self, storage: int) -> None:
-        """Autograd has dropped a tensor in `storage`."""
+        """Subtract a tensor in `storage` that autograd has dropped."""
         entry = self._kept.get(storage)
         if entry is None:
             return
@@ -104,6 +105,6 @@ class MemoryProbe:
 
 
 def _num_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes of their storages, each once."""
+    """Sum the bytes of the tensors' storages, each once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

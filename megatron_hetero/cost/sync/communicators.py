@@ -1,0 +1,195 @@
+"""Communicators of every rank of a job, and the buffers that NCCL keeps for them.
+
+The gradient exchange has one communicator for each set of ranks that hold the same slices
+(`runtime.gradients.buckets` finds them from the parameters themselves; here they follow from plan
+and model).  Replicas that are cut alike add ranks to these sets, and no set.
+
+NCCL keeps, for each connection of a channel, one buffer for each of its three protocols
+(`computeBuffSizes` in src/init.cc and `p2pRecvSetup` in src/transport/p2p.cc of NVIDIA/nccl;
+`NCCL_BUFFSIZE` in its user guide).  The number of channels it chooses by what it finds between the
+GPUs, so bytes are given for one.  They are counted here and are in no plan's memory yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.chunks import stage_chunks
+from megatron_hetero.plan.communication.communicators import (
+    Communicator,
+    Use,
+    model_communicators,
+    stage_ranks,
+)
+from megatron_hetero.plan.plan import Plan, StageShape
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
+
+NCCL_CONNECTION_BYTES = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + (4 << 20)
+"""LL, LL128 and Simple: 0.5, 4.7 and 4 MiB."""
+
+_Holder = tuple[int, int]
+"""(replica, stage)."""
+
+
+@dataclass(frozen=True)
+class RankCommunicators:
+    """Communicators of one rank, of more than one rank each.
+
+    `num_connections`: to the neighbours in a ring of each collective's, and to the ranks with which
+    a boundary's exchanges pieces; each way counts.
+    """
+
+    rank: int
+    uses: tuple[Use, ...]
+    num_connections: int
+
+    @property
+    def bytes_per_channel(self) -> int:
+        """Return the bytes of NCCL's buffers for each channel that it opens."""
+        return self.num_connections * NCCL_CONNECTION_BYTES
+
+
+def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...]:
+    """Return all communicators of a job that the project's own runtime trains."""
+    world = tuple(range(plan.layout.num_devices))
+    return (
+        *((Communicator("world", world),) if len(world) > 1 else ()),
+        *model_communicators(plan),
+        *(Communicator("gradients", ranks) for ranks in gradient_holders(plan, workload)),
+    )
+
+
+def by_rank(plan: Plan, workload: Workload) -> tuple[RankCommunicators, ...]:
+    """Return [rank] -> what it is in."""
+    ranks_of = stage_ranks(plan)
+    places = rank_table(plan)
+    uses: list[list[Use]] = [[] for _ in places]
+    connections = [0] * len(places)
+    for communicator in job_communicators(plan, workload):
+        for rank in communicator.ranks:
+            uses[rank].append(communicator.use)
+            if communicator.boundary is None:
+                # One neighbour to send to and one to receive from; of two ranks they are the same.
+                connections[rank] += 2
+            else:
+                place = places[rank]
+                own = len(ranks_of[place.replica, place.stage])
+                connections[rank] += _num_peers(own, len(communicator.ranks) - own)
+    return tuple(
+        RankCommunicators(rank, tuple(uses[rank]), connections[rank]) for rank in range(len(places))
+    )
+
+
+def _num_peers(own: int, theirs: int) -> int:
+    """Count the most ranks of the other stage with which one of `own` equal ranges overlaps."""
+    edges = [Fraction(i, theirs) for i in range(theirs + 1)]
+    return max(
+        sum(low < Fraction(i + 1, own) and Fraction(i, own) < high for low, high in pairwise(edges))
+        for i in range(own)
+    )
+
+
+def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], ...]:
+    """Return every set of ranks that reduces gradients together, each once."""
+    found: dict[tuple[int, ...], None] = {}
+    parts = _Parts(plan, workload)
+    first = [(r, 0) for r in range(len(plan.replicas))]
+    last = [(r, len(replica.stages) - 1) for r, replica in enumerate(plan.replicas)]
+    model = workload.model
+    if model.tied_embeddings:
+        first_words, last_words = sorted({*first, *last}), []
+    else:
+        first_words, last_words = first, last
+    for holders in (first_words, last_words):
+        found |= dict.fromkeys(parts.cut(holders, "vocabulary"))
+    positions = model.position_embedding == "learned_absolute"
+    if positions:
+        found |= dict.fromkeys(parts.whole(first, is_partial=False))
+    found |= dict.fromkeys(parts.whole(last, workload.training.sequence_parallel))
+    is_partial = workload.training.sequence_parallel or model.qk_layernorm
+    for holders in _layer_holders(plan):
+        for kind in ("groups", "columns"):
+            found |= dict.fromkeys(parts.cut(holders, kind))
+        found |= dict.fromkeys(parts.whole(holders, is_partial))
+    return tuple(found)
+
+
+def _layer_holders(plan: Plan) -> list[list[_Holder]]:
+    """Return the stages that hold a layer, for each distinct set of them."""
+    stage_of = [
+        {
+            layer: s
+            for s, stage in enumerate(replica.stages)
+            for chunk in stage_chunks(stage)
+            for layer in range(chunk.first_layer, chunk.first_layer + chunk.num_layers)
+        }
+        for replica in plan.replicas
+    ]
+    distinct = dict.fromkeys(
+        tuple(stages[layer] for stages in stage_of) for layer in sorted(stage_of[0])
+    )
+    return [list(enumerate(stages)) for stages in distinct]
+
+
+class _Parts:
+    """Ranks of some stages, by the part of a tensor that they hold."""
+
+    def __init__(self, plan: Plan, workload: Workload) -> None:
+        self._plan, self._model = plan, workload.model
+        self._ranks_of = stage_ranks(plan)
+        self._places = rank_table(plan)
+        self._rows = padded_vocab_size(workload.model, plan.layout.tensor_parallel_widths)
+
+    def whole(self, holders: Sequence[_Holder], is_partial: bool) -> Iterator[tuple[int, ...]]:
+        """Yield the holders of what every rank of a group has; partial: of its gradient a part."""
+        ranks = tuple(sorted(rank for holder in holders for rank in self._ranks_of[holder]))
+        yield from self._exchanged(ranks, is_partial)
+
+    def cut(self, holders: Sequence[_Holder], kind: str) -> Iterator[tuple[int, ...]]:
+        """Yield the holders of each slice of a divided tensor, cut at the edges of all of them."""
+        intervals = {
+            rank: interval
+            for r, s in holders
+            for rank, interval in self._intervals(r, s, kind).items()
+        }
+        edges = sorted({edge for interval in intervals.values() for edge in interval})
+        for low, high in pairwise(edges):
+            ranks = tuple(
+                sorted(rank for rank, (a, b) in intervals.items() if a <= low and high <= b)
+            )
+            yield from self._exchanged(ranks, is_partial=False)
+
+    def _exchanged(self, ranks: tuple[int, ...], is_partial: bool) -> Iterator[tuple[int, ...]]:
+        """Yield `ranks` unless they agree without an exchange: one rank, or equals of one group."""
+        places = [self._places[rank] for rank in ranks]
+        groups = {(place.replica, place.stage, place.context_rank) for place in places}
+        if len(ranks) > 1 and (is_partial or len(groups) > 1):
+            yield ranks
+
+    def _intervals(self, r: int, s: int, kind: str) -> dict[int, tuple[Fraction, Fraction]]:
+        edges = self._edges(self._plan.replicas[r].stages[s].shape, kind)
+        return {
+            rank: (edges[place.tensor_rank], edges[place.tensor_rank + 1])
+            for rank in self._ranks_of[r, s]
+            for place in (self._places[rank],)
+        }
+
+    def _edges(self, shape: StageShape, kind: str) -> list[Fraction]:
+        """Return edges as parts of the whole; `runtime.parallel.tensor_place` has the same rule."""
+        model, width, shares = self._model, shape.tensor_parallel, shape.shares
+        divides = not (model.num_query_groups % width or model.mlp_columns % width)
+        if shares is None or (len(set(shares)) == 1 and divides):
+            return [Fraction(i, width) for i in range(width + 1)]
+        if kind == "vocabulary":
+            divisor = model.make_vocab_size_divisible_by
+            edges = vocabulary_edges(self._rows, divisor, width, shares)
+        else:
+            units = model.num_query_groups if kind == "groups" else model.mlp_columns
+            edges = shard_edges(units, width, shares)
+        return [Fraction(edge, edges[-1]) for edge in edges]

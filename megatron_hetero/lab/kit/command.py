@@ -1,0 +1,225 @@
+"""`megatron-hetero doctor --train` behind the command line: the checks in order, as data.
+
+A check that a process refuses or does not survive has failed, with what the process said; the
+others go on.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_hetero import __version__
+from megatron_hetero.cluster.discovery import find_gpus
+from megatron_hetero.errors import HeteroError, UsageError
+from megatron_hetero.files import write_json
+from megatron_hetero.lab.kit.equality import cases_for, try_case
+from megatron_hetero.lab.kit.forecast import Forecast, forecast
+from megatron_hetero.lab.kit.race import TEXT, race
+from megatron_hetero.lab.kit.small_job import Machine
+from megatron_hetero.lab.verify.faults.catalogue import FAULTS
+from megatron_hetero.lab.verify.small.text import tokenizer_arguments
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.runtime.job.local_launch import preload
+
+MEMORY_FAULT = "memory-underpredicted"
+"""Beside those of `lab.verify.faults`: the prediction of memory is taken for nine tenths."""
+MEMORY_TOLERANCE = 0.03
+"""Part of the prediction that may be held beyond it: rounding of the allocator, scalars."""
+STEP_FACTOR, SHARED_STEP_FACTOR = 1.25, 3.0
+"""Factor between a measured and the predicted step that is allowed on a GPU, and on the cores of a
+CPU, which others use too."""
+RATIO_LIMIT, SHARED_RATIO_LIMIT = 1.05, 1.5
+"""Most that the lower end of the interval of the own runtime over stock Megatron may be."""
+PROFILE, REPORT, RUNS = "profile.json", "report.json", "runs"
+"""Names in the folder of the results."""
+
+
+@dataclass(frozen=True)
+class KitRequest:
+    """`output` is the folder of report and profile; `fault` names a planted error.
+
+    `gpu`: a name of the catalogue, where it does not know the driver's.
+    """
+
+    output: Path
+    gpu: str | None = None
+    is_short: bool = False
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Verdict of a check, in words and as data."""
+
+    ok: bool
+    what: str
+    data: dict[str, Any]
+
+
+def examine(request: KitRequest, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run all checks; what they found is also in `output / REPORT`.
+
+    Raises:
+        UsageError: no such planted error, or a GPU that the catalogue does not know.
+    """
+    if request.fault not in (None, MEMORY_FAULT, *FAULTS):
+        raise UsageError(
+            f"--plant {request.fault}: choose one of {', '.join((MEMORY_FAULT, *FAULTS))}"
+        )
+    machine = _machine(request.gpu)
+    request.output.mkdir(parents=True, exist_ok=True)
+    on_progress("importing Megatron")
+    preload()
+    began = time.monotonic()
+    checks = [
+        _run(name, check, on_progress) for name, check in _checks(request, machine, on_progress)
+    ]
+    data = {
+        "ok": all(check["ok"] for check in checks),
+        "checks": checks,
+        "seconds": time.monotonic() - began,
+        "machine": {
+            "gpus": machine.num_gpus,
+            "gpu": machine.gpu,
+            "host": platform.node(),
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "megatron_hetero": __version__,
+            "torch": torch.__version__,
+            "megatron_core": importlib.metadata.version("megatron-core"),
+        },
+        "profile": None if request.is_short else str(request.output / PROFILE),
+    }
+    write_json(request.output / REPORT, data)
+    return data
+
+
+def _machine(named: str | None) -> Machine:
+    """Return the GPUs of this machine, as the driver lists them: CUDA in this process forbids
+    forks."""
+    count = torch.cuda.device_count()
+    if count == 0:
+        return Machine("CPU", 0)
+    name = named or find_gpus()[0].catalogue_name
+    if name is None:
+        raise UsageError(
+            f"the catalogue does not know this machine's {find_gpus()[0].name}; name the type "
+            "nearest to it with --gpu"
+        )
+    return Machine(name, count)
+
+
+_Check = Callable[[], Found]
+
+
+def _checks(
+    request: KitRequest, machine: Machine, on_progress: Callable[[str], None]
+) -> Iterator[tuple[str, _Check]]:
+    folder = request.output / RUNS
+    if folder.exists():  # of a run before this one
+        shutil.rmtree(folder)
+    # Planted: one plan that shows them all is enough.
+    fault = None if request.fault == MEMORY_FAULT else request.fault
+    for number, case in enumerate(cases_for(machine, request.is_short)):
+
+        def equal(case: Any = case, number: int = number) -> Found:
+            def on_step(what: str, step: int) -> None:
+                on_progress(f"{case.name}: {what}, step {step}")
+
+            return _equality(try_case(case, machine, folder / f"equal-{number}", on_step, fault))
+
+        yield f"equal to one process: {case.name} ({case.layout}, {case.precision})", equal
+    if request.is_short:
+        return
+
+    def predicted() -> Found:
+        profile = request.output / PROFILE
+        profile.unlink(missing_ok=True)
+        found = forecast(machine, profile, folder / "forecast", on_progress)
+        return judged(found, machine, request.fault == MEMORY_FAULT)
+
+    yield "memory and step as predicted (tp1:4 @4, profile.json)", predicted
+    yield "own runtime beside stock Megatron (tp1:4 @4)", lambda: _race(machine, folder / "race")
+
+
+def _run(name: str, check: _Check, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    on_progress(name)
+    began = time.monotonic()
+    try:
+        found = check()
+    except HeteroError as error:
+        found = Found(False, str(error), {})
+    seconds = time.monotonic() - began
+    return {"name": name, "ok": found.ok, "what": found.what, "seconds": seconds, **found.data}
+
+
+def _equality(data: dict[str, Any]) -> Found:
+    """Return the verdict: the worst of loss, gradients, norm and weights against its tolerance."""
+    keys = ("loss", "gradients", "gradient_norm", "weights")
+    worst = max(keys, key=lambda key: data[key] / data["tolerance"][key])
+    what = (
+        f"{worst.replace('_', ' ')} differ by {data[worst]:.1e}, {data['tolerance'][worst]:.1e} "
+        "allowed"
+    )
+    (run,) = data["runs"].values()
+    if not run["same_initial_weights"]:
+        what += f"; unequal initial weights of {run['unequal_initial_weights']}"
+    # JSON has no numbers for a diverged run: they become null.
+    distances = {key: data[key] if math.isfinite(data[key]) else None for key in keys}
+    return Found(data["ok"], what, {"distances": distances})
+
+
+def judged(found: Forecast, machine: Machine, is_planted: bool) -> Found:
+    """Say whether memory and step are as predicted; planted: nine tenths of the memory are."""
+    predicted = found.predicted_bytes * (0.9 if is_planted else 1.0)
+    over = found.held_bytes / predicted - 1
+    ratio = found.step_s / found.predicted_step_s
+    factor = STEP_FACTOR if machine.num_gpus else SHARED_STEP_FACTOR
+    fits, is_timely = over <= MEMORY_TOLERANCE, 1 / factor <= ratio <= factor
+    memory = f"{found.held_bytes / 2**20:.1f} MiB held, {over:+.1%} beside the prediction"
+    if not fits:
+        memory += f" (too little is predicted: more than {MEMORY_TOLERANCE:.0%})"
+    step = (
+        f"a step of {found.step_s * 1e3:.1f} ms, {ratio:.2f} of the prediction ({1 / factor:.2f} "
+        f"to {factor:.2f} allowed)"
+    )
+    data = {
+        "predicted_bytes": round(predicted),
+        "held_bytes": found.held_bytes,
+        "predicted_step_s": found.predicted_step_s,
+        "step_s": found.step_s,
+        "parts_bytes": {name: list(pair) for name, pair in found.parts.items()},
+    }
+    return Found(fits and is_timely, f"{memory}; {step}", data)
+
+
+def _race(machine: Machine, folder: Path) -> Found:
+    flags = [flag for flag in machine.model() if not flag.startswith("--vocab-size")]
+    more = (
+        *tokenizer_arguments(folder / TEXT),
+        "--lr=3e-4",
+        "--lr-decay-style=constant",
+        "--optimizer=adam",
+        "--log-interval=1",
+        "--eval-iters=0",
+        "--eval-interval=1000000",
+        "--num-workers=0",
+    )
+    plan = plan_from_layout(parse_layout("tp1:4 @4"))
+    pairs = 40 if machine.num_gpus else 12
+    found = race(plan, (*flags, *more), (), pairs, folder, forced=True)
+    low, high = found.interval
+    limit = RATIO_LIMIT if machine.num_gpus else SHARED_RATIO_LIMIT
+    what = f"step times {found.ratio:.3f} ({low:.3f} to {high:.3f}), at most {limit:.2f} allowed"
+    return Found(low <= limit, what, {"ratio": found.ratio, "interval": [low, high]})

@@ -1,0 +1,141 @@
+"""Predicted against measured: the memory that one rank holds, and the seconds of its step.
+
+The prediction is the planner's own, from a profile that `lab.probe` measures here first; the rank
+trains on the own runtime.  On a GPU the memory is torch's peak of allocated bytes against the
+plan's peak without its reserve; on a CPU, whose allocator counts nothing, the bytes of live tensors
+against the parts of the prediction.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.spec import CHOICES, Cluster, GpuType, Limits, Link, Node
+from megatron_hetero.cost.work.profile import load_profile
+from megatron_hetero.lab.kit.live_bytes import LiveBytes
+from megatron_hetero.lab.kit.small_job import TRAINING, Machine, on_this_backend
+from megatron_hetero.lab.probe.command import ProbeRequest, probe
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.place import place_in_order
+from megatron_hetero.plan.plan import DeviceEstimate, Plan
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.arguments import HeteroArguments
+from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
+from megatron_hetero.runtime.job.world import World
+from megatron_hetero.runtime.megatron import training_log
+from megatron_hetero.schedule.estimate import estimate_plan
+
+_LAYOUT = "tp1:4 @4"
+_WARM_UP, _STEPS = 3, 6
+_LIMIT_S = 300.0
+_CPU = GpuType(
+    "CPU", 1 << 40, 1e10, dict.fromkeys(("bf16", "fp16", "fp32"), 1e11), "8.0", "not a GPU"
+)
+"""Times come from the profile; no figure of it is used."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes and seconds, predicted and measured; `parts` are (predicted, measured) by name."""
+
+    predicted_bytes: int
+    held_bytes: int
+    predicted_step_s: float
+    step_s: float
+    parts: dict[str, tuple[int, int]]
+
+
+def forecast(
+    machine: Machine, profile: Path, folder: Path, on_progress: Callable[[str], None]
+) -> Forecast:
+    """Measure a profile, plan with it, train and compare; `profile` is written.
+
+    Raises:
+        CheckFailedError, RankFailedError: a process of the probe, or of the training, failed.
+    """
+    workload = load_workload(None, machine.model())
+    seconds = 0.5 if machine.num_gpus == 0 else 2.0
+    probe(ProbeRequest(workload, machine.gpu, (1,), (1,), 4, seconds, profile, 1), on_progress)
+    on_progress("training with what was measured")
+    plan, estimate = _predicted(machine, workload, profile)
+    measured = _train(plan, machine, folder)
+    parts = {
+        name: (estimate.parts_bytes[name], measured["parts"][name]) for name in measured["parts"]
+    }
+    predicted = estimate.peak_bytes - estimate.parts_bytes.get("reserve", 0)
+    held = measured["peak_bytes"]
+    if held is None:
+        predicted, held = (sum(side) for side in zip(*parts.values(), strict=True))
+    assert plan.estimates is not None
+    return Forecast(predicted, held, plan.estimates.step_time_s, measured["step_s"], parts)
+
+
+def _predicted(machine: Machine, workload: Workload, profile: Path) -> tuple[Plan, DeviceEstimate]:
+    """Return the plan on one device and the estimate of it, for Megatron's own layers."""
+    gpu = gpu_type(machine.gpu) if machine.num_gpus else _CPU
+    link = Link(1e9, 1e-5)
+    limits = Limits(memory_reserve_bytes=0, as_given=CHOICES)
+    cluster = Cluster((Node("here", gpu, 1, "here", "localhost", link),), {}, limits)
+    training = replace(workload.training, flash_attention=False, fused_activation=False)
+    priced = replace(workload, training=training)
+    plan = place_in_order(plan_from_layout(parse_layout(_LAYOUT), priced), cluster)
+    plan = replace(plan, estimates=estimate_plan(plan, cluster, load_profile(profile)))
+    assert plan.estimates is not None
+    return plan, plan.estimates.devices["here:0"]
+
+
+def _train(plan: Plan, machine: Machine, folder: Path) -> dict[str, Any]:
+    """Train on one rank of the own runtime; return the median step and the memory.
+
+    The memory is torch's peak on a GPU, else the live bytes by part.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save_plan(plan_from_layout(plan.layout), folder / "plan.json")
+    argv = (*machine.model(), *TRAINING, f"--data-cache-path={folder / 'cache'}")
+
+    def paced(rank: int) -> None:
+        ends: list[float] = []
+        training_log.add_observer(lambda *given: ends.append(time.perf_counter()))
+        _run(plan, folder, (*argv, f"--train-iters={_WARM_UP + _STEPS}"), None)
+        steps = [b - a for a, b in pairwise(ends[_WARM_UP - 1 :])]
+        peak = torch.cuda.max_memory_allocated() if machine.num_gpus else None
+        found = {"step_s": statistics.median(steps), "peak_bytes": peak}
+        (folder / "step.json").write_text(json.dumps(found))
+
+    def counted(rank: int) -> None:
+        live = LiveBytes()
+        _run(plan, folder, (*argv, "--train-iters=2"), live)
+        live.save(folder / "parts.json")
+
+    # What counts tensors slows the step; a GPU's allocator counts them itself.
+    for name, train in (("step", paced), ("bytes", counted))[: 1 if machine.num_gpus else 2]:
+        run_jobs([LocalJob(name, 1, on_this_backend(train), folder / name)], _LIMIT_S)
+    parts = folder / "parts.json"
+    return {
+        **json.loads((folder / "step.json").read_text()),
+        "parts": {} if machine.num_gpus else json.loads(parts.read_text()),
+    }
+
+
+def _run(plan: Plan, folder: Path, argv: tuple[str, ...], observer: LiveBytes | None) -> None:
+    if not backend.cuda_is_usable():
+        backend.activate_cpu_backend()
+        argv = (*argv, *backend.CPU_FLAGS)
+    arguments = HeteroArguments(None, folder / "plan.json", "layout-independent", argv)
+    bare = plan_from_layout(plan.layout)
+    entry.train_asymmetric(bare, arguments, World.from_environment(), observer)

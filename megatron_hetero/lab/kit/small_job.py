@@ -1,0 +1,77 @@
+"""Small GPT that the kit trains, and its differences between a GPU and a CPU.
+
+Layers are Megatron's own on both (`--transformer-impl local`), so that the same kernels run in the
+runtime and in stock Megatron whatever else is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.runtime import backend
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Machine of so many GPUs of a type, or none; `gpu` is the name in profile.json."""
+
+    gpu: str
+    num_gpus: int
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Return the Megatron flags of every run here; the runtime adds those of a CPU itself."""
+        return () if self.num_gpus == 0 else backend.PLAIN_GPU_FLAGS
+
+    def model(self) -> tuple[str, ...]:
+        """Return the flags of a GPT that takes some milliseconds a pass."""
+        hidden, heads, sequence = (192, 4, 128) if self.num_gpus == 0 else (1024, 16, 1024)
+        return (
+            "--num-layers=4",
+            f"--hidden-size={hidden}",
+            f"--num-attention-heads={heads}",
+            f"--seq-length={sequence}",
+            f"--max-position-embeddings={sequence}",
+            "--vocab-size=1000",
+            "--micro-batch-size=1",
+            "--global-batch-size=4",
+            "--attention-dropout=0",
+            "--hidden-dropout=0",
+            *self.flags,
+        )
+
+
+TRAINING = (
+    "--lr=1e-5",
+    "--lr-decay-style=constant",
+    "--mock-data",
+    "--tokenizer-type=NullTokenizer",
+    "--eval-iters=0",
+    "--eval-interval=1000000",
+    "--log-interval=1",
+    "--num-workers=0",
+    "--optimizer=adam",
+)
+
+
+def on_this_backend(function: Callable[[int], None]) -> Callable[[int], None]:
+    """Wrap the function of a forked rank: on a GPU the parent must not have used CUDA.
+
+    Raises:
+        EnvironmentMismatchError: the parent has used CUDA; raised in the rank.
+    """
+
+    def run(rank: int) -> None:
+        if torch.cuda._is_in_bad_fork():
+            raise EnvironmentMismatchError(
+                "the process that started this rank had already used CUDA, which no fork survives. "
+                "Start `megatron-hetero doctor --train` in a process of its own, with "
+                "PYTORCH_NVML_BASED_CUDA_CHECK=1."
+            )
+        function(rank)
+
+    return run

@@ -1,0 +1,83 @@
+"""Fresh processes of this machine that measure together and meet through a file.
+
+CUDA and Megatron's global state survive neither a fork nor a second model.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from megatron_hetero.errors import CheckFailedError
+from megatron_hetero.runtime.job.local_launch import rank_environment
+
+_LIMIT_S = 900.0
+_POLL_S = 0.1
+
+
+def run_ranks(
+    module: str,
+    arguments: Sequence[str],
+    num_ranks: int,
+    folder: Path,
+    variables: Mapping[str, str],
+) -> None:
+    """Run `python -m MODULE ARGUMENTS` as so many ranks, and wait for all of them.
+
+    Args:
+        folder: for the store and the ranks' logs; empty before.
+        variables: of their environment, beside this process's own.
+    Raises:
+        CheckFailedError: a process ended badly or not at all; carries the end of its log.
+    """
+    (folder / "store").touch()
+    words = (module, *arguments)
+    ranks = [_start(words, rank, num_ranks, folder, variables) for rank in range(num_ranks)]
+    try:
+        _wait(ranks, folder)
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _start(
+    words: Sequence[str], rank: int, num_ranks: int, folder: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    connections = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if num_ranks > 1 else {}
+    environment = {
+        **os.environ,
+        **rank_environment(rank, num_ranks, str(folder / "store")),
+        **connections,
+        "MASTER_ADDR": "127.0.0.1",
+        **variables,
+    }
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    with (folder / f"rank-{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while any(process.poll() is None for process in ranks):
+        codes = [process.poll() for process in ranks]
+        if any(codes) or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    for rank, process in enumerate(ranks):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2.0)
+        if process.poll() != 0:
+            log = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()
+            raise CheckFailedError(
+                f"rank {rank} of the probe ended with {process.poll()}; it last wrote:\n"
+                + "\n".join("  " + line for line in log[-12:])
+            )

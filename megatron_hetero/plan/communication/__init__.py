@@ -1,0 +1,5 @@
+"""Libraries and communicators of a plan's machines and ranks.
+
+libraries      the communication library of a plan's machines
+communicators  ranks that make a communicator together
+"""

@@ -1,0 +1,90 @@
+"""Sets of ranks that make a communicator together, in the one order in which all make them.
+
+The runtime makes the groups of this list (`runtime.parallel.groups`), and those of the gradient
+exchange after it (`cost.sync.communicators` counts them from the model); the count of a rank stands
+in `explain`.  A rank is named in a list only where it sends something: a stage of one rank has no
+tensor-parallel group, one group of tensor-parallel ranks no context-parallel one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from megatron_hetero.plan.chunks import chain
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+
+Use = Literal[
+    "tensor", "context", "stage", "forward", "backward", "shapes", "losses", "gradients", "world"
+]
+DIRECTIONS: tuple[Use, ...] = ("forward", "backward", "shapes")
+"""Uses of a boundary; shapes of activations only where sequences have unlike lengths."""
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """`ranks`, more than one, in the order of their numbers in the group.
+
+    `boundary` is the place of a boundary in its replica's chain of chunks; None for other uses.
+    """
+
+    use: Use
+    ranks: tuple[int, ...]
+    boundary: int | None = None
+
+
+def model_communicators(plan: Plan, variable_lengths: bool = False) -> tuple[Communicator, ...]:
+    """Return all communicators but the gradients' and the whole job's, in the order of making.
+
+    Args:
+        variable_lengths: whether micro-batches have sequences of unlike lengths.
+    """
+    ranks_of = stage_ranks(plan)
+    stages = [(key, ranks, _width(plan, key)) for key, ranks in sorted(ranks_of.items())]
+    found = [
+        Communicator("tensor", ranks[start : start + width])
+        for _, ranks, width in stages
+        for start in range(0, len(ranks), width)
+    ]
+    divided = [(ranks, width) for _, ranks, width in stages if len(ranks) > width]
+    found += [
+        Communicator("context", ranks[first::width])
+        for ranks, width in divided
+        for first in range(width)
+    ]
+    found += [Communicator("stage", ranks) for ranks, width in divided if width > 1]
+    for r, replica in enumerate(plan.replicas):
+        for boundary, (before, after) in enumerate(pairwise(chain(replica))):
+            ranks = ranks_of[r, before] + ranks_of[r, after]
+            found += [
+                Communicator(direction, ranks, boundary)
+                for direction in DIRECTIONS[: 3 if variable_lengths else 2]
+            ]
+    last = last_stage_ranks(plan)
+    if len(last) < plan.layout.num_devices:
+        found.append(Communicator("losses", last))
+    return tuple(one for one in found if len(one.ranks) > 1)
+
+
+def stage_ranks(plan: Plan) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return (replica, stage) -> its ranks, tensor-parallel rank fastest."""
+    found: dict[tuple[int, int], tuple[int, ...]] = {}
+    for rank, place in enumerate(rank_table(plan)):
+        key = place.replica, place.stage
+        found[key] = (*found.get(key, ()), rank)
+    return found
+
+
+def last_stage_ranks(plan: Plan) -> tuple[int, ...]:
+    """Return the ranks of the last stages of all replicas: where losses are known."""
+    last = [len(replica.stages) - 1 for replica in plan.replicas]
+    return tuple(
+        rank for rank, place in enumerate(rank_table(plan)) if place.stage == last[place.replica]
+    )
+
+
+def _width(plan: Plan, key: tuple[int, int]) -> int:
+    replica, stage = key
+    return plan.replicas[replica].stages[stage].shape.tensor_parallel

@@ -1,0 +1,10 @@
+"""Faults of a running job: where each rank is, what is told when one stops, and drills.
+
+progress  the phase that the training thread is in
+marks     where a step stamps its phases
+drill     faults on purpose, by rank, step and phase
+watch     who is dead, who stands still; one message for all
+limits    how long a phase may last
+place     what a rank is called
+options   the flags of this folder and of saved checkpoints
+"""

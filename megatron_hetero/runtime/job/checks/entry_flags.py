@@ -1,0 +1,95 @@
+"""Flags that this package's training entry cannot follow under any plan."""
+
+from __future__ import annotations
+
+from megatron_hetero.runtime import backend
+from megatron_hetero.runtime.job.checks.refused_flags import Rule
+
+NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
+    (
+        "--eval-interval is missing",
+        lambda a: a.eval_interval is None,
+        "Megatron divides by it even with --eval-iters 0; give for example 1000",
+    ),
+    (
+        "--full-validation without --multiple-validation-sets",
+        lambda a: a.full_validation and not a.multiple_validation_sets,
+        "give both; Megatron 0.19 fails at the first validation otherwise",
+    ),
+    (
+        "--multiple-validation-sets with fewer than two --valid-data-path",
+        lambda a: a.multiple_validation_sets and len(a.valid_data_path or ()) < 2,
+        "name two or more",
+    ),
+    (
+        "--multiple-validation-sets with --test-data-path",
+        lambda a: a.multiple_validation_sets and a.test_data_path is not None,
+        "leave the test set out; Megatron 0.19 fails at it",
+    ),
+    (
+        "--optimizer sgd with --load",
+        lambda a: (
+            a.optimizer == "sgd"
+            and bool(a.load)
+            and not (a.finetune or a.no_load_optim)
+            and _has_checkpoint(a.load)
+        ),
+        "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
+    ),
+    ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
+    ("--sft", lambda a: a.sft, "pre-train"),
+    ("--fim-data", lambda a: a.fim_data, "leave it out"),
+    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
+    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
+    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
+    (
+        "--dataloader-inter-document-masking",
+        lambda a: a.dataloader_inter_document_masking,
+        "leave it out",
+    ),
+    (
+        "--per-dataset-sequences-path",
+        lambda a: a.per_dataset_sequences_path is not None,
+        "leave it out",
+    ),
+    ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
+    (
+        "--init-method-xavier-uniform",
+        lambda a: a.init_method_xavier_uniform,
+        "leave it out; Megatron 0.19 takes the flag and fails at it",
+    ),
+    (
+        "--config-logger-dir",
+        lambda a: bool(a.config_logger_dir),
+        "leave it out; Megatron 0.19 fails to write a configuration that has process groups",
+    ),
+    (
+        "--recompute-modules mlp with biases and --transformer-impl local",
+        lambda a: (
+            a.transformer_impl == "local"
+            and a.recompute_granularity == "selective"
+            and "mlp" in (a.recompute_modules or ())
+            and a.add_bias_linear
+        ),
+        "add --disable-bias-linear, use core_attn alone, or --recompute-granularity full; "
+        "Megatron's local layers hand out the bias itself, which is then taken for a result of "
+        "what is recomputed, and the backward pass does not end",
+    ),
+    (
+        "--rerun-mode report_stats",
+        lambda a: a.rerun_mode == "report_stats",
+        "use validate_results or disabled; Megatron 0.19 takes the word and fails at it",
+    ),
+    (
+        "--async-save without a GPU",
+        lambda a: a.async_save and not backend.cuda_is_usable(),
+        "leave it out; Megatron's writer process asks for one and dies, and the job waits for it",
+    ),
+)
+"""Features of Megatron-LM's own pre-training script that `runtime.model.gpt` lacks."""
+
+
+def _has_checkpoint(folder: str) -> bool:
+    from megatron.training.checkpointing import checkpoint_exists
+
+    return bool(checkpoint_exists(folder))

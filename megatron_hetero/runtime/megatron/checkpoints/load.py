@@ -1,0 +1,26 @@
+"""`megatron.training.training.load_checkpoint`: nothing is read that was not checked.
+
+Megatron checks files only with `--verify-integrity`, on rank 0 alone, and goes on from no other
+checkpoint where one is damaged.  The loop offers no hook before it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from megatron_hetero.runtime.megatron.replace import Replacement
+
+REPLACEMENT = Replacement(
+    module="megatron.training.training",
+    name="load_checkpoint",
+    reason="a damaged checkpoint must be refused, and the one before it found",
+    known={"4f03d48a79382b8c": "0.19.2", "06adc6c285a834dc": "main at d98e8a64dd"},
+)
+
+
+def apply(load_checkpoint: Callable[..., Any]) -> None:
+    """Megatron's loop loads through `load_checkpoint(original, ...)` from now on."""
+    original = REPLACEMENT.original()
+    REPLACEMENT.apply(wraps(original)(partial(load_checkpoint, original)))

@@ -1,0 +1,87 @@
+"""Communicators counted from plan and model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.cost.sync.communicators import (
+    NCCL_CONNECTION_BYTES,
+    by_rank,
+    gradient_holders,
+    job_communicators,
+)
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.communication.communicators import model_communicators
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.plan import Plan
+from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+
+
+def test_a_pipeline_beside_one_process() -> None:
+    """Ranks 0 and 1 are the wide stage, 2 its last stage, 3 the other replica."""
+    found = [
+        (c.use, c.ranks) for c in job_communicators(plan("tp2:3,tp1:1 @4 | tp1:4 @2"), workload())
+    ]
+    assert found[:5] == [
+        ("world", (0, 1, 2, 3)),
+        ("tensor", (0, 1)),
+        ("forward", (0, 1, 2)),
+        ("backward", (0, 1, 2)),
+        ("losses", (2, 3)),
+    ]
+    gradients = {ranks for use, ranks in found if use == "gradients"}
+    # Halves of layers 0 to 2; whole norms there; layer 3; halves of the tied embedding; positions.
+    assert gradients == {(0, 3), (1, 3), (0, 1, 3), (2, 3), (0, 2, 3), (1, 2, 3)}
+
+
+def test_what_one_rank_does_alone_needs_no_communicator() -> None:
+    assert model_communicators(plan("tp1:4 @4")) == ()
+    assert [c.use for c in model_communicators(plan("tp1:4 @2 | tp1:4 @2"))] == []
+    # Width 1: the ranks of the context are the whole stage.
+    assert [c.use for c in model_communicators(plan("tp1cp2:4 @4"))] == ["context"]
+
+
+def test_norms_of_a_single_group_are_summed_only_where_each_has_a_part() -> None:
+    one_group = plan("tp2:4 @4")
+    assert gradient_holders(one_group, workload()) == ()
+    assert gradient_holders(one_group, workload(sequence_parallel=True)) == ((0, 1),)
+
+
+def test_uneven_shares_cut_heads_and_columns_apart() -> None:
+    """12 query groups and 384 columns, 2:1 over two ranks, beside halves."""
+    uneven = plan("tp2(2:1):4 @1 | tp2:4 @1")
+    found = gradient_holders(uneven, workload(**LLAMA_LIKE))
+    assert set(found) == {(0, 2), (0, 3), (1, 3), (0, 1, 2, 3)}
+
+
+@given(
+    st.sampled_from(["tp2:3,tp1:1", "tp1:4", "tp4:2,tp2:2", "tp1:1,tp2cp2:3"]), st.integers(2, 6)
+)
+def test_alike_replicas_add_ranks_and_no_communicators(kind: str, number: int) -> None:
+    """The count of each rank is that of two replicas, whatever their number."""
+
+    def counts(copies: int) -> list[int]:
+        job = _copies(f"{kind} @1 | tp2:4 @1", copies)
+        return [len(rank.uses) for rank in by_rank(job, workload())]
+
+    few, many = counts(2), counts(number)
+    assert sorted(set(few)) == sorted(set(many))
+
+
+def test_bytes_follow_the_connections() -> None:
+    ranks = by_rank(plan("tp2:2,tp2:2 @4"), workload())
+    # The world and a group of two with two connections each; two ways of a boundary with one peer;
+    # the last stages; halves and whole of the tied embedding.
+    assert ranks[0].uses.count("gradients") == 1
+    assert ranks[0].bytes_per_channel == ranks[0].num_connections * NCCL_CONNECTION_BYTES
+    assert ranks[0].num_connections == 2 * 3 + 2
+    assert pytest.approx(9.19 * 2**20, rel=1e-3) == NCCL_CONNECTION_BYTES
+
+
+def _copies(layout: str, number: int) -> Plan:
+    made = plan_from_layout(parse_layout(layout))
+    return replace(made, replicas=made.replicas * number)

@@ -1,0 +1,128 @@
+"""`doctor --train` without a GPU: what it tries, what it says, and that it finds planted faults."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from megatron_hetero.cli.main import main
+from megatron_hetero.lab.kit.command import MEMORY_FAULT, KitRequest, examine, judged
+from megatron_hetero.lab.kit.equality import CASES, cases_for
+from megatron_hetero.lab.kit.forecast import Forecast
+from megatron_hetero.lab.kit.race import Race
+from megatron_hetero.lab.kit.small_job import Machine
+from megatron_hetero.report.text.trials.kit import kit_report
+
+
+def tried(folder: Path, **asked: Any) -> dict[str, Any]:
+    said: list[str] = []
+    data = examine(KitRequest(folder, **asked), said.append)
+    assert json.loads((folder / "report.json").read_text()) == data
+    return data
+
+
+def test_a_machine_tries_what_it_has_gpus_for() -> None:
+    names = {n: [c.name for c in cases_for(Machine("A100", n), False)] for n in (1, 2, 3, 8)}
+    assert names[8] == [case.name for case in CASES]
+    assert [c.num_ranks for c in cases_for(Machine("A100", 2), False)] == [2, 2, 2]
+    assert names[1] == [c.name for c in cases_for(Machine("CPU", 0), False)]
+    assert len(names[2]) < len(names[3]) < len(names[8])
+    for number in (0, 1, 2, 8):
+        assert len(cases_for(Machine("any", number), True)) == 1
+
+
+def test_the_short_check_passes_on_a_cpu(tmp_path: Path) -> None:
+    data = tried(tmp_path, is_short=True)
+    assert data["ok"] and [check["ok"] for check in data["checks"]] == [True]
+    assert data["machine"]["gpus"] == 0 and data["profile"] is None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "bucket-not-reduced",
+        pytest.param("unequal-starts", marks=pytest.mark.slow),
+        pytest.param("weights-not-gathered", marks=pytest.mark.slow),
+    ],
+)
+def test_planted_faults_are_found(fault: str, tmp_path: Path) -> None:
+    """A sum that is left out, and a weight that is another on one rank."""
+    data = tried(tmp_path, is_short=True, fault=fault)
+    assert not data["ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_whole_kit_on_a_cpu(tmp_path: Path) -> None:
+    assert main(["doctor", "--train", "-o", str(tmp_path)]) == 0
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert len(data["checks"]) == 4
+    forecast = next(check for check in data["checks"] if "held_bytes" in check)
+    for predicted, held in forecast["parts_bytes"].values():
+        assert held == pytest.approx(predicted, rel=0.005)
+    assert len(json.loads((tmp_path / "profile.json").read_text())["points"]) == 3
+    planted = tried(tmp_path / "planted", fault=MEMORY_FAULT)
+    assert [check["name"].split()[0] for check in planted["checks"] if not check["ok"]] == [
+        "memory"
+    ]
+    assert "too little is predicted" in kit_text(planted)
+
+
+def test_the_report_names_what_failed() -> None:
+    data = {
+        "checks": [
+            {"name": "equal", "ok": True, "what": "loss differs by 1e-7", "seconds": 4.0},
+            {"name": "memory", "ok": False, "what": "too little", "seconds": 2.0},
+        ],
+        "machine": {"gpus": 2, "gpu": "A100", "torch": "2", "megatron_core": "0.19", "date": "D"},
+        "profile": "doctor/profile.json",
+    }
+    text = kit_text(data)
+    assert "passed  equal" in text and "FAILED  memory" in text
+    assert "1 of 2 checks failed on 2 x A100" in text
+
+
+def test_the_interval_holds_the_median() -> None:
+    found = Race((1.0,) * 12, tuple(1.0 + 0.01 * n for n in range(12)))
+    low, high = found.interval
+    assert found.ratio == pytest.approx(1.055)
+    assert 1.0 <= low < found.ratio < high <= 1.11
+
+
+@pytest.mark.parametrize(
+    "words", [["plan.json", "--train"], ["--train", "--on-cluster"], ["plan.json"], []]
+)
+def test_a_plan_and_a_kit_are_two_things(words: list[str]) -> None:
+    assert main(["doctor", *words]) == 2
+
+
+@pytest.mark.parametrize(
+    ("held", "step_s", "is_planted", "ok"),
+    [
+        (1000, 1.0, False, True),
+        (1029, 1.2, False, True),
+        (1031, 1.0, False, False),  # more is held than was predicted
+        (1000, 1.0, True, False),  # nine tenths are predicted
+        (1000, 1.3, False, False),
+        (1000, 0.7, False, False),
+    ],
+)
+def test_a_forecast_holds_or_not(held: int, step_s: float, is_planted: bool, ok: bool) -> None:
+    found = judged(Forecast(1000, held, 1.0, step_s, {}), Machine("A100", 1), is_planted)
+    assert found.ok == ok
+    assert ("too little is predicted" in found.what) == (held > 1030 or is_planted)
+
+
+def test_unknown_faults_are_refused(tmp_path: Path) -> None:
+    assert main(["doctor", "--train", "-o", str(tmp_path), "--plant", "nothing"]) == 2
+
+
+def kit_text(data: dict[str, Any]) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=200, color_system=None, markup=False).print(kit_report(data))
+    return stream.getvalue()

@@ -1,0 +1,197 @@
+"""A job that is killed at one place and started again, against the same job left alone.
+
+    python -m tests.runtime.fault_runs --seeds 3        # every phase and kind of job, as a table
+
+A run starts from weights by global index, saves every two steps and keeps two checkpoints; the
+seed chooses the killed rank and step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
+from megatron_hetero.lab.verify.small.shrink import shrink
+from megatron_hetero.lab.verify.small.text import write_text_dataset
+from megatron_hetero.runtime.faults.drill import Drill
+from megatron_hetero.runtime.faults.progress import OF_RANK_0, Phase
+from megatron_hetero.runtime.job import entry
+from megatron_hetero.runtime.job.local_launch import LocalJob, RankFailedError, run_jobs
+from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from megatron_hetero.runtime.state import folders
+from megatron_hetero.runtime.state.manifest import faults_of, read_manifest
+from tests.runtime.runs import checkpoint_tensors
+from tests.runtime.workloads import plan, workload
+
+ASYMMETRIC, SYMMETRIC = "tp2:3,tp1:1 @4", "tp1:2,tp1:2 @4"
+LAST, INTERVAL = 6, 2
+KILLED = (
+    Phase.START, Phase.GROUPS, Phase.WARM_UP, Phase.STEADY, Phase.COOL_DOWN, Phase.GRADIENT_SYNC,
+    Phase.OPTIMIZER_STEP, Phase.SAVE_DATA, Phase.MANIFEST, Phase.RENAME, Phase.TRACKER,
+    Phase.DELETE_OLD, Phase.VALIDATION,
+)  # fmt: skip
+"""The phases in which a rank is killed, in the order of a job."""
+_OF_A_SAVE = (Phase.SAVE_DATA, Phase.MANIFEST, Phase.RENAME, Phase.TRACKER, Phase.DELETE_OLD)
+
+
+@dataclass(frozen=True)
+class FaultJob:
+    """A small job on `layout`, whose files are in `folder`."""
+
+    layout: str
+    folder: Path
+    zero: bool = False
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def num_ranks(self) -> int:
+        return plan(self.layout).layout.num_devices
+
+    def arguments(self) -> list[str]:
+        """Its flags; data and model are alike in every folder."""
+        shared = self.folder.parent / "shared"
+        shared.mkdir(parents=True, exist_ok=True)
+        common = shrink(plan(self.layout), workload(per_token_loss=True, global_batch_size=4))
+        jobs = VerifyJobs(common, Options(steps=LAST), shared)
+        if not list(shared.glob("text*")):
+            write_text_dataset(shared / "text", 4 * (LAST + 1) * 4 * (common.model.seq_length + 1))
+        left_out = ("--load", "--finetune", "--no-load", "--exit-on", "--eval-", "--split")
+        return [
+            *(a for a in jobs.training_arguments("adam") if not a.startswith(left_out)),
+            "--split=8,1,1",
+            "--eval-iters=1",
+            f"--eval-interval={INTERVAL}",
+            f"--data-cache-path={shared / 'cache'}",
+            f"--save={self.checkpoints}",
+            f"--load={self.checkpoints}",
+            f"--save-interval={INTERVAL}",
+            "--hetero-keep-checkpoints=2",
+            f"--hetero-layout={self.layout}",
+            *(["--use-distributed-optimizer"] if self.zero else []),
+        ]
+
+    def run(self, *more: str) -> str:
+        """Run to the end and return the log of the last rank.
+
+        Raises:
+            RankFailedError: a rank died.
+        """
+        argv = [*self.arguments(), *more]
+
+        def train(_rank: int) -> None:
+            save_without_a_server()
+            entry.main(argv)
+
+        life = self.folder / f"life-{len(list(self.folder.glob('life-*')))}"
+        run_jobs([LocalJob(life.name, self.num_ranks, train, life)], 120)
+        return (life / f"rank-{self.num_ranks - 1}.log").read_text()
+
+    def log(self, rank: int = 0) -> str:
+        """What a rank wrote in its newest life."""
+        newest = max(self.folder.glob("life-*"), key=lambda path: int(path.name[5:]))
+        return (newest / f"rank-{rank}.log").read_text()
+
+
+def drill_of(phase: Phase, num_ranks: int, seed: int) -> Drill:
+    """The kill of a seed: in a step after the first save, on any rank that comes to the phase."""
+    draw = random.Random(f"{phase}/{seed}")
+    rank = 0 if phase in OF_RANK_0 else draw.randrange(num_ranks)
+    step = 0 if phase in (Phase.START, Phase.GROUPS) else draw.choice([3, 4, 5])
+    if phase in _OF_A_SAVE:
+        step = 6 if phase is Phase.DELETE_OLD else draw.choice([4, 6])
+    return Drill("kill", rank, step, phase)
+
+
+def torn(checkpoints: Path) -> list[str]:
+    """What is wrong with the folders that have a checkpoint's name and a manifest."""
+    if not checkpoints.is_dir():
+        return []
+    found = []
+    for step in folders.complete_steps(checkpoints):
+        folder = folders.step_folder(checkpoints, step)
+        manifest = read_manifest(folder)
+        found += [f"{step}: {fault}" for fault in faults_of(folder, manifest, manifest.files)]
+    return found
+
+
+def equal_checkpoints(one: Path, other: Path) -> bool:
+    """Bit for bit, every tensor of both: weights, moments and random states."""
+    a, b = checkpoint_tensors(one), checkpoint_tensors(other)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def killed_and_resumed(job: FaultJob, drill: Drill, whole: FaultJob) -> list[str]:
+    """Kill, resume, compare with the uninterrupted run: what is not as promised."""
+    faults = []
+    try:
+        job.run(f"--hetero-drill={drill}")
+        return ["nothing was killed"]
+    except RankFailedError as error:
+        if "signal 9" not in str(error):
+            return [str(error)]
+    faults += torn(job.checkpoints)
+    saved = folders.complete_steps(job.checkpoints) if job.checkpoints.is_dir() else []
+    # The tracker follows the rename; a rank that died between them costs one more interval.
+    tracker = job.checkpoints / folders.TRACKER
+    resumed_at = int(tracker.read_text()) if tracker.exists() else 0
+    if drill.step - resumed_at > INTERVAL + (drill.phase in _OF_A_SAVE):
+        faults.append(f"killed in step {drill.step}, resumed at {resumed_at} of {saved}")
+    job.run()
+    faults += torn(job.checkpoints)
+    last = folders.step_folder(job.checkpoints, LAST)
+    if not equal_checkpoints(last, folders.step_folder(whole.checkpoints, LAST)):
+        faults.append("the resumed run ends with other bits")
+    return faults
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; the exit code is the number of cases that failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--phases", nargs="*", default=[phase.value for phase in KILLED])
+    asked = parser.parse_args(argv)
+    failed = 0
+    print("| phase | job | kills | torn | resumed bit for bit |\n| --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as temporary:
+        for layout, zero in (
+            (ASYMMETRIC, False), (ASYMMETRIC, True), (SYMMETRIC, False), (SYMMETRIC, True),
+        ):  # fmt: skip
+            base = Path(temporary) / f"{layout}-{zero}".replace(" ", "").replace(":", "-")
+            whole = FaultJob(layout, base / "whole", zero)
+            whole.run()
+            for phase in map(Phase, asked.phases):
+                found: list[str] = []
+                good = 0
+                for seed in range(asked.seeds):
+                    job = FaultJob(layout, base / f"{phase}-{seed}", zero)
+                    faults = killed_and_resumed(job, drill_of(phase, job.num_ranks, seed), whole)
+                    good += not faults
+                    found += faults
+                    shutil.rmtree(job.folder)
+                name = f"{layout}{' ZeRO-1' if zero else ''}"
+                num_torn = sum("SHA-256" in f or "bytes, written" in f for f in found)
+                print(f"| {phase} | {name} | {asked.seeds} | {num_torn} | {good} |", flush=True)
+                for fault in found:
+                    print(f"{phase} {name}: {fault}", file=sys.stderr, flush=True)
+                failed += asked.seeds - good
+    return failed
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    code = main()
+    print(f"{time.monotonic() - started:.0f} s", file=sys.stderr)
+    sys.exit(min(code, 1))

@@ -1,0 +1,154 @@
+"""The watch, with real processes and a store of theirs: who is named, how soon, and who is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.errors import EXIT_RANK_DIED
+from megatron_hetero.runtime.faults.limits import Limits
+from megatron_hetero.runtime.faults.place import Place
+from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
+from megatron_hetero.runtime.faults.watch import Watch, _store
+
+NUM_RANKS = 3
+FLOOR_S = 5.0
+
+
+@dataclass
+class Watched:
+    """Processes under watch: how each ended, what it said, and how long the others went on."""
+
+    codes: list[int]
+    said: list[str]
+    seconds: float
+
+
+def watched(folder: Path, broken: Callable[[], None] | None, work_s: float = 60.0) -> Watched:
+    """Let processes make steps of 20 ms, of which rank 1 calls `broken` after a while."""
+    began = time.monotonic() + 1.5
+    pids = []
+    for rank in range(NUM_RANKS):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(rank, folder, broken, work_s)
+        pids.append(pid)
+    codes = []
+    for rank in (0, 2):
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pids[rank], 0)[1]))
+    seconds = time.monotonic() - began
+    if broken is not None:
+        os.kill(pids[1], signal.SIGKILL)
+    codes.insert(1, os.waitstatus_to_exitcode(os.waitpid(pids[1], 0)[1]))
+    said = [(folder / f"rank-{rank}").read_text() for rank in range(NUM_RANKS)]
+    return Watched(codes, said, seconds)
+
+
+def _be_rank(rank: int, folder: Path, broken: Callable[[], None] | None, work_s: float) -> None:
+    log = os.open(folder / f"rank-{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    code = 1
+    try:
+        place = Place.here(rank, f"A100 a-0:{rank}, replica 0, stage {rank}, tensor rank 0")
+        store = _store(str(folder / "store"), NUM_RANKS)
+        watch = Watch(store, place, NUM_RANKS, Limits(FLOOR_S))
+        watch.start()
+        step, start = 0, time.monotonic()
+        while time.monotonic() - start < work_s:
+            step += 1
+            PROGRESS.begin_step(step, Phase.WARM_UP)
+            time.sleep(0.02)
+            PROGRESS.enter(Phase.STEADY)
+            if rank == 1 and broken is not None and time.monotonic() - start > 1.5:
+                broken()
+        watch.stop()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def spin() -> None:
+    """A training thread that runs and gets nowhere, though the watch beside it is well."""
+    while True:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("broken", "what", "at_most_s"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "is dead", 5.0),
+        (spin, r"stands still, at test_watch.py:\d+ \(spin\)", FLOOR_S + 5.0),
+    ],
+    ids=["killed", "spinning"],
+)
+def test_a_fault_is_found_in_time_and_named(
+    broken: Callable[[], None], what: str, at_most_s: float, tmp_path: Path
+) -> None:
+    found = watched(tmp_path, broken)
+    assert found.codes[0] == found.codes[2] == EXIT_RANK_DIED
+    assert found.seconds < at_most_s
+    line = re.compile(
+        rf"error: rank 1 on \S+ \(A100 a-0:1, replica 0, stage 1, tensor rank 0\) {what}\. "
+        r"It was last in step \d+, phase (steady|warm-up), .* All ranks stop\."
+    )
+    assert line.search(found.said[0]) and line.search(found.said[2])
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_found_in_a_minute(tmp_path: Path) -> None:
+    found = watched(tmp_path, lambda: os.kill(os.getpid(), signal.SIGSTOP), work_s=90.0)
+    assert found.codes[0] == found.codes[2] == EXIT_RANK_DIED
+    assert found.seconds < 60.0
+    assert "rank 1 on" in found.said[0] and "is frozen" in found.said[0]
+
+
+def test_an_announced_pause_and_an_end_are_no_faults(tmp_path: Path) -> None:
+    """Rank 1 rests for longer than the limit, again and again, while the others go on and end."""
+
+    def rest() -> None:
+        with PROGRESS.pause():
+            time.sleep(FLOOR_S + 3.0)
+
+    found = watched(tmp_path, rest, work_s=10.0)
+    assert found.codes[0] == found.codes[2] == 0
+    assert found.said[0] == found.said[2] == ""
+
+
+def test_limits_are_learned_but_not_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PROGRESS, "_listeners", [])
+    limits = Limits(40.0)
+    PROGRESS.listen(limits.learn)
+    clock = iter([0.0, 100.0, 101.0, 131.0, 132.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    PROGRESS.begin_step(7, Phase.WARM_UP)
+    PROGRESS.enter(Phase.STEADY)
+    assert limits.of(Phase.STEADY, 7) == 1800.0
+    PROGRESS.begin_step(8, Phase.WARM_UP)
+    PROGRESS.enter(Phase.STEADY)
+    PROGRESS.enter(Phase.COOL_DOWN)
+    assert limits.of(Phase.WARM_UP, 8) == 150.0
+    assert limits.of(Phase.STEADY, 8) == 40.0
+    assert limits.of(Phase.SAVE_DATA, 8) == 1800.0
+
+
+def test_a_process_that_waits_to_be_collected_is_dead() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    here = Place.here(0, "")
+    assert here.is_alive() and Place.of(here.text()) == here
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert not Place(1, here.host, here.machine, "", pid, state[19]).is_alive()
+    os.waitpid(pid, 0)
+    assert not Place(1, here.host, here.machine, "", pid, state[19]).is_alive()

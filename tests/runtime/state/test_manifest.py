@@ -1,0 +1,154 @@
+"""Manifests: whatever changes in a folder is found and named, before anything is read."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.errors import CheckpointError, FileFormatError
+from megatron_hetero.runtime.state import folders
+from megatron_hetero.runtime.state.coverage import tiling_faults
+from megatron_hetero.runtime.state.manifest import (
+    MANIFEST,
+    faults_of,
+    read_manifest,
+    strangers_in,
+    write_digests,
+    write_manifest,
+)
+
+FILES = {".metadata": b"meta", "__0_0.distcp": bytes(range(256)) * 8, "__1_0.distcp": b"1" * 999}
+
+
+def written(folder: Path, step: int = 7) -> Path:
+    """A folder of two ranks' files with its manifest."""
+    folder.mkdir(parents=True)
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    for rank in (0, 1):
+        write_digests(folder, rank, [f"__{rank}_0.distcp"])
+    write_manifest(folder, step, "a" * 64, 2)
+    return folder
+
+
+def all_faults(folder: Path) -> list[str]:
+    manifest = read_manifest(folder)
+    return [*faults_of(folder, manifest, manifest.files), *strangers_in(folder, manifest)]
+
+
+def test_a_whole_folder_has_no_fault_and_no_leftovers(tmp_path: Path) -> None:
+    folder = written(tmp_path / "c")
+    manifest = read_manifest(folder)
+    assert (manifest.step, manifest.num_ranks, set(manifest.files)) == (7, 2, set(FILES))
+    assert all_faults(folder) == []
+    assert {path.name for path in folder.iterdir()} == {*FILES, MANIFEST}
+
+
+def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path: Path) -> None:
+    """In each file of the folder, the manifest's own included; the file is named."""
+    folder = written(tmp_path / "c")
+    draw = random.Random(20)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for _ in range(60):
+            broken = bytearray(whole)
+            if draw.random() < 0.5:
+                broken[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+            else:
+                del broken[draw.randrange(len(whole)) :]
+            path.write_bytes(broken)
+            try:
+                assert any(fault.startswith(path.name) for fault in all_faults(folder))
+            except FileFormatError as error:
+                assert MANIFEST in str(error) and path.name == MANIFEST
+        path.write_bytes(whole)
+    assert all_faults(folder) == []
+
+
+def test_what_is_missing_added_or_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "c")
+    (folder / "common.pt").write_bytes(b"planted")
+    assert all_faults(folder) == ["common.pt: not of this checkpoint; move it elsewhere"]
+    (folder / "common.pt").unlink()
+    data = (folder / "__1_0.distcp").rename(tmp_path / "elsewhere")
+    assert all_faults(folder) == ["__1_0.distcp: missing, or no regular file"]
+    (folder / "__1_0.distcp").symlink_to(data)
+    assert all_faults(folder)[0] == "__1_0.distcp: missing, or no regular file"
+
+
+def test_a_manifest_names_files_of_its_folder_alone(tmp_path: Path) -> None:
+    folder = written(tmp_path / "c")
+    content = json.loads((folder / MANIFEST).read_text())
+    content["files"]["../c/.metadata"] = content["files"].pop(".metadata")
+    del content["sha256"]
+    from megatron_hetero.files import content_hash, write_json
+
+    write_json(folder / MANIFEST, {**content, "sha256": content_hash(content)})
+    with pytest.raises(CheckpointError, match="no name of a file in the folder"):
+        read_manifest(folder)
+
+
+def test_data_without_a_digest_get_no_manifest(tmp_path: Path) -> None:
+    """A rank that could not finish its part."""
+    (tmp_path / "__1_0.distcp").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="left no digest"):
+        write_manifest(tmp_path, 1, None, 2)
+    assert not (tmp_path / MANIFEST).exists()
+
+
+def test_a_newer_checkpoint_takes_the_place_of_one_of_the_same_step(tmp_path: Path) -> None:
+    final = written(tmp_path / "iter_0000007")
+    (final / "__0_0.distcp").write_bytes(b"damaged")
+    working = written(folders.working_folder(final))
+    folders.publish(working, final)
+    assert all_faults(final) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000007"]
+
+
+def test_a_replaced_checkpoint_comes_back_if_its_successor_did_not(tmp_path: Path) -> None:
+    """Ended between the two renames of `publish`."""
+    final = written(tmp_path / "iter_0000007")
+    final.rename(tmp_path / ".replaced-iter_0000007")
+    written(folders.working_folder(final))
+    folders.clear(tmp_path)
+    assert all_faults(final) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["iter_0000007"]
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        written(folders.step_folder(tmp_path, step), step)
+    (tmp_path / "iter_0000005").mkdir()  # stock Megatron's, or empty: not ours to delete
+    for old in folders.outdated(tmp_path, 30, 2):
+        folders.remove(old)
+    assert folders.complete_steps(tmp_path) == [40, 30, 20]
+    assert (tmp_path / "iter_0000005").is_dir()
+
+
+@given(st.data())
+def test_a_box_that_is_moved_missing_or_doubled_is_no_tiling(data: st.DataObject) -> None:
+    """Boxes cut at random tile; any change of one of them does not."""
+    shape = tuple(data.draw(st.lists(st.integers(2, 6), min_size=1, max_size=3)))
+    boxes = [tuple((0, size) for size in shape)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        box = boxes.pop(data.draw(st.integers(0, len(boxes) - 1)))
+        axis = data.draw(st.integers(0, len(shape) - 1))
+        start, stop = box[axis]
+        if stop - start < 2:
+            boxes.append(box)
+            continue
+        cut = data.draw(st.integers(start + 1, stop - 1))
+        for part in ((start, cut), (cut, stop)):
+            boxes.append((*box[:axis], part, *box[axis + 1 :]))
+    ranks = list(enumerate(boxes))
+    assert tiling_faults(shape, ranks) == []
+    victim = data.draw(st.integers(0, len(boxes) - 1))
+    assert tiling_faults(shape, ranks[:victim] + ranks[victim + 1 :])
+    assert tiling_faults(shape, [*ranks, (99, boxes[victim])])
+    moved = tuple((start + 1, stop + 1) for start, stop in boxes[victim])
+    assert tiling_faults(shape, [*ranks[:victim], (victim, moved), *ranks[victim + 1 :]])

@@ -1,0 +1,84 @@
+"""Predictions scored against measured runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.model.load import load_workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.file import save_plan
+from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.place import place_in_order
+from megatron_hetero.schedule.estimate import estimate_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tools import score_runs  # noqa: E402
+
+CLUSTER = """version: 1
+nodes: [{name: a, gpu: A100-40GB, count: 2}]
+links: {inside_node: {A100-40GB: {bandwidth: 200 GB/s, latency: 5 us}}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    workload = load_workload(
+        None,
+        ["--num-layers=4", "--hidden-size=512", "--num-attention-heads=8", "--seq-length=512",
+         "--max-position-embeddings=512", "--vocab-size=1000", "--micro-batch-size=1",
+         "--global-batch-size=4", "--bf16"],
+    )  # fmt: skip
+    cluster = load_cluster(tmp_path / "cluster.yaml")
+    plan = place_in_order(plan_from_layout(parse_layout("tp1:3,tp1:1 @4"), workload), cluster)
+    save_plan(plan, tmp_path / "plan.json")
+    return tmp_path
+
+
+def runs_file(folder: Path, **measured: Any) -> Path:
+    run = {"name": "one", "source": "a test", "cluster": "cluster.yaml", "plan": "plan.json"}
+    path = folder / "RUNS.yaml"
+    path.write_text(json.dumps({"version": 1, "runs": [{**run, "measured": measured}]}))
+    return path
+
+
+def test_errors_are_those_of_the_prediction(folder: Path) -> None:
+    cluster = load_cluster(folder / "cluster.yaml")
+    plan = score_runs.load_plan(folder / "plan.json")
+    predicted = estimate_plan(plan, cluster)
+    device = predicted.devices["a:0"]
+    held = device.peak_bytes - device.parts_bytes.get("reserve", 0)
+    path = runs_file(
+        folder,
+        step_time_s=[predicted.step_time_s, predicted.step_time_s * 2, 9.0e4],
+        stage_times_s=[[predicted.stage_times_s[0][0], None]],
+        boundary_times_s=[[predicted.boundary_times_s[0][0] / 2]],
+        peak_bytes={"a:0": held * 2},
+    )
+    found = {one.term: one.error for one in score_runs.score(path)}
+    assert found == pytest.approx({"step": -0.5, "stage": 0.0, "boundary": 1.0, "bytes": -0.5})
+    text = "\n".join(score_runs.tables(score_runs.score(path)))
+    assert "| bytes | 1 | 50.0% | 50.0% | 50.0% |" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({"step_time_s": 0.0}, "step_time_s"),
+        ({"step_time_s": 1.0, "steps": 3}, "steps"),
+        ({"step_time_s": 1.0, "stage_times_s": [[1.0]]}, "put null where"),
+        ({"step_time_s": 1.0, "peak_bytes": {"b:7": 1}}, "which the plan does not use"),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    measured: dict[str, Any], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score_runs.main([str(runs_file(folder, **measured))]) == 4
+    assert said in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""Score predictions against measured training runs, anybody's, by term where it was measured.
+
+    python tools/score_runs.py RUNS.yaml [--json]
+
+The file names for each run a cluster, a plan, a profile if there is one, and what was measured;
+docs/measuring.md describes it.  What the planner predicts is computed anew.  Nothing is fitted to
+a run, and a rehearsal is none: it takes its times from the prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cost.work.profile import load_profile
+from megatron_hetero.errors import FileFormatError, HeteroError, UsageError
+from megatron_hetero.files import read_yaml, validate_document
+from megatron_hetero.plan.checks.validate import validate_plan
+from megatron_hetero.plan.file import load_plan
+from megatron_hetero.plan.plan import Estimates
+from megatron_hetero.schedule.estimate import estimate_plan
+
+_Seconds = Annotated[float, Field(gt=0, le=1e5)]
+_Bytes = Annotated[int, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Measured(_Strict):
+    """Measured figures, in the words of `plan.json`'s estimates; several steps give a median.
+
+    `stage_times_s` and `boundary_times_s` are [replica][stage or boundary], null where not
+    measured; `peak_bytes` is by device.
+    """
+
+    step_time_s: _Seconds | list[_Seconds]
+    gradient_sync_s: _Seconds | None = None
+    stage_times_s: list[list[_Seconds | None]] = []
+    boundary_times_s: list[list[_Seconds | None]] = []
+    peak_bytes: dict[str, _Bytes] = {}
+
+
+class Run(_Strict):
+    """One training run; paths are relative to the file.  `source`: who measured, when, on what."""
+
+    name: str
+    source: str
+    cluster: str
+    plan: str
+    profile: str | None = None
+    measured: Measured
+
+
+class Runs(_Strict):
+    """Contents of the file."""
+
+    version: Annotated[int, Field(ge=1, le=1)]
+    runs: Annotated[list[Run], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One figure of a run, predicted and measured, in seconds or bytes."""
+
+    run: str
+    term: str
+    where: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Error of the prediction, as a part of what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def score(path: Path) -> list[Score]:
+    """Score all figures of all runs of a file.
+
+    Raises:
+        FileFormatError: the file is not as it must be, or measures what the plan has not.
+        HeteroError: a cluster, plan or profile that it names is not as it must be.
+    """
+    runs = validate_document(read_yaml(path), Runs, FileFormatError).runs
+    return [found for run in runs for found in _score_run(run, path)]
+
+
+def _score_run(run: Run, path: Path) -> Iterator[Score]:
+    cluster = load_cluster(path.parent / run.cluster)
+    plan = load_plan(path.parent / run.plan)
+    profile = load_profile(path.parent / run.profile) if run.profile else None
+    if plan.workload is None:
+        raise UsageError(f"{path}: run {run.name!r}: {run.plan} does not say which model it is for")
+    plan = replace(plan, estimates=None)
+    validate_plan(plan, cluster, run.plan)
+    predicted = estimate_plan(plan, cluster, profile)
+    for term, where, a, b in _figures(run, predicted, path):
+        yield Score(run.name, term, where, a, b)
+
+
+def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, str, float, float]]:
+    """Yield (term, where, predicted, measured)."""
+    measured = run.measured
+    steps = measured.step_time_s
+    step_s = statistics.median(steps) if isinstance(steps, list) else steps
+    yield "step", "", predicted.step_time_s, step_s
+    if measured.gradient_sync_s is not None:
+        yield "gradient sync", "", predicted.gradient_sync_s, measured.gradient_sync_s
+    for term, of, found in (
+        ("stage", predicted.stage_times_s, measured.stage_times_s),
+        ("boundary", predicted.boundary_times_s, measured.boundary_times_s),
+    ):
+        if found and [len(row) for row in found] != [len(row) for row in of]:
+            raise FileFormatError(
+                f"{path}: run {run.name!r}: {term}_times_s has {[len(row) for row in found]} "
+                f"figures by replica, the plan {[len(row) for row in of]}; put null where "
+                "nothing was measured"
+            )
+        for r, row in enumerate(found):
+            for i, seconds in enumerate(row):
+                if seconds is not None:
+                    yield term, f"replica {r}, {term} {i}", of[r][i], seconds
+    for device, num_bytes in measured.peak_bytes.items():
+        if device not in predicted.devices:
+            raise FileFormatError(
+                f"{path}: run {run.name!r}: peak_bytes of {device}, which the plan does not use; "
+                f"it has {', '.join(predicted.devices)}"
+            )
+        estimate = predicted.devices[device]
+        held = estimate.peak_bytes - estimate.parts_bytes.get("reserve", 0)
+        yield "bytes", device, held, num_bytes
+
+
+def tables(scores: Sequence[Score]) -> Iterator[str]:
+    """Yield the steps of all runs and the errors of each term, as Markdown."""
+    yield "| run | predicted | measured | error |"
+    yield "| --- | --: | --: | --: |"
+    for one in scores:
+        if one.term == "step":
+            yield f"| {one.run} | {one.predicted:.4g} s | {one.measured:.4g} s | {one.error:+.1%} |"
+    yield ""
+    yield "| term | figures | mean | worst | too low by at most |"
+    yield "| --- | --: | --: | --: | --: |"
+    for term, errors in errors_by_term(scores).items():
+        mean = statistics.mean(map(abs, errors))
+        cells = (f"{mean:.1%}", f"{max(map(abs, errors)):.1%}", f"{max(0.0, -min(errors)):.1%}")
+        yield f"| {term} | {len(errors)} | {' | '.join(cells)} |"
+
+
+def errors_by_term(scores: Sequence[Score]) -> Mapping[str, list[float]]:
+    """Group the errors of all figures by term."""
+    found: dict[str, list[float]] = {}
+    for one in scores:
+        found.setdefault(one.term, []).append(one.error)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the scores."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("runs", type=Path, metavar="RUNS.yaml")
+    parser.add_argument("--json", action="store_true", help="every figure")
+    options = parser.parse_args(arguments)
+    try:
+        scores = score(options.runs)
+    except HeteroError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.json:
+        print(json.dumps([{**asdict(one), "error": one.error} for one in scores], indent=1))
+        return 0
+    print("\n".join(tables(scores)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
