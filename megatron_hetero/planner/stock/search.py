@@ -158,7 +158,7 @@ class _StockSearch:
         return found
 
     def _kinds_of_recompute(self, num_chunks: int) -> tuple[StockRecompute, ...]:
-        """Compare: selective recompute spares what flash attention does not keep anyway."""
+        """Return kinds of recompute: selective spares what flash attention does not keep anyway."""
         training = self._problem.workload.training
         flash = all(uses_flash_attention(training, node.gpu_type) for node in self._problem.nodes)
         plain: tuple[StockRecompute, ...] = ("as needed",) if num_chunks == 1 else ("none", "full")
