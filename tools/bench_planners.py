@@ -17,6 +17,7 @@ import multiprocessing
 import resource
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,18 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from megatron_hetero.bounds.effort import PROOF  # noqa: E402
 from megatron_hetero.cost.placement import placement_of  # noqa: E402
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
-from megatron_hetero.planner import plan_cluster  # noqa: E402
+from megatron_hetero.plan.plan import Plan  # noqa: E402
+from megatron_hetero.planner.advise.idle import idle_reasons  # noqa: E402
+from megatron_hetero.planner.api import infeasible_or_limits, plan_of  # noqa: E402
+from megatron_hetero.planner.evaluate.rescore import Rescorer  # noqa: E402
+from megatron_hetero.planner.portfolio import search  # noqa: E402
 from tools.referees.cases import Case, Question, load_case  # noqa: E402
+from tools.referees.search.strategies import problem_of, referee_strategies  # noqa: E402
+from tools.referees.waiting.bound import referee_bound  # noqa: E402
 
 RESULT_FIELDS = (
     "case",
@@ -86,9 +94,7 @@ def _plan(question: Question, prove: bool) -> tuple[float, bool, float, str] | N
     """Return (seconds by the referee, fits by the referee, bound, layout) of the plan, if there is
     one."""
     try:
-        plan = plan_cluster(
-            question.cluster, question.workload, make_costs=question.make_costs, prove=prove
-        )
+        plan = _planned(question, prove)
         score = question.score(placement_of(plan, question.cluster))
     except (InfeasiblePlanError, UnsupportedError):
         return None
@@ -97,6 +103,21 @@ def _plan(question: Question, prove: bool) -> tuple[float, bool, float, str] | N
     size = question.workload.training.micro_batch_size
     layout = f"micro-batch size {size}: {format_layout(plan.layout)}"
     return score.step_s, score.missing_bytes <= 0, plan.estimates.bound_s, layout
+
+
+def _planned(question: Question, prove: bool) -> Plan:
+    """Return the plan of a search with the strategies for a referee's prices.
+
+    Raises:
+        InfeasiblePlanError: nothing fits.
+    """
+    problem = problem_of(question)
+    board = search(problem, strategies=referee_strategies(problem))
+    best = Rescorer(board).best()
+    if best is None:
+        raise infeasible_or_limits(problem, board)
+    proof = partial(referee_bound, effort=PROOF) if prove else referee_bound
+    return plan_of(problem, best, idle_reasons(problem, board, best), prove=proof)
 
 
 def _run_in_child(path: str, prove: bool, pipe: Connection) -> None:

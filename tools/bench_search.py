@@ -1,11 +1,15 @@
 """Plans and processor time of this tree's search beside another's, job by job.
 
-    python tools/bench_search.py --tree FOLDER [--only TEXT ...] [--json]
+    python tools/bench_search.py --tree FOLDER [--only TEXT ...] [--large N] [--scale SIZE ...]
+        [--without STRATEGY ...] [--plans FOLDER] [--json]
 
-FOLDER is another checkout of this repository, for example ``git worktree add FOLDER COMMIT``.  The
-jobs are those of `bench_gaps`.  Both trees search in processes of their own, one after the other,
+The first FOLDER is another checkout of this repository, for example ``git worktree add FOLDER
+COMMIT``.  The jobs are those of `bench_gaps`, the first N of seed 1 of `bench_large`, and those of
+`bench_scale` of the sizes given.  Both trees search in processes of their own, one after the other,
 without the lower bound; both plans are then simulated by this tree.  A plan of the other tree that
-this one refuses is listed and not counted.
+this one refuses is listed and not counted.  With --without this tree's search leaves strategies
+out (the names are those of classes).  Plans kept in the folder given with --plans are not searched
+again: a folder is for two states of the code, which its files do not name.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +40,13 @@ from megatron_hetero.plan.file import load_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.schedule.estimate import plan_cost  # noqa: E402
 from tools.bench_gaps import Job, jobs  # noqa: E402
+from tools.bench_large import large_jobs  # noqa: E402
+from tools.bench_scale import write_case  # noqa: E402
 
 _CHILD = """
 import sys, time
 from pathlib import Path
-tree, cluster_path, model_path, plan_path, *flags = sys.argv[1:]
+tree, cluster_path, model_path, plan_path, without, *flags = sys.argv[1:]
 sys.path.insert(0, tree)
 from tools.bench_gaps import load_cluster, load_workload
 from megatron_hetero.plan.file import save_plan
@@ -46,33 +54,58 @@ from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.written import bare_plan
 try:
     from megatron_hetero.planner.evaluate.rescore import Rescorer
-    from megatron_hetero.planner.portfolio import no_collector, search
+    from megatron_hetero.planner.portfolio import default_strategies, no_collector, search
 except ModuleNotFoundError:  # trees of before the rooms
     from megatron_hetero.planner.rescore import Rescorer
-    from megatron_hetero.planner.run import no_collector, search
+    from megatron_hetero.planner.run import default_strategies, no_collector, search
+out = without.split()
+strategies = [s for s in default_strategies() if type(s).__name__ not in out] if out else None
 cluster, workload = load_cluster(Path(cluster_path)), load_workload(Path(model_path), flags)
 started = time.process_time()
 with no_collector():
     problem = make_problem(cluster, workload)
-    best = Rescorer(search(problem)).best()
+    best = Rescorer(search(problem, strategies=strategies)).best()
 print(time.process_time() - started)
 save_plan(bare_plan(problem, best, {}), Path(plan_path))
 """
 
 
-def planned(tree: Path, job: Job, plan: Path) -> float:
-    """Write the plan that a tree finds; the processor seconds of its search."""
+def all_jobs(
+    only: Sequence[str] | None, num_large: int, sizes: Sequence[int], folder: Path
+) -> list[Job]:
+    """Return the jobs whose names contain one of `only`; those made up are written to a folder.
+
+    Args:
+        num_large: jobs of `bench_large`.
+        sizes: numbers of GPUs of jobs of `bench_scale`.
+    """
+    found = jobs()
+    for number, large in enumerate(islice(large_jobs(1), num_large)):
+        cluster, model = folder / f"large-{number}.yaml", folder / f"large-{number}.flags"
+        cluster.write_text(canonical_json(large.cluster_data()))
+        model.write_text(" ".join(large.flags()))
+        found.append(Job(f"large {number}: {large.num_gpus} GPUs, {large.model}", cluster, model))
+    found += [Job(f"scale: {size:,} GPUs", *write_case(size, folder)) for size in sizes]
+    return [job for job in found if not only or any(text in job.name for text in only)]
+
+
+def planned(tree: Path, job: Job, plan: Path, without: Sequence[str] = ()) -> float:
+    """Write the plan that a tree finds, if it is not there yet; processor seconds of its search."""
+    seconds = plan.with_suffix(".seconds")
+    if seconds.exists():
+        return float(seconds.read_text())
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-c", _CHILD, str(tree), str(job.cluster), str(job.model), str(plan)]
+    paths = [str(path) for path in (tree, job.cluster, job.model, plan)]
     done = subprocess.run(
-        [*command, *job.flags],
+        [sys.executable, "-c", _CHILD, *paths, " ".join(without), *job.flags],
         check=True,
         env=environment,
         cwd=tree,
         stdout=subprocess.PIPE,
         text=True,
     )
-    return float(done.stdout.split()[-1])
+    seconds.write_text(done.stdout.split()[-1])
+    return float(seconds.read_text())
 
 
 def step_of(job: Job, path: Path) -> tuple[float, str]:
@@ -88,12 +121,14 @@ def step_of(job: Job, path: Path) -> tuple[float, str]:
     return cost.step_time_s, format_layout(plan.layout)
 
 
-def compare(job: Job, other: Path, folder: Path) -> dict[str, Any]:
-    """Make one row: both steps and times."""
+def compare(job: Job, other: Path, folder: Path, without: Sequence[str]) -> dict[str, Any]:
+    """Return one row: both steps and times."""
     row: dict[str, Any] = {"job": job.name}
     for name, tree in (("other", other), ("ours", ROOT)):
-        plan = folder / f"{name}.json"
-        row[f"{name}_search_s"] = planned(tree, job, plan)
+        kept = folder / name
+        kept.mkdir(exist_ok=True)
+        plan = kept / f"{''.join(c if c.isalnum() else '-' for c in job.name)}.json"
+        row[f"{name}_search_s"] = planned(tree, job, plan, without if name == "ours" else ())
         try:
             row[f"{name}_step_s"], row[f"{name}_layout"] = step_of(job, plan)
         except HeteroError as error:
@@ -118,6 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--tree", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="jobs whose name contains one")
+    parser.add_argument("--large", type=int, default=0, metavar="N", help="jobs of bench_large")
+    parser.add_argument("--scale", type=int, nargs="+", default=[], metavar="SIZE", help="GPUs")
+    parser.add_argument("--without", nargs="+", default=[], metavar="STRATEGY", help="left out")
+    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="plans, kept between runs")
     parser.add_argument("--json", action="store_true", help="rows, means and commits, for programs")
     options = parser.parse_args(arguments)
     other = options.tree.resolve()
@@ -126,8 +165,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("| job | step s | before | ratio | search s | before | ratio |")
         print("| --- | --: | --: | --: | --: | --: | --: |")
     with tempfile.TemporaryDirectory() as folder:
-        for job in jobs(options.only):
-            row = compare(job, other, Path(folder))
+        made = Path(folder)
+        plans = options.plans.resolve() if options.plans else made
+        plans.mkdir(parents=True, exist_ok=True)
+        for job in all_jobs(options.only, options.large, options.scale, made):
+            row = compare(job, other, plans, options.without)
             rows.append(row)
             if not options.json:
                 print(_line(row), flush=True)
@@ -160,9 +202,8 @@ def _line(row: dict[str, Any]) -> str:
 def _commit(tree: Path) -> str:
     """Return the tree's commit, with a mark where files are changed."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(
-        command, cwd=tree, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
+    done = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True)
+    return done.stdout.strip() or "no checkout"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("test_search.py", "test_exact.py")
+FILES = ("test_api.py", "oracle/test_exact.py")
 PROPERTIES = (
     "test_three_gpus_are_planned_as_by_brute_force",
     "test_four_gpus_are_planned_as_by_brute_force",

@@ -7,7 +7,6 @@ packing      whole replicas packed into the GPUs there are
 sites        bytes that lines between sites let through
 free_groups  the bound of groups of any GPUs in any shares
 space        the plans that a bound is a bound of
-share        work that replicas have to do together
 counting     GPUs of a cluster, counted coarsely or finely
 effort       limits of work for each kind of proof
 """

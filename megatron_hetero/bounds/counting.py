@@ -55,8 +55,8 @@ class Counting:
 
 
 def _small_classes(costs: CostModel, uneven: bool) -> list[GpuClass] | None:
-    """Classes of so few GPUs that they can be counted: by node if that is not too many, else by
-    site, else by type alone; None where all are too many."""
+    """Return classes of so few GPUs that they can be counted: by node if that is not too many,
+    else by site, else by type alone; None where all are too many."""
     num_layers = costs.workload.model.num_layers
     ways: tuple[Literal["node", "site", ""], ...] = ("node", "site", "")
     for apart in ways:

@@ -11,8 +11,7 @@ class ProofEffort:
     """How far a bound is proved."""
 
     max_work: int
-    """Numbers looked at; after that nothing more is proved.  Under other systems' prices
-    (`bound_replicas`) the limit is one and the same."""
+    """Numbers looked at; after that nothing more is proved."""
     max_gpus: float
     """Clusters of more GPUs get the next smaller effort; of the least, the bound by work alone."""
     is_deep: bool = False

@@ -25,7 +25,7 @@ from megatron_hetero.plan.plan import DeviceEstimate, Estimates, Plan, TrafficEs
 
 
 def workload_of(plan: Plan) -> Workload:
-    """The model of a plan, and how it is trained.
+    """Return the model of a plan, and how it is trained.
 
     Raises:
         UsageError: the plan carries none.
@@ -47,7 +47,7 @@ def estimates_of(
     is_stock: bool = False,
     prove: Prove = thorough_bound,
 ) -> Estimates:
-    """The figures of an already priced placement in the form that plan.json holds.
+    """Return the figures of an already priced placement in the form that plan.json holds.
 
     Args:
         in_parts: stages are in chunks, or backward passes are split; the bound is that of the work
@@ -103,7 +103,7 @@ _MAX_CAUSES = 24
 
 
 def _traffic(price: Price, step_time_s: float) -> Iterator[TrafficEstimate]:
-    """The dearest causes, and all others as one for each pair of sites."""
+    """Yield the dearest causes, and all others as one for each pair of sites."""
     steps_per_hour = 3600 / step_time_s
     others: dict[tuple[str, str], tuple[float, float]] = {}
     for number, part in enumerate(price.traffic):
@@ -129,7 +129,7 @@ def _bound_of(
     in_parts: bool,
     is_stock: bool,
 ) -> Bound | None:
-    """The bound on the step of a placement; None where it is of others, or wrong."""
+    """Return the bound on the step of a placement; None where it is of others, or wrong."""
     if why_outside(costs, placement, cost) is not None:
         return _bound_of_free_groups(costs, placement, cost)
     most_s = cost.step_time_s * (1 + 1e-9)
@@ -149,7 +149,7 @@ def _bound_of(
 def _bound_of_free_groups(
     costs: CostModel, placement: Placement, cost: PlacementCost
 ) -> Bound | None:
-    """The bound of a plan whose groups are of unlike GPUs, or over several nodes."""
+    """Return the bound of a plan whose groups are of unlike GPUs, or over several nodes."""
     if why_outside(costs, placement, cost, free_groups=True) is not None:
         return None
     step_s = free_groups_bound_s(costs)

@@ -43,7 +43,7 @@ _BACKWARD = 2.0
 
 
 def free_groups_bound_s(costs: CostModel) -> float | None:
-    """Seconds that no placement beats, whatever its groups and shares.
+    """Return seconds that no placement beats, whatever its groups and shares.
 
     None with a profile, whose measured times need not grow with a GPU's share.
     """
@@ -72,7 +72,7 @@ def _bound_s(
     times: dict[str, tuple[float, ...]],
     counts: dict[str, int],
 ) -> float:
-    """Seconds of one sequence that these prices prove."""
+    """Return seconds of one sequence that these prices prove."""
     work = sum(price * number for price, number in zip(prices, needed, strict=True))
     rate = sum(
         counts[name] * max(p / s for p, s in zip(prices, parts, strict=True))
@@ -82,8 +82,8 @@ def _bound_s(
 
 
 def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
-    """Seconds that attention, MLP and output layer of one sequence take on one GPU, both passes,
-    without what every member of a group does alike."""
+    """Return seconds that attention, MLP and output layer of one sequence take on one GPU, both
+    passes, without what every member of a group does alike."""
     model, training = workload.model, workload.training
     share = even_share(model, 1)
     flash = uses_flash_attention(training, gpu)

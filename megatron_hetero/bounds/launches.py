@@ -54,7 +54,8 @@ def launch_bound_s(
     *,
     uneven: bool = False,
 ) -> tuple[float, str]:
-    """The longest step proved impossible from `least_s` to `enough_s`, and what it leaves out.
+    """Return the longest step proved impossible from `least_s` to `enough_s`, and what it leaves
+    out.
 
     Args:
         sizes: the prices at every micro-batch size that plans may choose.
@@ -123,8 +124,9 @@ class _LaunchBranch:
     """Prices that have proved most, of the branch that this one is part of or its own."""
 
     def parts(self, proved_s: float) -> list[_LaunchBranch]:
-        """Halves of the sizes, then of the numbers of replicas, then the places of the embedding
-        (first where they say much), then the same more finely; empty where there is no more."""
+        """Return halves of the sizes, then of the numbers of replicas, then the places of the
+        embedding (first where they say much), then the same more finely; empty where there is no
+        more."""
         fewest, most = self.num_replicas
         if self.is_fine:
             return []
@@ -160,7 +162,7 @@ class _LaunchBranch:
         return _RATIOS[1 if self.num_replicas[1] >= 2 * self.num_replicas[0] else 2]
 
     def proved_s(self, least_s: float, enough_s: float) -> float:
-        """The longest step proved impossible, from `least_s` to `enough_s`."""
+        """Return the longest step proved impossible, from `least_s` to `enough_s`."""
         self.is_bounded = True
         case = self.case or EndsCase(frozenset())
         # What the case adds comes after pipelines and update, of which the tables are.
@@ -190,7 +192,7 @@ class _LaunchBranch:
         return least_s
 
     def _prices(self, step_s: float) -> Iterator[Axes]:
-        """Prices that may prove a step longer than this impossible."""
+        """Yield prices that may prove a step longer than this impossible."""
         classes = self.counting.classes
         yield self.best_axes or by_speed(self.sizes, classes)
         batch = self.sizes[0].workload.training.global_batch_size
@@ -201,7 +203,7 @@ class _LaunchBranch:
                 yield axes
 
     def _changed_prices(self) -> Iterator[Axes]:
-        """The best prices so far with one of them changed."""
+        """Yield the best prices so far with one of them changed."""
         best = self.best_axes or by_speed(self.sizes, self.counting.classes)
         for index in range(len(self.counting.classes)):
             for factor in _CHANGES:
@@ -265,8 +267,8 @@ def _grouped(least: Sequence[int]) -> list[slice]:
 
 
 def _ranges(largest: int, ratio: float, small: float) -> list[tuple[int, int]]:
-    """Least and most of each range of numbers, from one to `largest`; below `small` they are
-    wide."""
+    """Return least and most of each range of numbers, from one to `largest`; below `small` they
+    are wide."""
     starts = [1]
     while starts[-1] < largest:
         factor = ratio if starts[-1] >= small else _RATIOS[0]

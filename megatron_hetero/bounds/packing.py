@@ -27,7 +27,7 @@ class ReplicaTimes:
     least_s: Floats
 
     def most(self, step_s: float) -> Floats:
-        """The most sequences that may be done in a step, by GPUs of each class."""
+        """Return the most sequences that may be done in a step, by GPUs of each class."""
         least, most = (ends.reshape(-1, *(1,) * (self.least_s.ndim - 1)) for ends in self.ranges.T)
         done = np.floor(most // self.each * (step_s / self.least_s) * (1 + 1e-9)) * self.each
         value: Floats = np.where(done >= least, np.minimum(done, most), 0.0).max(axis=0)
@@ -41,7 +41,7 @@ def least_packed_s(
     low_s: float,
     high_s: float,
 ) -> float:
-    """A step from `low_s` to `high_s` that no packing beats.
+    """Return a step from `low_s` to `high_s` that no packing beats.
 
     Args:
         num_replicas: so many at least, and at most (allowed here: up to the next power of two
@@ -88,7 +88,7 @@ def _is_possible(
 
 
 def _together(some: Floats, others: Floats) -> Floats:
-    """Best sum of two values whose GPUs add up; both grow along every axis."""
+    """Return the best sum of two values whose GPUs add up; both grow along every axis."""
     best = np.full(some.shape, -np.inf)
     for at in product(*(range(n) for n in others.shape)):
         worth = others[at]
@@ -104,7 +104,7 @@ def _together(some: Floats, others: Floats) -> Floats:
 
 
 def _most_of_many(value: Floats, num_replicas: int) -> float:
-    """What so many replicas or fewer do at most whose prices add up to the last one.
+    """Return what so many replicas or fewer do at most whose prices add up to the last one.
 
     With h the least concave function that no value is above, n replicas do
     sum h(p_r) <= n h(P / n) at most (Jensen's inequality), and more if n is larger.

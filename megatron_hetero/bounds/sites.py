@@ -37,8 +37,8 @@ class Rates:
 
 
 def rates_of(sizes: Sequence[CostModel], classes: Iterable[GpuClass]) -> Rates:
-    """Of all GPUs of some classes, in micro-batches of any of the sizes: each at its best width,
-    size and recompute; a head counts as on the GPUs on which it is worth least."""
+    """Return speeds of all GPUs of some classes, in micro-batches of any of the sizes: each at
+    its best width, size and recompute; a head counts as on the GPUs on which it is worth least."""
     vocab_size = sizes[0].workload.model.vocab_size  # unpadded: the least that any plan computes
     layers_per_s, head_layers = 0.0, inf
     for c in classes:
@@ -84,14 +84,14 @@ class SiteBounds:
         self._sides: dict[str, Sides] = {}
 
     def least_s(self) -> float:
-        """Seconds that no plan beats; 0 where there are no lines, or too many sites."""
+        """Return seconds that no plan beats; 0 where there are no lines, or too many sites."""
         if not self._says_something:
             return 0.0
         return max(self._least_s(self._of(site), "") for site in self.sites)
 
     def least_inside_s(self, site: str, has_last: bool) -> float:
-        """The same of plans in which the first stage of every replica is on a site, and the last
-        one too."""
+        """Return the same of plans in which the first stage of every replica is on a site, and
+        the last one too."""
         if not self._says_something:
             return 0.0
         return self._least_s(self._of(site), "both" if has_last else "first")
@@ -126,8 +126,8 @@ class SiteBounds:
         inside: Inside,
         least_s: float,
     ) -> float:
-        """Some replicas are on one side alone, the others cross: what those hold on the other side
-        is exchanged, and they alone work there."""
+        """Bound plans with some replicas on one side alone, others across: what those hold on the
+        other side is exchanged, and they alone work there."""
         work = self._num_sequences * (self._num_layers + self._rates.head_layers)
         head = 0.0 if inside == "both" else self._rates.head_layers
 

@@ -11,8 +11,8 @@ from megatron_hetero.cost.widths import usable_gpus
 
 
 def has_every_plan(costs: CostModel) -> bool:
-    """Whether the search makes no plan outside of the space: groups over several nodes are, where
-    the limits allow them, and groups over the islands of a machine."""
+    """Return whether the search makes no plan outside of the space: groups over several nodes
+    are, where the limits allow them, and groups over the islands of a machine."""
     may_share = may_choose(costs, "shares")
     cluster = costs.cluster
     keeps_to_nodes = "nodes" in cluster.limits.no_tensor_parallel_across
@@ -23,7 +23,7 @@ def has_every_plan(costs: CostModel) -> bool:
 def why_outside(
     costs: CostModel, placement: Placement, cost: PlacementCost, *, free_groups: bool = False
 ) -> str | None:
-    """What a placement does that no plan of the space does; None where it is one of them.
+    """Return what a placement does that no plan of the space does; None where it is one of them.
 
     Args:
         free_groups: the space also has groups of any GPUs, in any shares.

@@ -1,9 +1,8 @@
 """A lower bound on the step time of every plan of the space, by the same cost model.
 
-Where a pipeline may launch ahead, `bound_launches` packs replicas, of the least time of any chain
-of stages, into the GPUs there are.  Where its stages wait for each other (other systems' prices),
-`bound_replicas` looks for prices of GPUs at which a step is impossible.  What is larger, that or
-the bound by work alone, counts; docs/bound.md has the proofs.
+Replicas, of the least time of any chain of stages, are packed into the GPUs there are
+(`launches`).  What is larger, that or the bound by work alone, counts; docs/bound.md has the
+proofs.  Prices of other pipelines bring a proof of their own (`Prove`).
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ from megatron_hetero.bounds.chains.kinds import GpuClass, gpu_classes
 from megatron_hetero.bounds.effort import QUICK, THOROUGH, ProofEffort
 from megatron_hetero.bounds.launches import launch_bound_s
 from megatron_hetero.bounds.sites import SiteBounds, rates_of
-from megatron_hetero.bounds.waiting.replicas import fill_bound_s
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes, recomputes
 from megatron_hetero.cost.model import CostModel
 
-FILL_BOUND_RELAXES = (
-    "whole replicas, which GPUs share a node, part of the gradient exchange, update"
-)
 WORK_BOUND_RELAXES = (
     "memory, whole layers and micro-batches, pipeline fill, stage boundaries, gradient exchange, "
     "update"
@@ -51,19 +46,20 @@ class Prove(Protocol):
 
 
 def step_time_bound_s(costs: CostModel) -> float:
-    """Seconds that no placement of the space beats; see `step_time_bound`."""
+    """Return seconds that no placement of the space beats; see `step_time_bound`."""
     return step_time_bound(costs).step_time_s
 
 
 def thorough_bound(costs: CostModel, enough_s: float = inf, *, uneven: bool = False) -> Bound:
-    """That of a plan: `step_time_bound` with more effort."""
+    """Return the bound of a plan: `step_time_bound` with more effort."""
     return step_time_bound(costs, enough_s, THOROUGH, uneven=uneven)
 
 
 def bound_by_work(
     costs: CostModel, enough_s: float = inf, *, uneven: bool = False, proved_s: float = 0.0
 ) -> Bound:
-    """What is known at once: `work_bound_s`, or `proved_s` seconds that are proved already."""
+    """Return what is known at once: `work_bound_s`, or `proved_s` seconds that are proved
+    already."""
     return Bound(max(work_bound_s(costs, uneven=uneven), proved_s), WORK_BOUND_RELAXES)
 
 
@@ -75,7 +71,7 @@ def step_time_bound(
     *,
     uneven: bool = False,
 ) -> Bound:
-    """The best bound known: that of the work, made longer as far as prices prove it.
+    """Return the best bound known: that of the work, made longer as far as prices prove it.
 
     The space has every micro-batch size and every recompute that plans may choose
     (`cost.choices`).
@@ -98,21 +94,17 @@ def step_time_bound(
         effort = QUICK
     if not classes or num_gpus > effort.max_gpus or too_large:
         return Bound(work_s, WORK_BOUND_RELAXES)
-    rules = costs.fill_rules()
-    if rules is None:
-        work_s = max(work_s, _site_bound_s(sizes, classes, is_mixed=may_mix_sizes(costs)))
-        most_s = min(enough_s, _LONGEST * work_s)
-        proved = launch_bound_s(
-            sizes, works_s, classes, work_s, most_s, effort, progress, uneven=uneven
-        )
-        return Bound(*proved)
-    return Bound(fill_bound_s(costs, rules, classes, work_s, enough_s), FILL_BOUND_RELAXES)
+    work_s = max(work_s, _site_bound_s(sizes, classes, is_mixed=may_mix_sizes(costs)))
+    most_s = min(enough_s, _LONGEST * work_s)
+    return Bound(
+        *launch_bound_s(sizes, works_s, classes, work_s, most_s, effort, progress, uneven=uneven)
+    )
 
 
 def _site_bound_s(
     sizes: Sequence[CostModel], classes: Sequence[GpuClass], *, is_mixed: bool
 ) -> float:
-    """By what the lines between sites let through; 0 where there are none."""
+    """Bound by what the lines between sites let through; 0 where there are none."""
     if is_mixed:
         return SiteBounds(sizes, classes).least_s()
     return min(SiteBounds([costs], classes).least_s() for costs in sizes)
@@ -123,7 +115,7 @@ def _size(costs: CostModel) -> int:
 
 
 def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = False) -> float:
-    """Seconds that no placement of the space beats, by the work alone: known at once.
+    """Return seconds that no placement of the space beats, by the work alone: known at once.
 
     Args:
         in_parts: also of stages in chunks and with split backward passes, of which a micro-batch's
@@ -140,7 +132,7 @@ def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = Fal
 def _work_bound_s(
     sizes: Sequence[CostModel], classes: Sequence[GpuClass], in_parts: bool = False
 ) -> float:
-    """All work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
+    """Return all work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
 
     A device that spends all of a step of T seconds on layers completes at most T / y of them for
     one sequence, y being its GPU-seconds at the best width, size and recompute.  A head costs at

@@ -28,7 +28,7 @@ from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.faster_flags import faster_flags
 from megatron_hetero.planner.api import Schedules
 from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
-from megatron_hetero.planner.portfolio import STRATEGIES
+from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.precision import in_best_precision
 from megatron_hetero.planner.stock.strategy import STOCK
 from megatron_hetero.report.text.explanation import comparison_lines
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strategy",
-        choices=sorted([*STRATEGIES, STOCK]),
+        type=_strategy,
         default="auto",
         metavar="NAME",
         help=f"how to search: {', '.join(sorted([*STRATEGIES, STOCK]))} (default: auto, the best "
@@ -182,6 +182,20 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     else:
         output.show("Nothing was written: -o plan.json saves the plan")
     return code
+
+
+def _strategy(name: str) -> str:
+    """Return a name of a strategy.
+
+    Raises:
+        ArgumentTypeError: there is none of this name, or no more.
+    """
+    if name not in (*STRATEGIES, STOCK):
+        try:
+            strategies_of(name)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return name
 
 
 def _part(percent: str | None) -> float | None:

@@ -10,5 +10,4 @@ widths       usable GPUs and tensor-parallel widths of a node
 price        money for machines and for traffic between sites
 utilization  model FLOPs utilization (MFU)
 movement     what going from one plan to another takes
-fill_rules   rules of prices whose stages wait for each other
 """

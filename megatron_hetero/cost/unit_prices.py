@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Self
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.fill_rules import FillRules
 from megatron_hetero.cost.memory.device import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
@@ -262,11 +261,6 @@ class UnitPrices:
         Nothing here: the runtime sends beside computation.
         """
         return 0.0, 0.0
-
-    def fill_rules(self) -> FillRules | None:
-        """Return the rules of pipelines whose stages wait for each other; None where they do not,
-        as in the runtime."""
-        return None
 
     def quick_times_s(
         self, stage_times_s: Sequence[float], groups: Sequence[Sequence[Device]]

@@ -69,7 +69,7 @@ def plan_cluster(
     prove: bool = False,
     simplest_within: float | None = None,
 ) -> Plan:
-    """The best plan found for training `workload` on `cluster`; it fits and is validated.
+    """Return the best plan found for training `workload` on `cluster`; it fits and is validated.
 
     Equal inputs give equal plans, whatever the order of nodes in the file.
 
@@ -117,7 +117,7 @@ def plan_and_explain(
     prove: bool = False,
     simplest_within: float | None = None,
 ) -> tuple[Plan, Explanation]:
-    """`plan_cluster`, with why the plan is good from the same search.
+    """Return `plan_cluster`, with why the plan is good from the same search.
 
     Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
     """
@@ -160,7 +160,7 @@ def _searched(
     prove: bool,
     simplest_within: float | None,
 ) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
-    """The board, the best on it, and the one that was asked for, as it is and as a plan."""
+    """Return the board, the best on it, and the one that was asked for, as it is and as a plan."""
     board = search(problem, progress, strategies_of(strategy))
     objective = problem.objective
     stock_only = objective.stock_only
@@ -187,7 +187,7 @@ def _searched(
 def _with_bound(
     problem: Problem, board: Scoreboard, best: Candidate, prove: bool, progress: Progress | None
 ) -> Plan:
-    """The plan with its bound; interrupted, with what is known at once."""
+    """Return the plan with its bound; interrupted, with what is known at once."""
 
     proved_s = 0.0
     reasons: Mapping[str, str] | None = None
@@ -213,8 +213,8 @@ def _with_bound(
 
 
 def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterator[Plan]:
-    """Plans of other shapes that are nearly as fast, and all that the objective lets compare by
-    their steps."""
+    """Yield plans of other shapes that are nearly as fast, and all that the objective lets
+    compare by their steps."""
     if problem.objective.name != "throughput":
         return
     most_s = (1 + _NEAR) * best.step_time_s
@@ -224,7 +224,8 @@ def _near_plans(problem: Problem, board: Scoreboard, best: Candidate) -> Iterato
 
 
 def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
-    """The bound on the step holds for the plan's orders; bounds on other aims are of counts."""
+    """Keep the bound on the step, which holds for the plan's orders; bounds on other aims are of
+    counts."""
     estimates = plan.estimates
     if outcome.objective != "throughput" or estimates is None:
         return replace(outcome, bound=None, gap=None, bound_relaxes="")
@@ -280,7 +281,7 @@ def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:
 
 
 def infeasible_or_limits(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
-    """The error to raise where a board has no best plan."""
+    """Return the error to raise where a board has no best plan."""
     if board.nearest is not None:
         return limits_error(problem, board.nearest)
     return infeasible_error(problem, board)
@@ -315,7 +316,7 @@ def plan_of(
     interrupted: bool = False,
     prove: Prove = thorough_bound,
 ) -> Plan:
-    """The validated plan of a candidate; `reasons` says why its idle devices are idle."""
+    """Return the validated plan of a candidate; `reasons` says why its idle devices are idle."""
     estimates = estimates_of(
         problem.costs, best.placement, best.cost, is_stock=best.is_stock, prove=prove
     )

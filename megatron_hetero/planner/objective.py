@@ -42,24 +42,24 @@ class Objective:
 
     @property
     def max_price_per_step(self) -> float | None:
-        """What a step may cost within the budget."""
+        """Return what a step may cost within the budget."""
         if self.budget is None or self.num_steps is None:
             return None
         return self.budget / self.num_steps
 
     def needs_prices(self, cluster: Cluster) -> bool:
-        """Whether plans cannot be compared without what machines cost."""
+        """Return whether plans cannot be compared without what machines cost."""
         limited = cluster.limits.max_price_per_hour is not None
         return self.name == "cheapest" or self.budget is not None or limited
 
     def may_want_fewer(self, cluster: Cluster) -> bool:
-        """Whether a plan on fewer machines can be better than a faster one."""
+        """Return whether a plan on fewer machines can be better than a faster one."""
         return self.name != "throughput" or self.needs_prices(cluster)
 
     def standing(
         self, costs: CostModel, placement: Placement, cost: PlacementCost, time_s: float
     ) -> Standing:
-        """How a placement stands.
+        """Return how a placement stands.
 
         Args:
             time_s: its step time as the ranking counts it.
@@ -73,7 +73,7 @@ class Objective:
     def standing_of(
         self, cluster: Cluster, num_gpus: int, step_s: float, price_per_hour: float | None
     ) -> Standing:
-        """How a plan on so many GPUs stands, were its steps so long and its traffic free."""
+        """Return how a plan on so many GPUs stands, were its steps so long and its traffic free."""
         price = None
         if price_per_hour is not None and self.needs_prices(cluster):
             price = Price(price_per_hour)

@@ -56,8 +56,8 @@ class ObjectiveBound:
 
 
 def objective_bound(problem: Problem) -> ObjectiveBound | None:
-    """The bound of the problem's objective, infinite where no plan keeps the limits; None where the
-    step time's own bound is all there is, or where none holds for all plans."""
+    """Return the bound of the problem's objective, infinite where no plan keeps the limits; None
+    where the step time's own bound is all there is, or where none holds for all plans."""
     if not problem.objective.may_want_fewer(problem.cluster) or not has_every_plan(problem.costs):
         return None
     offers = offers_of(problem)
@@ -87,7 +87,7 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
 
 
 def none_keeps_the_limits(problem: Problem) -> bool:
-    """Whether it is proved that no plan keeps the limits of time and money."""
+    """Return whether it is proved that no plan keeps the limits of time and money."""
     bound = objective_bound(problem)
     if bound is not None:
         return isinf(bound.value)
@@ -99,7 +99,8 @@ def none_keeps_the_limits(problem: Problem) -> bool:
 
 
 def _value(problem: Problem, promised: Promise) -> float | None:
-    """What the objective makes small, of a selection used whole; None if it breaks a limit."""
+    """Return what the objective makes small, of a selection used whole; None if it breaks a
+    limit."""
     standing: Standing = problem.objective.standing_of(
         problem.cluster, promised.num_gpus, promised.step_s, promised.price_per_hour
     )
@@ -109,7 +110,7 @@ def _value(problem: Problem, promised: Promise) -> float | None:
 
 
 def _by_work(problem: Problem, offers: Sequence[Offer]) -> ObjectiveBound | None:
-    """Of too many selections: the cheapest work, or the fewest of the fastest GPUs."""
+    """Bound too many selections: by the cheapest work, or the fewest of the fastest GPUs."""
     work = work_of(problem)
     objective = problem.objective
     if objective.name == "cheapest":
@@ -131,8 +132,8 @@ def _by_work(problem: Problem, offers: Sequence[Offer]) -> ObjectiveBound | None
 
 
 def _may_be_tight(problem: Problem, offers: Sequence[Offer]) -> bool:
-    """Whether selections may be bounded one by one: few GPUs, and machines of an offer that are
-    alike in all their links too, so that the first ones stand for any."""
+    """Return whether selections may be bounded one by one: few GPUs, and machines of an offer
+    that are alike in all their links too, so that the first ones stand for any."""
     if problem.num_gpus > _MAX_GPUS_TIGHT:
         return False
     links: dict[tuple[int, int], set[Link]] = {}
@@ -144,7 +145,7 @@ def _may_be_tight(problem: Problem, offers: Sequence[Offer]) -> bool:
 
 
 def _costs(problem: Problem, offers: Sequence[Offer], selection: Selection) -> CostModel:
-    """The price list of a cluster of these machines alone."""
+    """Return the price list of a cluster of these machines alone."""
     part = restricted(problem, offers, selection)
     cluster: Cluster = problem.cluster
     idle = tuple(

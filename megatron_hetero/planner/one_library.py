@@ -22,7 +22,8 @@ from megatron_hetero.units import format_duration
 
 
 def usable_libraries(cluster: Cluster, workload: Workload) -> tuple[Library, ...]:
-    """Libraries of the GPUs that limits and precision let the job use, in order of the nodes."""
+    """Return libraries of the GPUs that limits and precision let the job use, in order of the
+    nodes."""
     nodes = (
         node
         for node in cluster.nodes
@@ -32,7 +33,8 @@ def usable_libraries(cluster: Cluster, workload: Workload) -> tuple[Library, ...
 
 
 def kept_to_plan(cluster: Cluster, plan: Plan) -> Cluster:
-    """The cluster, kept to the GPUs that may join those of a plan; as it is where none is left."""
+    """Return the cluster, kept to the GPUs that may join those of a plan; as it is where none is
+    left."""
     library = library_of(plan.hosts[0]) if plan.hosts else None
     has_some = any(node.gpu_type.library == library for node in cluster.nodes)
     return replace(cluster, kept_to=library) if has_some else cluster
@@ -55,7 +57,8 @@ def check_trains(cluster: Cluster) -> None:
 
 
 def unused_reason(cluster: Cluster, node: Node) -> str:
-    """Why GPUs of a node stay unused whatever the plan; empty where their library is none."""
+    """Return why GPUs of a node stay unused whatever the plan; empty where their library is
+    none."""
     gpu = node.gpu_type
     if why := cannot_train(gpu.name, gpu.library):
         return why
@@ -67,8 +70,8 @@ def unused_reason(cluster: Cluster, node: Node) -> str:
 def for_each_library[**Parameters, Found](
     search: Callable[Concatenate[Cluster, Workload, Parameters], Found],
 ) -> Callable[Concatenate[Cluster, Workload, Parameters], Found]:
-    """A search for a plan (alone, or first of a tuple) that takes the best of one plan for each
-    library of the cluster, and says of the GPUs of the others what they would do alone."""
+    """Return a search for a plan (alone, or first of a tuple) that takes the best of one plan
+    for each library of the cluster, and says of the GPUs of the others what they would do alone."""
 
     @wraps(search)
     def best_of_all(
@@ -110,7 +113,7 @@ def _with_plan[Found](found: Found, plan: Plan) -> Found:
 
 
 def value_of(plan: Plan, objective: Objective) -> tuple[float, float]:
-    """What the objective makes small, then seconds of a step."""
+    """Return what the objective makes small, then seconds of a step."""
     estimates = plan.estimates
     if estimates is None:
         return inf, inf
@@ -133,7 +136,7 @@ def _alone(plan: Plan) -> str:
 
 
 def _explained(plan: Plan, cluster: Cluster, alone: Mapping[Library, str]) -> Plan:
-    """The plan, with what the GPUs of other libraries would do among its reasons."""
+    """Return the plan, with what the GPUs of other libraries would do among its reasons."""
     own = library_of(plan.hosts[0])
     reasons = dict(plan.idle_reasons)
     for device in plan.idle_devices:

@@ -48,7 +48,7 @@ class Outcome:
 
 
 def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
-    """The outcome of the best plan of a board."""
+    """Return the outcome of the best plan of a board."""
     objective, num_steps = problem.objective, problem.objective.num_steps
     price = price_of(problem.costs, best.placement, best.cost)
     step_s, tokens = best.step_time_s, _tokens_per_step(problem)
@@ -87,8 +87,8 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
 
 
 def limits_error(problem: Problem, nearest: Candidate, what: str = "plan") -> InfeasiblePlanError:
-    """Plans fit into memory, but none found is fast and cheap enough: the nearest, and what limit
-    it would keep."""
+    """Say that plans fit into memory, but none found is fast and cheap enough: the nearest, and
+    what limit it would keep."""
     price = price_of(problem.costs, nearest.placement, nearest.cost)
     kept = list(_limits_beside(problem, nearest.step_time_s, price))
     limits = ", ".join(f"{name} {limit}" for name, limit, _ in kept)
@@ -107,8 +107,8 @@ def limits_error(problem: Problem, nearest: Candidate, what: str = "plan") -> In
 def _limits_beside(
     problem: Problem, step_s: float, price: Price | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Each limit of time and money: its name, the limit, and the least limit that a plan keeps (the
-    limit itself where it does keep it)."""
+    """Yield each limit of time and money: its name, the limit, and the least limit that a plan
+    keeps (the limit itself where it does keep it)."""
     objective = problem.objective
     limit = problem.cluster.limits.max_price_per_hour
     if objective.deadline_s is not None and objective.num_steps is not None:
@@ -128,7 +128,7 @@ def _limit(name: str, limit: float, needed: float) -> tuple[str, str, str]:
 
 
 def _rounded_up(value: float) -> float:
-    """To four figures, never less: typed as a limit it is kept."""
+    """Round to four figures, never down: typed as a limit it is kept."""
     rounded = float(f"{value:.4g}")
     return rounded if rounded >= value else float(f"{value * 1.001:.4g}")
 

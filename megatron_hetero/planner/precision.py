@@ -77,8 +77,8 @@ def in_best_precision[Found](
 
 
 def precisions(cluster: Cluster, workload: Workload) -> tuple[Precision, ...]:
-    """What a plan may choose from: the job's own if it names one; else what some GPUs have, each
-    only if more have it than those before."""
+    """Return what a plan may choose from: the job's own if it names one; else what some GPUs
+    have, each only if more have it than those before."""
     own = workload.training.precision
     if own != "fp32" or "precision" in cluster.limits.as_given:
         return (own,)
@@ -93,7 +93,7 @@ def precisions(cluster: Cluster, workload: Workload) -> tuple[Precision, ...]:
 
 
 def with_precision(workload: Workload, precision: Precision) -> Workload:
-    """The job in a precision: its flag among the job's, in place of another."""
+    """Return the job in a precision: its flag among the job's, in place of another."""
     own = workload.training.precision
     if own == precision:
         return workload
@@ -104,7 +104,7 @@ def with_precision(workload: Workload, precision: Precision) -> Workload:
 
 
 def used_types(cluster: Cluster) -> list[GpuType]:
-    """Types of the GPUs that a plan may use, whatever the precision."""
+    """Return types of the GPUs that a plan may use, whatever the precision."""
     types = {
         node.gpu_type.name: node.gpu_type
         for node in cluster.nodes
@@ -114,7 +114,7 @@ def used_types(cluster: Cluster) -> list[GpuType]:
 
 
 def lacking(gpus: list[GpuType], precision: Precision) -> list[str]:
-    """Names of the types that cannot compute in a precision."""
+    """Return names of the types that cannot compute in a precision."""
     return [gpu.name for gpu in gpus if gpu.peak_flops.get(precision) is None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.completion.micro_batches import share_micro_batches
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
 from megatron_hetero.planner.one_library import check_trains, unused_reason
@@ -39,7 +40,7 @@ class Unit:
 
 
 def unit_of(stage: PlacedStage) -> Unit:
-    """The unit that a placed stage runs on."""
+    """Return the unit that a placed stage runs on."""
     return Unit(stage.devices[0].node, tuple([device.index for device in stage.devices]))
 
 
@@ -48,8 +49,11 @@ Chain = tuple[Unit, ...]
 
 
 def chains_of(placement: Placement) -> list[Chain]:
-    """The units that a placement's replicas run on."""
+    """Return the units that a placement's replicas run on."""
     return [tuple([unit_of(stage) for stage in r.stages]) for r in placement.replicas]
+
+
+DivideBatch = Callable[[int, Sequence[float], Sequence[float]], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,13 @@ class Problem:
     idle_reasons: Mapping[str, str]
     make_costs: MakeCosts = CostModel
     objective: Objective = THROUGHPUT
+    divide_batch: DivideBatch = share_micro_batches
+    """Micro-batches of each replica, from their number and each replica's seconds of the first and
+    of each further one; None where there are fewer than replicas."""
 
     @cached_property
     def likeness(self) -> Likeness:
-        """Which nodes and paths are alike."""
+        """Return which nodes and paths are alike."""
         return Likeness(self.cluster)
 
     @property
@@ -81,7 +88,7 @@ class Problem:
 
     @property
     def workload(self) -> Workload:
-        """What is trained."""
+        """Return what is trained."""
         return self.costs.workload
 
     @property
@@ -100,20 +107,13 @@ class Problem:
         """GPUs that may be used."""
         return sum(len(self.gpus[node.name]) for node in self.nodes)
 
-    @cached_property
-    def counts_alike(self) -> bool:
-        """Whether the replica with most micro-batches sets the pace of all (other systems'
-        prices)."""
-        rules = self.costs.fill_rules()
-        return rules is not None and rules.counts_alike
-
     def max_stages(self) -> int:
-        """Longest pipeline that the limits and the layers allow."""
+        """Return the longest pipeline that the limits and the layers allow."""
         limit = self.cluster.limits.max_pipeline_parallel or self.num_layers
         return min(limit, self.num_layers)
 
     def replica_counts(self) -> range:
-        """Replica counts that the limits, the batch and the GPUs allow."""
+        """Return replica counts that the limits, the batch and the GPUs allow."""
         wanted = self.cluster.limits.num_replicas
         most = min(self.num_micro_batches, self.num_gpus)
         if wanted is None:
@@ -121,17 +121,17 @@ class Problem:
         return range(wanted, wanted + 1) if wanted <= most else range(0)
 
     def may_start(self, unit: Unit) -> bool:
-        """Whether a replica's first stage may be there."""
+        """Return whether a replica's first stage may be there."""
         pins = self.cluster.limits.first_stage_nodes
         return not pins or unit.node in pins
 
     def may_end(self, unit: Unit) -> bool:
-        """Whether a replica's last stage may be there."""
+        """Return whether a replica's last stage may be there."""
         pins = self.cluster.limits.last_stage_nodes
         return not pins or unit.node in pins
 
     def chain_is_allowed(self, chain: Chain) -> bool:
-        """Whether length and both ends of a replica keep to the limits."""
+        """Return whether length and both ends of a replica keep to the limits."""
         return (
             0 < len(chain) <= self.max_stages()
             and self.may_start(chain[0])
@@ -140,7 +140,7 @@ class Problem:
 
 
 def canonical_cluster(cluster: Cluster) -> Cluster:
-    """The same cluster with its nodes sorted by name: the order of a file does not count."""
+    """Return the same cluster with its nodes sorted by name: the order of a file does not count."""
     return replace(cluster, nodes=tuple(sorted(cluster.nodes, key=lambda node: node.name)))
 
 

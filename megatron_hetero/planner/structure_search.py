@@ -10,55 +10,35 @@ when it comes first with all that.  Starts are what other strategies left on the
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.completion.completer import Completer, Completion
 from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
+from megatron_hetero.planner.evaluate.ladder import Climber, first_starts
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.starts import promising
 from megatron_hetero.planner.evaluate.tail import Tails
+from megatron_hetero.planner.moves.layouts import Layouts
 from megatron_hetero.planner.moves.neighbours import Structure, neighbours
 from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.problem import chains_of
 from megatron_hetero.planner.shapes.spread import Spreader
 
-_WORTH = 1 + 2e-3
-"""A round of the last descent that shortens the step by this part is worth another one."""
+_WORTH = 1 - 5e-4
+"""A structure that shortens the step to less than this part of it is worth more patience."""
 _NEAR = 1.02
 """So near to the best, pipelines are tuned thoroughly."""
 _TUNING = {1: 30_000, 2: 300_000}
 """Limit in operations of the recurrence, of a quick and of a thorough tuning."""
-_MAX_LONGER = 1.005
-"""What relieving crowded paths may cost in all else."""
 _MAX_MESSAGES = 20_000
 """Structures that exchange more in a step are not simulated here."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
-
-
-@dataclass(order=True)
-class _Node:
-    """A structure on its way: estimated (`candidate` is None), priced, tuned, simulated.
-
-    `gain`: what tuning and simulation made of the price; what is one move away hopes for as much.
-    """
-
-    key: tuple[Standing, float]
-    number: int
-    found: Completion = field(compare=False)
-    candidate: Candidate | None = field(compare=False)
-    gain: float = field(compare=False, default=1.0)
-    tuned: int = field(compare=False, default=0)
-    queued: bool = field(compare=False, default=False)
-
-    @property
-    def time_s(self) -> float:
-        """Seconds of a step, as far as known."""
-        return self.key[1]
+_START_PART = 3
+"""One part in so many of the work may go into starts."""
 
 
 class StructureSearch:
@@ -71,14 +51,17 @@ class StructureSearch:
         max_work: int = 1_500_000,
         num_starts: int = 12,
         num_whole: int = 24,
-        num_descents: int = 4,
+        num_descents: int = 8,
+        patience: int = 6,
         work_per_gpu: int = 20_000,
         slack: float = 1.15,
     ) -> None:
         self.max_work = max_work
         """Limit of all work, in units of about 10 microseconds."""
+        self.patience = patience
+        """So many structures are gone on from without a better one before a descent ends."""
         self.work_per_gpu = work_per_gpu
-        """Work that is done unless nothing is left; half as much more as long as that helps."""
+        """Limit of the work for each GPU: in smaller clusters less is left to find."""
         self.num_starts = num_starts
         self.num_descents = num_descents
         """Of the starts, those that are each descended from for a while before all go on."""
@@ -88,11 +71,15 @@ class StructureSearch:
         """Structures that are slower than the best by more are left."""
 
     def search(self, board: Scoreboard) -> None:
-        """See `Strategy.search`."""
-        _Loop(board, self).run()
+        """See `Strategy.search`; does nothing where prices know no settings of a stage."""
+        costs = board.problem.costs
+        if costs.has_variants and costs.has_launch_counts:
+            Loop(board, self).run()
 
 
-class _Loop:
+class Loop:
+    """One search of one board; `StructureSearch` has its limits."""
+
     def __init__(self, board: Scoreboard, options: StructureSearch) -> None:
         self.board = board
         self.kind_of = {
@@ -103,7 +90,8 @@ class _Loop:
         self.completer = Completer(board.problem)
         self.rescorer = Rescorer(board)
         self.tails = Tails(board.problem)
-        self.spreader = Spreader(board.problem, self.kind_of)
+        spreader = Spreader(board.problem, self.kind_of)
+        self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
         self.seen: set[Hashable] = set()
         self.work = 0
         self.best_s = inf
@@ -113,54 +101,39 @@ class _Loop:
         self.expanded_of: set[Hashable] = set()
 
     def run(self) -> None:
-        board, options = self.board, self.options
-        starts: dict[Hashable, tuple[Structure, float]] = {}
-        for candidate in (*board.ranking_with_counts, *board.misses.fastest):
-            structure = tuple(chains_of(candidate.placement))
-            priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
-            starts.setdefault(self.image(structure), (structure, priced_s))
-        ranked: list[tuple[tuple[float, float, float], Hashable, Completion]] = []
-        for image, (structure, priced_s) in starts.items():
-            found = self.sized(structure)
-            if found is not None:
-                with_tail_s = found.quick_s + self.tails.estimate_s(found)
-                ranked.append(((priced_s, found.quick_s, with_tail_s), image, found))
-        orders = [
-            sorted(range(len(ranked)), key=[entry[0][by] for entry in ranked].__getitem__)
-            for by in range(3)
-        ]
-        chosen: dict[Hashable, Completion] = {}
-        for places in zip(*orders, strict=True):
-            for place in places:
-                if len(chosen) < options.num_starts:
-                    chosen.setdefault(*ranked[place][1:])
-        nodes: list[_Node] = []
+        options = self.options
+        chosen = promising(self.board, self.tails, self.sized, self.image, options.num_starts)
+        nodes: list[Climber] = []
+        # Of very many GPUs the price of a few starts is all the work that there is.
         for image, found in chosen.items():
-            self.seen.add(image)
-            nodes += self.price(found)
-        nodes = sorted([self.tune(node, node.candidate) for node in nodes if node.candidate])
+            if not nodes or self.done < self.max_work // _START_PART:
+                self.seen.add(image)
+                nodes += self.price(found)
+        for place, node in enumerate(nodes):
+            if node.candidate is not None and self.done < self.max_work // _START_PART:
+                nodes[place] = self.tune(node, node.candidate)
+        nodes = first_starts(nodes)
         few, left = options.num_descents, nodes[options.num_descents :]
         for number, node in enumerate(nodes[:few]):
             part = (self.max_work // 2 - self.done) // (few - number)
             left += self.descend([node], self.done + part)
         heapify(left)
         self.last = True
-        known_s = inf
-        limit = self.max_work
-        while left and known_s > _WORTH * self.best_s and self.done < options.max_work:
-            known_s, limit = self.best_s, max(limit, self.done + self.max_work // 2)
-            left = self.descend(left, min(limit, options.max_work))
+        self.descend(left, self.max_work)
 
     @property
     def done(self) -> int:
         """Work so far."""
-        return self.work + self.completer.work
+        return self.work + self.completer.work + self.layouts.work // 8
 
-    def descend(self, heap: list[_Node], limit: int) -> list[_Node]:
-        """Best first, until the work is done or nothing left comes near; what is left."""
-        best: _Node | None = None
+    def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
+        """Go on best first, until the work is done, patience ends or nothing left comes near;
+        what is left."""
+        best: Climber | None = None
         first = len(heap) == 1
-        while heap and self.done < limit:
+        idle = 0
+        patience = self.options.patience // (2 if first else 1)
+        while heap and self.done < limit and idle <= patience:
             node = heappop(heap)
             best_s = self.best_s if best is None else best.time_s
             if first and best is None:
@@ -179,26 +152,28 @@ class _Loop:
             elif self.last and not node.queued:
                 heappush(heap, self.queued(node, candidate))
             else:
+                idle += 1
+                if best is None or node.time_s < _WORTH * best.time_s:
+                    idle = 0
                 if best is None or node < best:
                     best = node
                 self.expand(node, candidate, heap)
         return heap
 
-    def tune(self, node: _Node, before: Candidate, level: int = 1) -> _Node:
-        """The node with its pipelines tuned."""
+    def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
+        """Return the node with its pipelines tuned."""
         found = self.completer.tune(node.found, _TUNING[level])
         candidate = self.candidate(found)
         if candidate is None or before.key < candidate.key:
             candidate = before
         self.num += 1
         gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
-        return _Node(candidate.coarse_key, self.num, found, candidate, gain, level)
+        return Climber(candidate.coarse_key, self.num, found, candidate, gain, level)
 
-    def queued(self, node: _Node, candidate: Candidate) -> _Node:
-        """The node with queues on shared paths, by events."""
+    def queued(self, node: Climber, candidate: Candidate) -> Climber:
+        """Return the node with queues on shared paths, by events."""
         found, gain = node.found, node.gain
-        if candidate.is_crowded:
-            found, candidate = self.spread(found, candidate)
+        found, candidate = self.layouts.best(found, candidate)
         simulated = candidate
         messages = self.rescorer.num_messages(candidate)
         if messages <= _MAX_MESSAGES:
@@ -206,22 +181,10 @@ class _Loop:
             simulated = self.rescorer.with_queues(candidate)
             gain *= simulated.step_time_s / candidate.step_time_s
         self.num += 1
-        return _Node(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
-
-    def spread(self, found: Completion, candidate: Candidate) -> tuple[Completion, Candidate]:
-        """Both with like groups exchanged, so that the busiest path carries less, where that costs
-        little."""
-        chains = self.spreader.spread(found.structure, found.num_micro_batches)
-        if chains is None:
-            return found, candidate
-        wider = replace(found, structure=tuple(chains))
-        priced = self.candidate(wider)
-        if priced is None or priced.step_time_s > _MAX_LONGER * candidate.step_time_s:
-            return found, candidate
-        return wider, priced
+        return Climber(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
 
     def candidate(self, found: Completion) -> Candidate | None:
-        """Priced whole."""
+        """Price it whole."""
         board, costs = self.board, self.problem.costs
         placement = found.placement(self.completer.own_size)
         self.work += 25 * sum(map(len, found.structure))
@@ -239,7 +202,7 @@ class _Loop:
         return candidate
 
     def image(self, structure: Structure) -> Hashable:
-        """Equal for structures in which like nodes are exchanged as a whole."""
+        """Return equal for structures in which like nodes are exchanged as a whole."""
         numbers: dict[str, tuple[int, int]] = {}
         counts: dict[int, int] = {}
         shape = self.completer.shape
@@ -256,11 +219,11 @@ class _Loop:
         return tuple(image)
 
     def sized(self, structure: Structure) -> Completion | None:
-        """At the best of all sizes."""
+        """Complete it at the best of all sizes."""
         return next(iter(self.sizes(structure)), None)
 
     def sizes(self, structure: Structure) -> list[Completion]:
-        """At the best of all sizes, and at a second one that is as good."""
+        """Complete it at the best of all sizes, and at a second one that is as good."""
         found = [
             completion
             for size in self.completer.sizes(len(structure))
@@ -269,8 +232,8 @@ class _Loop:
         found.sort(key=lambda completion: completion.quick_s)
         return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
-    def expand(self, node: _Node, candidate: Candidate, heap: list[_Node]) -> None:
-        """The most promising structures one move away go to the heap."""
+    def expand(self, node: Climber, candidate: Candidate, heap: list[Climber]) -> None:
+        """Put the most promising structures one move away on the heap."""
         own = self.image(node.found.structure)
         if own in self.expanded_of:
             return
@@ -283,6 +246,8 @@ class _Loop:
             key = image(structure)
             if key in self.seen:
                 continue
+            if self.done > self.max_work:
+                break
             self.work += sum(map(len, structure))
             found = complete(structure, node.found.filled[0].size)
             if found is not None:
@@ -305,13 +270,13 @@ class _Loop:
             self.seen.add(key)
             self.num += 1
             heappush(
-                heap, _Node((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
+                heap, Climber((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
             )
 
-    def price(self, found: Completion, gain: float = 1.0) -> list[_Node]:
-        """Whole, as completed and as the flags say."""
+    def price(self, found: Completion, gain: float = 1.0) -> list[Climber]:
+        """Price it whole, as completed and as the flags say."""
         own = self.completer.own_size
-        nodes: list[_Node] = []
+        nodes: list[Climber] = []
         options = self.sizes(found.structure) or [found]
         given = self.completer.complete(found.structure, own, given=True)
         if given is not None and given.quick_s < 1.02 * options[0].quick_s:
@@ -320,11 +285,11 @@ class _Loop:
             nodes += self.node(option, gain)
         return nodes
 
-    def node(self, found: Completion, gain: float) -> list[_Node]:
-        """The node of a completion, if it fits."""
+    def node(self, found: Completion, gain: float) -> list[Climber]:
+        """Return the node of a completion, if it fits."""
         candidate = self.candidate(found)
         if candidate is None:
             return []
         self.num += 1
         key = candidate.coarse_key
-        return [_Node((key[0], key[1] * gain), self.num, found, candidate, gain)]
+        return [Climber((key[0], key[1] * gain), self.num, found, candidate, gain)]

@@ -22,7 +22,7 @@ def _hash(workload: Workload) -> str:
 
 
 def plan_inputs(problem: Problem, workload: Workload) -> dict[str, str]:
-    """What a plan is made of, by hash (`Plan.inputs`)."""
+    """Return what a plan is made of, by hash (`Plan.inputs`)."""
     inputs = {"cluster": cluster_hash(problem.cluster), "model": _hash(workload)}
     if problem.costs.profile is not None:
         inputs["profile"] = problem.costs.profile.content_sha256
@@ -32,8 +32,8 @@ def plan_inputs(problem: Problem, workload: Workload) -> dict[str, str]:
 def bare_plan(
     problem: Problem, best: Candidate, reasons: Mapping[str, str], interrupted: bool = False
 ) -> Plan:
-    """The plan of a candidate without estimates, whose bound takes time, and not validated;
-    `reasons` says why its idle devices are idle."""
+    """Return the plan of a candidate without estimates, whose bound takes time, and not
+    validated; `reasons` says why its idle devices are idle."""
     cluster, workload = problem.cluster, problem.workload
     replicas = tuple(
         Replica(

@@ -13,7 +13,7 @@ from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import LocalSearch
+from megatron_hetero.planner.structure_search import StructureSearch
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = str(ROOT / "examples/a100-rtx4090/cluster.yaml")
@@ -229,6 +229,10 @@ def test_a_strategy_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert made_by is not None and made_by.endswith("strategy symmetric")
     with pytest.raises(SystemExit, match="2"):
         main([*PLAN, "--strategy", "magic"])
+    assert "choose auto, columns" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*PLAN, "--strategy", "structures"])
+    assert "use auto" in capsys.readouterr().err
 
 
 def test_an_interrupted_search_gives_its_best_plan(
@@ -237,10 +241,10 @@ def test_an_interrupted_search_gives_its_best_plan(
     """Ctrl-C once a plan is found: the plan is written, and the exit code says what happened."""
     path = tmp_path / "plan.json"
 
-    def interrupted(self: LocalSearch, board: Scoreboard) -> None:
+    def interrupted(self: StructureSearch, board: Scoreboard) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LocalSearch, "search", interrupted)
+    monkeypatch.setattr(StructureSearch, "search", interrupted)
     assert main([*PLAN, "-o", str(path), "--json"]) == 130
     captured = capsys.readouterr()
     assert json.loads(captured.out)["interrupted"] is True

@@ -7,6 +7,7 @@ from random import Random
 
 from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.plan.file import load_plan
+from tools import prove_planner
 from tools.bench_scale import run_once, write_case
 from tools.prove_determinism import EXAMPLE, permuted, plan_bytes, yaml_text
 from tools.scale_clusters import cluster_data
@@ -54,3 +55,10 @@ def test_permutations_and_hash_seeds_give_equal_bytes(tmp_path: Path) -> None:
         plan_bytes(cluster / "cluster.yaml", model, seed, tmp_path, "columns") for seed in (1, 2)
     }
     assert len(files) == 1
+
+
+def test_every_property_to_prove_is_a_test() -> None:
+    folder = Path(__file__).parent
+    tests = "".join((folder / name).read_text() for name in prove_planner.FILES)
+    for name in prove_planner.PROPERTIES:
+        assert f"def {name}(" in tests

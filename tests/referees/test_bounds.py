@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hetero.bounds.chains.kinds import gpu_classes
-from megatron_hetero.bounds.step_time import step_time_bound, step_time_bound_s
+from megatron_hetero.bounds.effort import QUICK
 from megatron_hetero.cluster.spec import Cluster, Limits, Node
-from megatron_hetero.cost.fill_rules import Room
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from tests.planner.naive import best_step_time_s
@@ -24,6 +23,8 @@ from tools.referees.hexiscale import Hexiscale, Shape
 from tools.referees.hexiscale_costs import HexiscaleCosts
 from tools.referees.sailor import Sailor
 from tools.referees.sailor_costs import SailorCosts
+from tools.referees.waiting.bound import referee_bound
+from tools.referees.waiting.rules import HasFillRules, Room
 
 
 def shrunk(costs: CostModel, nodes: tuple[Node, ...], **training: int) -> tuple[Cluster, Workload]:
@@ -69,7 +70,7 @@ def check_hexiscale(folder: Path, data: st.DataObject) -> None:
     """Against every plan."""
     costs = data.draw(hexiscale_jobs(folder))
     best_s = best_step_time_s(costs.cluster, costs.workload, costs)
-    bound_s = step_time_bound_s(costs)
+    bound_s = referee_bound(costs, effort=QUICK).step_time_s
     if best_s is not None:
         assert bound_s <= best_s * (1 + 1e-9)
 
@@ -86,7 +87,7 @@ def check_sailor(folder: Path, data: st.DataObject) -> None:
     assert isinstance(costs, SailorCosts)
     costs = SailorCosts(cluster, workload, Sailor("OPT-350", 1))
     best_s = best_step_time_s(cluster, workload, costs)
-    bound_s = step_time_bound_s(costs)
+    bound_s = referee_bound(costs, effort=QUICK).step_time_s
     if best_s is not None:
         assert bound_s <= best_s * (1 + 1e-9)
 
@@ -124,8 +125,8 @@ def test_what_a_replica_takes_at_least(
     case = load_case(case_file(tmp_path_factory.mktemp("case"), referee))
     question = data.draw(st.sampled_from(case.questions))
     costs = question.make_costs(question.cluster, question.workload, None)
+    assert isinstance(costs, HasFillRules)
     rules = costs.fill_rules()
-    assert rules is not None
     nodes = {node.name: node.num_gpus for node in costs.cluster.nodes}
     placement = data.draw(placements(nodes, costs.workload.model.num_layers))
     step_s = question.score(placement).step_s
@@ -171,5 +172,5 @@ def test_the_bound_is_near_the_best_plan(
 ) -> None:
     asked = load_case(CASES / f"{case}.yaml").questions[question]
     costs = asked.make_costs(asked.cluster, asked.workload, None)
-    bound_s = step_time_bound(costs, enough_s=1.01 * score_s).step_time_s
+    bound_s = referee_bound(costs, 1.01 * score_s, QUICK).step_time_s
     assert bound_s <= score_s < (1 + gap) * bound_s

@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from megatron_hetero.planner.columns.even_mixes import near_sites
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import Site
 from megatron_hetero.planner.columns.slab_mix import PoolSlabs
 from megatron_hetero.planner.columns.strategy import Columns
-from megatron_hetero.planner.columns.unit_mix import UnitMixer
 from megatron_hetero.planner.completion.fill import Filler, filled_placement
-from megatron_hetero.planner.moves.local import LocalSearch
 from megatron_hetero.planner.portfolio import search
-from megatron_hetero.planner.problem import Problem, Unit, make_problem
-from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
-from megatron_hetero.planner.shapes.shape_layout import ShapeLayouts
+from megatron_hetero.planner.problem import Problem, Unit
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tools.referees.cases import load_case
+from tools.referees.search import strategies
+from tools.referees.search.even_columns import EvenColumns
+from tools.referees.search.even_mixes import near_sites
+from tools.referees.search.local import LocalSearch
+from tools.referees.search.mixed_shapes import MixedReplicas
+from tools.referees.search.shape_layout import ShapeLayouts
+from tools.referees.search.unit_mix import UnitMixer
 
 HERE, NEAR, FAR = "us-central1-a", "us-central1-b", "us-west1-b"
 
@@ -47,8 +49,7 @@ def problem_of_text(folder: Path, text: str) -> Problem:
     path = folder / "case.yaml"
     anchor = "anchor: {value: 1, unit: s, source: none}\n"
     path.write_text(f"version: 1\ncase: made-up\n{text}{anchor}")
-    question = load_case(path).questions[0]
-    return make_problem(question.cluster, question.workload, None, question.make_costs)
+    return strategies.problem_of(load_case(path).questions[0])
 
 
 def test_gpus_left_over_form_replicas_of_the_same_layers(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_gpus_left_over_form_replicas_of_the_same_layers(tmp_path: Path) -> None
     devices = [device for chain in chains for unit in chain for device in unit.devices]
     assert len(devices) == len(set(devices)) == 32
 
-    board = search(problem, None, [Symmetric(), EqualReplicas()])
+    board = search(problem, None, [Symmetric(), MixedReplicas()])
     assert board.best is not None
     assert 1 / board.best.step_time_s > 0.07103
     assert len(board.best.placement.replicas) == 11
@@ -77,7 +78,7 @@ def test_each_group_of_near_sites_gets_layers_of_its_own(tmp_path: Path) -> None
     """Two zones side by side exchange as one; the far one has other layers."""
     machines = [("A100-40", 6, HERE), ("A100-40", 2, NEAR), ("A100-40", 3, FAR)]
     problem = problem_of(tmp_path, machines, "GPT-Neo-2.7", 1024, 1)
-    board = search(problem, None, [Columns()])
+    board = search(problem, None, [EvenColumns()])
     assert board.best is not None
     assert 1 / board.best.step_time_s > 0.0494
     nodes = problem.cluster.node_by_name

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import inf
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.fill_rules import FillRules
 from tools.referees.hexiscale import DEVICE_TYPES, ELEMENT_BYTES, SYNC_FACTOR
 from tools.referees.hexiscale_costs import HexiscaleCosts
+from tools.referees.waiting.rules import FillRules
 
 
 class HexiscaleRules(FillRules):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.fill_rules import FillRules
 from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement
@@ -27,6 +26,7 @@ from tools.referees.hexiscale import (
     Stage,
     columns_s,
 )
+from tools.referees.waiting.rules import FillRules
 
 _FORWARD = 0.25
 """Forward's part of forward, recomputed forward and backward; the referee knows their sum alone."""

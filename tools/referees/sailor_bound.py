@@ -8,10 +8,10 @@ from itertools import accumulate
 from math import inf
 
 from megatron_hetero.cluster.spec import Device, Node
-from megatron_hetero.cost.fill_rules import FillRules, Room
 from tools.referees.sailor import WIDEST_IN_SYNC
 from tools.referees.sailor_costs import SailorCosts
 from tools.referees.sailor_tables import ELEMENT_BYTES, Endpoint
+from tools.referees.waiting.rules import FillRules, Room
 
 
 class SailorRules(FillRules):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
-from megatron_hetero.cost.fill_rules import FillRules
 from megatron_hetero.cost.memory.device import StageMemory
 from megatron_hetero.cost.network.seconds import BoundaryTime
 from megatron_hetero.cost.placement import PlacedReplica, Placement
@@ -28,6 +27,7 @@ from tools.referees.sailor import (
     stage_loads_s,
 )
 from tools.referees.sailor_tables import ELEMENT_BYTES, EntryMemory
+from tools.referees.waiting.rules import FillRules
 
 _STATES = {"weights": 4, "gradients": 4, "optimizer": 8, "buffers": STATE_BYTES - 16}
 

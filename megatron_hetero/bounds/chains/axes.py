@@ -27,21 +27,21 @@ class Axes:
     shape: tuple[int, ...]
 
     def changed(self, classes: Sequence[GpuClass], index: int, factor: float) -> Axes:
-        """Whole prices with that of one class changed."""
+        """Return whole prices with that of one class changed."""
         worths = np.array([step[0] for step in self.steps], float)
         worths[index] *= factor
         return _priced(worths, classes)
 
 
 def by_number(classes: Sequence[GpuClass]) -> Axes:
-    """One axis for each class: its GPUs."""
+    """Return one axis for each class: its GPUs."""
     num = len(classes)
     steps = tuple(tuple(int(i == j) for j in range(num)) for i in range(num))
     return Axes(steps, tuple(c.num_gpus + 1 for c in classes))
 
 
 def by_speed(sizes: Sequence[CostModel], classes: Sequence[GpuClass]) -> Axes:
-    """One axis: a whole price for each GPU, by its speed."""
+    """Return one axis: a whole price for each GPU, by its speed."""
     rows = sizes[0].workload.model.vocab_size
     speeds = [
         max(
@@ -62,8 +62,8 @@ def by_pace(
     step_s: float,
     deep: bool,
 ) -> Axes | None:
-    """One axis: a whole price for each GPU, by the whole layers of which it does so many sequences
-    in a step; none where no GPU does any.
+    """Return one axis: a whole price for each GPU, by the whole layers of which it does so many
+    sequences in a step; none where no GPU does any.
 
     These are the best prices for replicas that do as many sequences each, wherever a layer fits.
 
@@ -79,7 +79,7 @@ def by_pace(
 
 
 def _priced(worths: Floats, classes: Sequence[GpuClass]) -> Axes:
-    """Whole prices in about this proportion.  Any prices make a bound, zero too."""
+    """Return whole prices in about this proportion.  Any prices make a bound, zero too."""
     numbers = np.array([c.num_gpus for c in classes])
     priced = worths > 0
     all_worth = float(worths @ numbers)

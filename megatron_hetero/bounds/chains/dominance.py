@@ -13,7 +13,7 @@ from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats, Ints
 def needed_ways(
     ways: ChainStageWays, steps: Ints, fewest_sequences: int, cut_s: float
 ) -> tuple[ChainStageWays, Ints]:
-    """The ways that chains of so many sequences or more may need, and their rows of `steps`.
+    """Return the ways that chains of so many sequences or more may need, and their rows of `steps`.
 
     A stage of n sequences takes n rate + update by itself and t on the way of others; it is
     replaced by another of as many layers if that makes neither longer, boundaries on both sides
@@ -72,7 +72,8 @@ def _own_s(ways: ChainStageWays, num_sequences: int) -> Floats:
 
 
 def _is_later(ways: ChainStageWays, own_s: Floats, kind: int, other: int) -> Floats:
-    """Whether a stage of `kind` may be cut off for its exchange where one of `other` is not."""
+    """Return whether a stage of `kind` may be cut off for its exchange where one of `other` is
+    not."""
     later: Floats = own_s[kind] + ways.sync_s[kind][:, None] > (
         own_s[other] + ways.sync_s[other][:, None]
     )
@@ -80,8 +81,9 @@ def _is_later(ways: ChainStageWays, own_s: Floats, kind: int, other: int) -> Flo
 
 
 def _crossings(ways: ChainStageWays) -> tuple[Floats, Floats]:
-    """What stands of a kind in the place of one of another add at most to their boundaries there
-    and back, [kind, other]; and of links that are then busy longer, for how long a sequence."""
+    """Return what stages of a kind, in the place of one of another, add at most to their
+    boundaries there and back, [kind, other]; and of links that are then busy longer, for how
+    long a sequence."""
     num = len(ways.width)
     excess_s, far_rate_s = np.zeros((num, num)), np.zeros((num, num))
     for kind in range(num):

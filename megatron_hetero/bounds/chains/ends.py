@@ -38,7 +38,7 @@ class EndsCase:
     is_inside: bool = False
 
     def limited(self, ways: ChainStageWays) -> ChainStageWays:
-        """The ways of such plans."""
+        """Return the ways of such plans."""
         allowed = np.isin(ways.gpu_class, sorted(self.classes))
         places = np.array(
             [self.is_inside or first or (last and self.has_last) for first, last in PLACES]
@@ -57,7 +57,8 @@ def ends_cases(
     num_replicas: tuple[int, int],
     least_inside_s: Callable[[str, bool], float] = lambda site, has_last: 0.0,
 ) -> list[EndsCase]:
-    """Cases of which every plan of so many replicas is one; none where they would say nothing.
+    """Return cases of which every plan of so many replicas is one; none where they would say
+    nothing.
 
     Args:
         least_inside_s: the least step of plans whose ends are on a site (`bounds.sites`).
@@ -89,7 +90,7 @@ def ends_cases(
 def _all_cases(
     costs: CostModel, classes: Sequence[GpuClass], num_replicas: tuple[int, int]
 ) -> Iterator[tuple[frozenset[str], EndsCase]]:
-    """Nodes of the ends, and what follows for such plans."""
+    """Yield nodes of the ends, and what follows for such plans."""
     fewest, most = num_replicas
     num_holders = max(2, fewest)
     nodes = {node.name: node for c in classes for node in c.nodes}
@@ -116,7 +117,7 @@ def _all_cases(
 
 
 def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut | None:
-    """The links between nodes of unlike parts; None where there are none."""
+    """Return the links between nodes of unlike parts; None where there are none."""
     cluster = costs.cluster
     links = cluster.node_links
     leaving = [
@@ -140,8 +141,9 @@ def _cut(costs: CostModel, parts: Sequence[Sequence[str]]) -> Cut | None:
 
 
 def _there_and_back_s(costs: CostModel, name: str) -> float:
-    """Seconds for which paths out of a node are taken by the one pipeline that leaves it and comes
-    back: the activations of one boundary and the gradients of another, of every micro-batch."""
+    """Return seconds for which paths out of a node are taken by the one pipeline that leaves it
+    and comes back: the activations of one boundary and the gradients of another, of every
+    micro-batch."""
     training = costs.workload.training
     cluster = costs.cluster
     speed = most_bytes_per_s(cluster, [pair for pair in cluster.node_links if pair[0] == name])

@@ -70,8 +70,8 @@ class ChainTimes:
         """Stages from one to the last are told apart up to this many."""
 
     def least_s(self, ranges: Sequence[tuple[int, int]], cut_s: float) -> Floats:
-        """The least step of a chain that takes no more than so much and does the most sequences of
-        each range, with the memory that the least of them take, [range, *shape].
+        """Return the least step of a chain that takes no more than so much and does the most
+        sequences of each range, with the memory that the least of them take, [range, *shape].
 
         Infinite where not even the least are done in `cut_s`.  A chain's step grows by less than
         its sequences: what does k of n takes k / n of the step at least.
@@ -89,7 +89,7 @@ class ChainTimes:
         return least
 
     def _least_s(self, ranges: Ints, cut_s: float) -> Floats:
-        """`least_s` of chains that take just so much; `ranges` is [end, range]."""
+        """Return `least_s` of chains that take just so much; `ranges` is [end, range]."""
         total, num = self.num_layers, len(self.ways.width)
         lone, last, first, inner = (self._stages(place, ranges, cut_s) for place in (3, 1, 2, 0))
         shape = (num, self.depth, ranges.shape[1], *self.shape)
@@ -117,8 +117,8 @@ class ChainTimes:
                 goal[kind][(slice(None), *at)] = stages.own_s[layers, kind, 0].reshape(-1)
 
     def _best(self, stages: _Stages, behind: Floats, held: int) -> Floats:
-        """A stage before the best rest, so that they hold so many layers, [kind, stages from it to
-        the last - 2, range, *shape]."""
+        """Return a stage before the best rest, so that they hold so many layers, [kind, stages
+        from it to the last - 2, range, *shape]."""
         best = np.full(behind.shape[1:], np.inf)
         room = np.empty_like(best)
         for layers in range(1, min(held - 1, stages.most_layers) + 1):
@@ -151,8 +151,8 @@ class ChainTimes:
             np.minimum(own, ways_s[kind][:, :, *before], out=own)
 
     def _crossed(self, found: Floats, counts: Ints) -> Floats:
-        """From chains by their first kind to chains by the kind in front of them, boundary and all,
-        [kind in front, stages from that one to the last - 2, range, *shape]."""
+        """Go from chains by their first kind to chains by the kind in front of them, boundary
+        and all, [kind in front, stages from that one to the last - 2, range, *shape]."""
         ways, crossed = self.ways, np.full(found.shape, np.inf)
         ones = (1,) * (1 + len(self.shape))
         self.work += found.size * len(ways.width)

@@ -33,8 +33,8 @@ def chain_times(
     ranges: Sequence[tuple[int, int]],
     cut_s: float,
 ) -> tuple[Floats, int]:
-    """Least times of chains that take no more than so much, [range, *axes.shape], and the numbers
-    looked at; see `ChainTimes.least_s`."""
+    """Return least times of chains that take no more than so much, [range, *axes.shape], and the
+    numbers looked at; see `ChainTimes.least_s`."""
     taken = np.array(axes.steps)[ways.gpu_class] * ways.width[:, None]
     if len(axes.shape) > 1:
         return _tabulated(ways, num_layers, axes.shape, taken, ranges, cut_s)
@@ -51,7 +51,7 @@ def chain_times(
 
 
 def _levels(length: int, dearest: int) -> Iterator[tuple[int, int]]:
-    """Each unit, and up to which price (itself not) it is used; no chain costs more than
+    """Yield each unit, and up to which price (itself not) it is used; no chain costs more than
     `dearest`, since each of its stages has a layer."""
     unit, most = 1, min(length, dearest + 1)
     while most > unit * _NUM_UNITS * _SLACK:

@@ -73,8 +73,8 @@ class StageWayMaker:
         self._syncs: dict[int, Floats] = {}
 
     def ways(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> ChainStageWays:
-        """The least of what micro-batches of these sizes take, in plans of so many replicas, at
-        least and at most; stages may have any recompute that they may choose."""
+        """Return the least of what micro-batches of these sizes take, in plans of so many
+        replicas, at least and at most; stages may have any recompute that they may choose."""
         fewest, most = num_replicas
         found = [self._ways(_least_states(costs, most)) for costs in sizes]
         if fewest not in self._syncs:
@@ -103,7 +103,7 @@ class StageWayMaker:
         )
 
     def _ways(self, costs: CostModel) -> ChainStageWays:
-        """Of one micro-batch size; what is exchanged is left out."""
+        """Price one micro-batch size; what is exchanged is left out."""
         size = costs.workload.training.micro_batch_size
         key = (size, costs.holders)
         if key not in self._of_size:
@@ -136,7 +136,8 @@ class StageWayMaker:
 
 
 def _least_states(costs: CostModel, most: int) -> CostModel:
-    """Prices with the least optimizer states that a stage keeps beside that many replicas."""
+    """Return prices with the least optimizer states that a stage keeps beside that many
+    replicas."""
     if not costs.workload.training.use_distributed_optimizer:
         return costs
     if may_choose(costs, "optimizer_share"):
@@ -215,8 +216,8 @@ class _Crossings:
         self._pairs: dict[tuple[int, int], list[tuple[str, str]]] = {}
 
     def least(self, sender: tuple[int, int], receiver: tuple[int, int]) -> tuple[float, float]:
-        """(there and back, how long the link is busy in its busier direction), each the least that
-        there is; a group is (class, width)."""
+        """Return (there and back, how long the link is busy in its busier direction), each the
+        least that there is; a group is (class, width)."""
         found: list[tuple[BoundaryTime, BoundaryTime]] = []
         nodes = self._costs.cluster.node_by_name
         for a, b in self._node_pairs(sender[0], receiver[0]):
@@ -234,7 +235,7 @@ class _Crossings:
         )
 
     def _node_pairs(self, one: int, other: int) -> list[tuple[str, str]]:
-        """Pairs of different nodes, one for each kind of link between them."""
+        """Return pairs of different nodes, one for each kind of link between them."""
         if (one, other) not in self._pairs:
             links = self._costs.cluster.node_links
             kinds: dict[object, tuple[str, str]] = {}

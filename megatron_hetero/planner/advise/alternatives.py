@@ -50,7 +50,7 @@ class Shortage:
 
 
 def layout_text(placement: Placement) -> str:
-    """The one-line layout of a placement."""
+    """Return the one-line layout of a placement."""
     return format_layout(
         Layout(
             tuple(
@@ -69,7 +69,7 @@ def layout_text(placement: Placement) -> str:
 
 
 def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
-    """What a placement lacks on the stage that lacks most."""
+    """Return what a placement lacks on the stage that lacks most."""
     stages = [
         (cost.missing_bytes, stage)
         for replica, replica_cost in zip(miss.placement.replicas, miss.cost.replicas, strict=True)
@@ -86,7 +86,7 @@ def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
 
 
 def alternative_to(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
-    """Another candidate beside the best."""
+    """Return another candidate beside the best."""
     return Alternative(
         layout_text(other.placement),
         other.strategy,
@@ -97,14 +97,15 @@ def alternative_to(problem: Problem, other: Candidate, best: Candidate) -> Alter
 
 
 def simplest_beside(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
-    """A candidate that is simpler than the best; `settings` says what stock Megatron lacks."""
+    """Return a candidate that is simpler than the best; `settings` says what stock Megatron
+    lacks."""
     reasons = () if other.is_stock else reasons_not_stock(bare_plan(problem, other, {}))
     needs = f"plug-in needed for {'; '.join(reasons)}" if reasons else "stock Megatron runs it"
     return replace(alternative_to(problem, other, best), settings=needs)
 
 
 def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
-    """Stock Megatron's best plan of all that its flags can say, beside the best."""
+    """Return stock Megatron's best plan of all that its flags can say, beside the best."""
     plan, cluster = found.plan, problem.cluster
     assert plan.workload is not None  # the search gives it one
     costs = CostModel(cluster, plan.workload, problem.costs.profile)
@@ -125,7 +126,7 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
 
 
 def settings_text(plan: Plan) -> str:
-    """Micro-batch size, recompute and model chunks of a plan of stock Megatron."""
+    """Return micro-batch size, recompute and model chunks of a plan of stock Megatron."""
     training = plan.workload.training if plan.workload else None
     words = []
     if training is not None and training.micro_batch_size > 1:
@@ -144,8 +145,8 @@ def settings_text(plan: Plan) -> str:
 def runners_up(
     problem: Problem, board: Scoreboard, best: Candidate, stock: Candidate | None
 ) -> tuple[Alternative, ...]:
-    """The next best plans that differ from the best two (of all and of stock Megatron) and from
-    each other in more than layer counts and which of several equal nodes they use.
+    """Return the next best plans that differ from the best two (of all and of stock Megatron) and
+    from each other in more than layer counts and which of several equal nodes they use.
 
     Each is priced like the plan itself, with its queues; `settings` names those too large for it.
     """
@@ -169,7 +170,7 @@ def runners_up(
 
 
 def _structure(problem: Problem, placement: Placement) -> list[list[tuple[str, str, int]]]:
-    """Site, GPU and width of each stage."""
+    """Return site, GPU and width of each stage."""
     nodes = problem.cluster.node_by_name
     return sorted(
         [
@@ -182,7 +183,7 @@ def _structure(problem: Problem, placement: Placement) -> list[list[tuple[str, s
 
 
 def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
-    """What the objective holds against it, else what makes it slower."""
+    """Return what the objective holds against it, else what makes it slower."""
     more, least = (
         problem.objective.standing(problem.costs, c.placement, c.cost, c.step_time_s).value
         for c in (other, best)
@@ -195,7 +196,7 @@ def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
 
 
 def _why_slower(other: PlacementCost, best: PlacementCost) -> str:
-    """The part of the step that grew most."""
+    """Return the part of the step that grew most."""
     growth = {
         "its slowest pipeline": other.pipelines_s - best.pipelines_s,
         "its gradient exchange": other.gradient_sync_s - best.gradient_sync_s,

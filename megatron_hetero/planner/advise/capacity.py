@@ -47,8 +47,8 @@ class _Pool:
 
 
 def may_fit_proves(problem: Problem) -> bool:
-    """Whether `may_fit` knows all that plans may do: no unequal shares of weights or of optimizer
-    states, which leave less to the GPUs with the least memory."""
+    """Return whether `may_fit` knows all that plans may do: no unequal shares of weights or of
+    optimizer states, which leave less to the GPUs with the least memory."""
     shards = problem.workload.training.use_distributed_optimizer
     return not may_choose(problem.costs, "shares") and not (
         shards and may_choose(problem.costs, "optimizer_share")
@@ -56,8 +56,8 @@ def may_fit_proves(problem: Problem) -> bool:
 
 
 def may_fit(problem: Problem, more: MoreGpus | None = None) -> bool:
-    """False proves that no plan of the job's own settings fits (see `may_fit_proves`), with `more`
-    GPUs if given."""
+    """Return False as a proof that no plan of the job's own settings fits (see `may_fit_proves`),
+    with `more` GPUs if given."""
     pools = _pools(problem, more)
     num_gpus = sum(pool.num_gpus for pool in pools)
     wanted = problem.cluster.limits.num_replicas
@@ -97,7 +97,7 @@ def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
 
 
 def _may_hold(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: int) -> bool:
-    """Whether one replica with `share` micro-batches may fit into `num_gpus` of the GPUs."""
+    """Return whether one replica with `share` micro-batches may fit into `num_gpus` of the GPUs."""
     num_stages = min(problem.max_stages(), num_gpus)
     if prod(pool.num_gpus + 1 for pool in pools) * num_stages <= _MAX_STATES:
         return _holds_together(problem, pools, share, num_gpus)
@@ -106,8 +106,8 @@ def _may_hold(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: in
 
 
 def _holds_together(problem: Problem, pools: Sequence[_Pool], share: int, num_gpus: int) -> bool:
-    """Exact but for node borders, from the last stage on: for every choice of GPUs so far, the
-    most layers that so many last stages hold."""
+    """Answer exactly but for node borders, from the last stage on: for every choice of GPUs so
+    far, the most layers that so many last stages hold."""
     states: dict[tuple[int, ...], int] = {(0,) * len(pools): 0}
     for place in range(1, problem.max_stages() + 1):
         in_flight, last = min(place, share), place == 1
@@ -133,7 +133,7 @@ def _holds_together(problem: Problem, pools: Sequence[_Pool], share: int, num_gp
 def _stages(
     problem: Problem, pools: Sequence[_Pool], in_flight: int, first: bool, last: bool
 ) -> Iterator[tuple[int, int, int]]:
-    """(pool, width, most layers) of every stage that holds at least one layer."""
+    """Yield (pool, width, most layers) of every stage that holds at least one layer."""
     for p, pool in enumerate(pools):
         for width in pool.widths:
             held = _layers_held(problem, pool, width, first, last, in_flight)
@@ -142,7 +142,8 @@ def _stages(
 
 
 def _most_layers_alone(problem: Problem, pool: _Pool, share: int, num_stages: int) -> int:
-    """The most layers in the GPUs of one pool, were all last places of the pipeline theirs."""
+    """Return the most layers in the GPUs of one pool, were all last places of the pipeline
+    theirs."""
     most = [0] * (pool.num_gpus + 1)
     for place in range(1, min(num_stages, pool.num_gpus) + 1):
         in_flight = min(place, share)

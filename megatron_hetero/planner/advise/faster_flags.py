@@ -65,7 +65,8 @@ class FlagGain:
 def faster_flags(
     plan: Plan, cluster: Cluster, profile: Profile | None = None
 ) -> tuple[FlagGain, ...]:
-    """Flags that gain, the greatest gain first; sets only where they gain more than their parts.
+    """Return flags that gain, the greatest gain first; sets only where they gain more than their
+    parts.
 
     Of a plan of one replica, whose gradients nobody exchanges, and of one whose passes are split,
     only the precision; nothing for one that cannot be priced.
@@ -104,7 +105,7 @@ def _gains(
 def _precision_gains(
     plan: Plan, workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
 ) -> Iterator[FlagGain]:
-    """fp16 in place of bf16, by the best plan with it."""
+    """Yield fp16 in place of bf16, by the best plan with it."""
     if workload.training.precision != "bf16":
         return
     joining = set(lacking(used_types(cluster), "bf16")) - set(lacking(used_types(cluster), "fp16"))
@@ -134,5 +135,6 @@ def _with_flags(workload: Workload, flags: Sequence[str]) -> Workload:
 
 
 def _splits_passes(plan: Plan) -> bool:
-    """Orders with I and W passes refuse overlaps (`runtime.job.checks.refused_flags`)."""
+    """Return whether passes are split into I and W, an order that refuses overlaps
+    (`runtime.job.checks.refused_flags`)."""
     return any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)

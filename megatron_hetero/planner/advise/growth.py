@@ -29,8 +29,9 @@ class Growth:
 
 
 def growths(problem: Problem) -> Iterator[Growth]:
-    """A node like the largest of each GPU type that can train; links inside the nodes of each type,
-    between the nodes of each site and between each two sites at twice their bandwidth."""
+    """Yield a node like the largest of each GPU type that can train; links inside the nodes of
+    each type, between the nodes of each site and between each two sites at twice their
+    bandwidth."""
     cluster = problem.cluster
     for node in nodes_to_copy(problem.nodes, problem.workload.training):
         grown = with_more(cluster, MoreGpus(node, node.num_gpus))
@@ -60,8 +61,8 @@ def _faster(link: Link) -> Link:
 
 
 def _with_faster_sites(cluster: Cluster, sites: set[str]) -> Cluster:
-    """The cluster with all that lies on the paths between the given sites (or inside the one given)
-    faster: links, and lines that they share."""
+    """Return the cluster with all that lies on the paths between the given sites (or inside the
+    one given) faster: links, and lines that they share."""
     site_of = {node.name: node.site for node in cluster.nodes}
 
     def changed(pairs: Mapping[NodePair, Link]) -> dict[NodePair, Link]:

@@ -47,8 +47,8 @@ class Holding:
 def holdings(
     workload: Workload, gpus: Sequence[GpuType], limits: Limits | None = None
 ) -> tuple[Holding, ...]:
-    """Of each type that can train in the job's precision, what holds the model; types that need
-    fewest come first.
+    """Return, of each type that can train in the job's precision, what holds the model; types that
+    need fewest come first.
 
     Raises:
         UsageError: the job itself cannot be planned.
@@ -89,7 +89,7 @@ def _holding(gpu: GpuType, problem: Problem) -> Holding:
 
 
 def _fewest(problem: Problem) -> Layout | None:
-    """The pipeline of the fewest GPUs; of as many, that of the narrowest groups."""
+    """Return the pipeline of the fewest GPUs; of as many, that of the narrowest groups."""
     node = problem.nodes[0]
     found = [
         Layout((ReplicaShape(stages, problem.num_micro_batches),))
@@ -100,8 +100,8 @@ def _fewest(problem: Problem) -> Layout | None:
 
 
 def _shortest(problem: Problem, width: int) -> tuple[StageShape, ...] | None:
-    """The fewest stages of one width that hold all layers, these dealt out evenly as far as they
-    fit."""
+    """Return the fewest stages of one width that hold all layers, these dealt out evenly as far
+    as they fit."""
     for num_stages in range(1, problem.max_stages() + 1):
         places = range(num_stages)
         most = [_memory(problem, width, place, num_stages).max_layers for place in places]
@@ -121,7 +121,7 @@ def _memory(problem: Problem, width: int, place: int, num_stages: int) -> StageM
 
 
 def _dealt(num_layers: int, most: Sequence[int]) -> list[int]:
-    """As even as the limits let it be."""
+    """Deal as evenly as the limits let it be."""
     level = [0] * len(most)
     for _ in range(num_layers):
         room = [i for i in range(len(most)) if level[i] < most[i]]

@@ -8,7 +8,7 @@ from megatron_hetero.cluster.spec import Device
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import insertions
+from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Problem, Unit, chains_of
 from megatron_hetero.units import format_duration
 
@@ -21,7 +21,7 @@ _MAX_GPUS_APART = 64
 
 
 def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[str, str]:
-    """A sentence for every GPU outside the plan: forbidden, unable, or tried and slower."""
+    """Return a sentence for every GPU outside the plan: forbidden, unable, or tried and slower."""
     used = {device.name for device in best.placement.devices()}
     reasons = dict(problem.idle_reasons)
     filler = Filler(problem)
@@ -74,7 +74,7 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
 
 
 def _reason(problem: Problem, tried: Candidate, best: Candidate) -> str:
-    """What a plan with the GPU does worse, the best of those tried."""
+    """Return what a plan with the GPU does worse, the best of those tried."""
     if tried.standing.excess > best.standing.excess:
         return "in the best place tried it breaks a limit of time or money"
     longer_s = tried.step_time_s - best.step_time_s

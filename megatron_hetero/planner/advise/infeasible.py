@@ -46,8 +46,8 @@ class Relaxation:
 
 
 def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError:
-    """The error to raise.  Every relaxation it names was planned with, and fits; where none did, it
-    names those that were tried."""
+    """Return the error to raise.  Every relaxation it names was planned with, and fits; where
+    none did, it names those that were tried."""
     finder = _Finder(problem)
     relaxation = finder.find()
     sentences = [_shortage(problem, board.misses.nearest)]
@@ -61,7 +61,8 @@ def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError
 
 
 def find_relaxation(problem: Problem) -> Relaxation | None:
-    """The first change in the order of `relaxations` with which a plan fits; None if none does."""
+    """Return the first change in the order of `relaxations` with which a plan fits; None if none
+    does."""
     return _Finder(problem).find()
 
 
@@ -78,7 +79,7 @@ class _Finder:
         self.work = 0
 
     def find(self) -> Relaxation | None:
-        """Settings alone, then limits with settings, then GPUs with settings."""
+        """Try settings alone, then limits with settings, then GPUs with settings."""
         words = self._settings_alone() or self._limits() or self._gpus()
         return Relaxation(words, self.all_proved) if words else None
 
@@ -107,8 +108,8 @@ class _Finder:
         return ()
 
     def _gpus(self) -> tuple[str, ...]:
-        """The fewest GPUs with the settings as they are, then with one change, two, ... of them,
-        where that takes fewer GPUs."""
+        """Return the fewest GPUs with the settings as they are, then with one change, two, ...
+        of them, where that takes fewer GPUs."""
         found: list[str] = []
         num_gpus = most_gpus(self.problem) + 1
         few = self._few_settings()
@@ -128,13 +129,13 @@ class _Finder:
         return tuple(found)
 
     def _few_settings(self) -> list[Settings]:
-        """Beside limits and GPUs, of the micro-batches only the present and the smallest."""
+        """Take, beside limits and GPUs, of the micro-batches only the present and the smallest."""
         sizes = (1, self.problem.workload.training.micro_batch_size)
         return [s for s in self.settings if s.training.micro_batch_size in sizes]
 
     def _fewest(self, options: list[Settings], below: int) -> tuple[Settings, MoreGpus] | None:
-        """The fewest GPUs of one type with one of `options`, in nodes like those that are there; if
-        that does not fit, in larger nodes."""
+        """Return the fewest GPUs of one type with one of `options`, in nodes like those that are
+        there; if that does not fit, in larger nodes."""
         fewest = None
         for nodes_of in (nodes_to_copy, larger_nodes):
             self.work = 0
@@ -157,8 +158,8 @@ class _Finder:
         return None
 
     def _fewest_of(self, settings: Settings, node: Node, least: int, below: int) -> int | None:
-        """From the number that the bound leaves possible, upwards until a plan is found, and back
-        to the fewest."""
+        """Go from the number that the bound leaves possible, upwards until a plan is found, and
+        back to the fewest."""
 
         def plans(num_gpus: int) -> bool:
             more = MoreGpus(node, num_gpus)
@@ -182,7 +183,7 @@ class _Finder:
         return self._may_fit(self.problem.cluster, settings, MoreGpus(node, num_gpus))
 
     def _fits(self, cluster: Cluster, settings: Settings) -> bool | None:
-        """Whether a plan is found; None where that was not tried."""
+        """Return whether a plan is found; None where that was not tried."""
         if self.bound_proves and not self._may_fit(cluster, settings):
             return False
         fits = self._plans(cluster, settings)
@@ -194,8 +195,8 @@ class _Finder:
         return relaxed is not None and may_fit(with_least_settings(relaxed), more)
 
     def _plans(self, cluster: Cluster, settings: Settings) -> bool | None:
-        """Whether a plan is found; None where that was not tried.  In fp16 it must be one of stock
-        Megatron's."""
+        """Return whether a plan is found; None where that was not tried.  In fp16 it must be one
+        of stock Megatron's."""
         relaxed = self._relaxed(cluster, settings)
         if relaxed is None or self.work > _MAX_WORK:
             return None
@@ -206,12 +207,12 @@ class _Finder:
         return (board.best_stock if needs_stock else board.best) is not None
 
     def _nodes(self) -> list[Node]:
-        """Nodes whose GPUs may join the plan's."""
+        """Return nodes whose GPUs may join the plan's."""
         cluster = self.problem.cluster
         return [n for n in cluster.nodes if cluster.library in (None, n.gpu_type.library)]
 
     def _relaxed(self, cluster: Cluster, settings: Settings) -> Problem | None:
-        """None when the change is not a valid job; the next one may be."""
+        """Return None when the change is not a valid job; the next one may be."""
         workload = replace(self.problem.workload, training=settings.training)
         try:
             return make_problem(
@@ -222,12 +223,13 @@ class _Finder:
 
 
 def most_gpus(problem: Problem) -> int:
-    """Up to so many GPUs are added."""
+    """Return how many GPUs are added at most."""
     return min(_MAX_MORE_GPUS, _MAX_FACTOR * len(problem.cluster.devices))
 
 
 def _first_true(holds: Callable[[int], bool], below: int) -> int | None:
-    """The least number in 1 .. below - 1 for which `holds`, which then holds for all larger."""
+    """Return the least number in 1 .. below - 1 for which `holds`, which then holds for all
+    larger."""
     low, high = 0, 1
     while high < below and not holds(high):
         low, high = high, 2 * high
@@ -250,7 +252,7 @@ def _with_note(words: str, settings: Settings, problem: Problem) -> str:
 
 
 def _shortage(problem: Problem, miss: Candidate | None) -> str:
-    """What the attempt that came closest lacks."""
+    """Return what the attempt that came closest lacks."""
     training = problem.workload.training
     if miss is None:
         if not problem.nodes:

@@ -30,9 +30,9 @@ class Settings:
 
 
 def settings_changes(problem: Problem) -> list[Settings]:
-    """The unchanged job and all combinations of changes that plans may not choose by themselves,
-    fewest first; of as many, a smaller micro-batch before sequence parallelism, recompute and fp16,
-    each by as little as possible."""
+    """Return the unchanged job and all combinations of changes that plans may not choose by
+    themselves, fewest first; of as many, a smaller micro-batch before sequence parallelism,
+    recompute and fp16, each by as little as possible."""
     cluster, training = problem.cluster, problem.workload.training
     size = training.micro_batch_size
     menus: list[list[tuple[str, dict[str, object]]]] = [
@@ -78,7 +78,7 @@ def _some_gpu_lacks_bf16(cluster: Cluster) -> bool:
 
 
 def limit_changes(cluster: Cluster) -> Iterator[tuple[str, Limits]]:
-    """Every limit relaxed by itself, then every two of them."""
+    """Yield every limit relaxed by itself, then every two of them."""
     singles = list(_single_limit_changes(cluster))
     for words, relax in singles:
         yield words, relax(cluster.limits)
@@ -129,7 +129,7 @@ def _single_limit_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[Lim
 
 
 def nodes_to_copy(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
-    """For each GPU type that can train so, its largest node; larger memory first."""
+    """Return, for each GPU type that can train so, its largest node; larger memory first."""
     by_type: dict[str, Node] = {}
     for node in nodes:
         held = by_type.get(node.gpu_type.name)
@@ -139,7 +139,7 @@ def nodes_to_copy(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
 
 
 def larger_nodes(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
-    """`nodes_to_copy` with as many GPUs as servers have, where theirs have fewer."""
+    """Return `nodes_to_copy` with as many GPUs as servers have, where theirs have fewer."""
     return [
         replace(node, num_gpus=_SERVER_GPUS)
         for node in nodes_to_copy(nodes, training)
@@ -148,8 +148,8 @@ def larger_nodes(nodes: Sequence[Node], training: TrainingSpec) -> list[Node]:
 
 
 def with_more(cluster: Cluster, more: MoreGpus) -> Cluster:
-    """The cluster with more GPUs.  Added nodes are joined as nodes are elsewhere: by the slowest
-    link that the node they copy has, or its own inside link when it is alone."""
+    """Return the cluster with more GPUs.  Added nodes are joined as nodes are elsewhere: by the
+    slowest link that the node they copy has, or its own inside link when it is alone."""
     node = more.node
     links, nodes = dict(cluster.node_links), list(cluster.nodes)
     own = [
@@ -176,8 +176,8 @@ def with_more(cluster: Cluster, more: MoreGpus) -> Cluster:
 
 
 def more_words(cluster: Cluster, more: MoreGpus) -> str:
-    """`5 more RTX-3090: 2 more nodes like a (2x RTX-3090 each) and one with 1x RTX-3090`; in larger
-    nodes than those of the cluster `12 more L40S: in nodes of 8, linked as a is`."""
+    """Return `5 more RTX-3090: 2 more nodes like a (2x RTX-3090 each) and one with 1x RTX-3090`;
+    in larger nodes than those of the cluster `12 more L40S: in nodes of 8, linked as a is`."""
     node, full, left_over = more.node, more.num_full_nodes, more.num_left_over
     if node.num_gpus != cluster.node_by_name[node.name].num_gpus:
         where = f"in nodes of {node.num_gpus}" if full else "in one node"

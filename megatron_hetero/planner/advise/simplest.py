@@ -25,8 +25,8 @@ _MAX_SIMULATED = 8
 
 
 def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
-    """The nearest to stock of the placements that the search kept, and of the best of them without
-    settings of their own; `best` where none is nearer.
+    """Return the nearest to stock of the placements that the search kept, and of the best of them
+    without settings of their own; `best` where none is nearer.
 
     Args:
         within: of the best's step time, or of what the objective makes small.
@@ -49,7 +49,7 @@ def simplest(board: Scoreboard, best: Candidate, within: float) -> Candidate:
 
 
 def num_unlike(placement: Placement) -> int:
-    """How many things of the replicas and stages are not all alike."""
+    """Return how many things of the replicas and stages are not all alike."""
     stages = [(i, s) for r in placement.replicas for i, s in enumerate(r.stages)]
     kinds = (
         {(s.width, s.shares, s.context_parallel) for _, s in stages},
@@ -83,7 +83,7 @@ def _kept(board: Scoreboard) -> Iterator[Candidate]:
 
 
 def _can_be_plain(board: Scoreboard, placement: Placement) -> bool:
-    """Whether what `Scoreboard.score` leaves of a placement (GPUs, layers and numbers of
+    """Return whether what `Scoreboard.score` leaves of a placement (GPUs, layers and numbers of
     micro-batches) can be run: in parts that are equal, of whole sequences, of the job's size."""
     model = board.problem.workload.model
     stages = [stage for replica in placement.replicas for stage in replica.stages]
@@ -93,7 +93,7 @@ def _can_be_plain(board: Scoreboard, placement: Placement) -> bool:
 
 
 def _is_near(candidate: Candidate, best: Candidate, within: float) -> bool:
-    """Whether it keeps the limits and is at most `within` behind."""
+    """Return whether it keeps the limits and is at most `within` behind."""
     if not candidate.keeps_limits:
         return False
     if best.standing.value:

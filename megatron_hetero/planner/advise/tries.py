@@ -32,7 +32,7 @@ class Tries:
         self.proved[_what(settings, most)] = most.num_gpus
 
     def words(self) -> str:
-        """All that was tried, and how far."""
+        """Return all that was tried, and how far."""
         tried = [_some(list(dict.fromkeys(what))) for what in (self.settings, self.limits) if what]
         tried += [
             what.format(n=", ".join(map(str, sorted(counts))))

@@ -54,7 +54,7 @@ def what_to_add(
     num_planned: int = 4,
     say: Callable[[str], None] = lambda words: None,
 ) -> tuple[WhatIf, ...]:
-    """Additions to the cluster of a validated plan, those that gain most first.
+    """Return additions to the cluster of a validated plan, those that gain most first.
 
     Args:
         num_planned: so many of the most promising are really planned.
@@ -97,7 +97,7 @@ def _promised_s(
 def _planned(
     problem: Problem, growth: Growth, placement: Placement, own_s: float, promised_s: float
 ) -> WhatIf:
-    """Planned anew; where the plan as it is remains the best, that."""
+    """Plan it anew; where the plan as it is remains the best, that."""
     grown = make_problem(
         growth.cluster, problem.workload, problem.costs.profile, problem.make_costs
     )
@@ -112,7 +112,7 @@ def _planned(
 
 
 def _step_s(costs: CostModel, placement: Placement) -> float:
-    """The step with its queues on shared paths, as plans are compared."""
+    """Return the step with its queues on shared paths, as plans are compared."""
     return queued(costs, placement, costs.placement(placement)).step_time_s
 
 

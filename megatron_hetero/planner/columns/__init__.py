@@ -8,7 +8,5 @@ slab_shapes  slabs made without prices
 pricing      the best slabs for given prices of nodes
 packing      packing in fractions, a linear programme with few rows
 site_mixes   what each of several sites is divided into
-even_mixes   mixes where the busiest replica sets the pace of all
-unit_mix     replicas of the same layers on unlike GPUs
 walks        short walks through a few places
 """

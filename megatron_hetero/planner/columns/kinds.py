@@ -40,7 +40,7 @@ class Kind:
 
 
 def kinds_of(problem: Problem) -> tuple[Kind, ...]:
-    """All kinds, by site, GPU type, size, and their first nodes' names."""
+    """Return all kinds, by site, GPU type, size, and their first nodes' names."""
     first, last = problem.cluster.limits.first_stage_nodes, problem.cluster.limits.last_stage_nodes
     nodes_of: dict[tuple[object, ...], list[Node]] = {}
     for node in problem.nodes:
@@ -91,8 +91,8 @@ _MAX_NODES_CUT_FREELY = 16
 
 
 def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[Block]:
-    """Every way in which a node, or as few nodes as it takes, serves so many replicas; in a large
-    cluster those that cut it into groups of one width."""
+    """Yield every way in which a node, or as few nodes as it takes, serves so many replicas; in
+    a large cluster those that cut it into groups of one width."""
     is_large = sum(len(kind.nodes) for kind in kinds) > _MAX_NODES_CUT_FREELY
     for index, kind in enumerate(kinds):
         num_nodes = -(-num_replicas // kind.num_gpus)
@@ -104,7 +104,7 @@ def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[Block]:
 
 
 def cuts(num_gpus: int, allowed: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """Ways to cut GPUs into groups, the widest group first; as many GPUs used as can be.
+    """Return ways to cut GPUs into groups, the widest group first; as many GPUs used as can be.
 
     With more than `most` ways, those of one width (and a rest) remain.
     """
@@ -125,7 +125,7 @@ def _partitions(total: int, allowed: Sequence[int]) -> Iterator[tuple[int, ...]]
 
 
 def cut(num_gpus: int, width: int, allowed: Sequence[int]) -> tuple[int, ...]:
-    """GPUs in groups of `width`; what is left over in the widest groups that fit."""
+    """Return GPUs in groups of `width`; what is left over in the widest groups that fit."""
     groups = []
     while num_gpus:
         fitting = [w for w in allowed if w <= min(width, num_gpus)]

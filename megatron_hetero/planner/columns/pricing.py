@@ -47,12 +47,12 @@ class StageTable:
         self._alike = _first_alike(kinds)
 
     def times_s(self, kind: int, width: int) -> tuple[float, float, float]:
-        """Seconds of the embedding, one layer and the head for one micro-batch."""
+        """Return seconds of the embedding, one layer and the head for one micro-batch."""
         pieces = self.problem.costs.pieces(self.kinds[kind].node, width, self.rows)
         return pieces.embedding.total_s, pieces.layer.total_s, pieces.head.total_s
 
     def max_layers(self, kind: int, width: int, first: bool, last: bool, place: int) -> int:
-        """Layers that fit into a stage which is `place`-th from the end."""
+        """Return layers that fit into a stage which is `place`-th from the end."""
         key = (kind, width, first, last, place)
         if key not in self._max_layers:
             in_flight = min(place, self.problem.num_micro_batches)
@@ -63,8 +63,8 @@ class StageTable:
         return self._max_layers[key]
 
     def held(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
-        """Layers of a block, shape [stages behind it, period] (zero where it holds none), and its
-        seconds for a micro-batch without those layers, shape [stages behind it].
+        """Return layers of a block, shape [stages behind it, period] (zero where it holds none),
+        and its seconds for a micro-batch without those layers, shape [stages behind it].
 
         Args:
             first: whether its first stage holds the embedding.
@@ -96,7 +96,7 @@ class StageTable:
         return layers, base_s
 
     def _stage_layers(self, kind: int, width: int, first: bool) -> Ints:
-        """Layers of a stage by period and memory, shape [stages behind it, period]."""
+        """Return layers of a stage by period and memory, shape [stages behind it, period]."""
         key = (kind, width, first)
         if key not in self._fitting:
             embedding_s, layer_s, head_s = self.times_s(kind, width)
@@ -110,7 +110,8 @@ class StageTable:
         return self._fitting[key]
 
     def hop_s(self, sender: int, receiver: int) -> float:
-        """There and back between nodes of two kinds (two nodes of one where it has as many)."""
+        """Return there and back between nodes of two kinds (two nodes of one where it has as
+        many)."""
         nodes = self.kinds[sender].nodes
         one, other = nodes[0], self.kinds[receiver].nodes[-1]
         if one.name == other.name:
@@ -118,7 +119,7 @@ class StageTable:
         return self._round_trip_s(one.devices[0], other.devices[0])
 
     def inside_hop_s(self, kind: int) -> float:
-        """There and back between two GPUs of a node."""
+        """Return there and back between two GPUs of a node."""
         devices = self.kinds[kind].node.devices
         return self._round_trip_s(devices[0], devices[-1])
 
@@ -127,8 +128,8 @@ class StageTable:
         return costs.hop([one], [other]).total_s + costs.hop([other], [one]).total_s
 
     def layer_sync_s(self, kind: int) -> float:
-        """Seconds of the gradient exchange for each layer that a node of this kind holds, with its
-        neighbours in a ring on its site; zero where there are none."""
+        """Return seconds of the gradient exchange for each layer that a node of this kind holds,
+        with its neighbours in a ring on its site; zero where there are none."""
         if kind not in self._layer_sync_s:
             own = self.kinds[kind].nodes
             there = [k.nodes[0] for k in self.kinds if k.node.site == own[0].site]
@@ -139,7 +140,8 @@ class StageTable:
         return self._layer_sync_s[kind]
 
     def pair_sync_s(self, one: str, other: str) -> float:
-        """Seconds of the gradient exchange between two replicas on two nodes, for each layer."""
+        """Return seconds of the gradient exchange between two replicas on two nodes, for each
+        layer."""
         problem = self.problem
         if max(problem.replica_counts(), default=1) < 2:
             return 0.0
@@ -163,7 +165,7 @@ class StageTable:
 
 
 def _first_alike(kinds: Sequence[Kind]) -> list[int]:
-    """For each kind the first one that has the same times and memory; sites do not count."""
+    """Return for each kind the first one that has the same times and memory; sites do not count."""
     first: dict[tuple[object, ...], int] = {}
     return [first.setdefault(kind.machine, index) for index, kind in enumerate(kinds)]
 
@@ -181,7 +183,7 @@ class SlabShape:
         return sum(len(block.widths) for block in self.blocks)
 
     def num_nodes(self) -> Mapping[int, int]:
-        """Nodes that it takes of each kind."""
+        """Return nodes that it takes of each kind."""
         taken: dict[int, int] = {}
         for block in self.blocks:
             taken[block.kind] = taken.get(block.kind, 0) + block.num_nodes
@@ -240,7 +242,7 @@ class SlabPricer:
     def best(
         self, step_s: float, node_values: Mapping[int, float], slab_value: float = 0.0
     ) -> list[SlabShape]:
-        """Slabs worth more micro-batches than their nodes' values, the best of each period.
+        """Return slabs worth more micro-batches than their nodes' values, the best of each period.
 
         Args:
             node_values: micro-batches that a node of each kind is worth.

@@ -6,7 +6,7 @@ network card: one of a node that holds many layers on a slow network holds up al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,9 +27,23 @@ Choice = tuple[tuple[Site, Mix], ...]
 """What each chosen site is divided into."""
 
 
-def quick_step_s(problem: Problem, choice: Choice) -> float | None:
-    """About the step's time: slabs that end together, and the exchange between the nodes of two or
-    more; None where the batch or the limits do not allow so many replicas."""
+Together = Callable[[int, Mapping[Slab, int]], float]
+"""Seconds in which replicas of slabs do so many micro-batches."""
+
+
+def together_s(num_micro_batches: int, counted: Mapping[Slab, int]) -> float:
+    """Return the time until which replicas without whole micro-batches would do them all."""
+    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
+    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
+    pipelines_s = (num_micro_batches + lost) / per_s
+    return max(pipelines_s, *(slab.filled.fill_s for slab in counted))
+
+
+def quick_step_s(
+    problem: Problem, choice: Choice, pipelines: Together = together_s
+) -> float | None:
+    """Return about the step's time: that of the pipelines, and of the exchange between two or more
+    replicas; None where the batch or the limits do not allow so many."""
     counted: dict[Slab, int] = {}
     for _, mix in choice:
         for slab, count in mix:
@@ -37,28 +51,16 @@ def quick_step_s(problem: Problem, choice: Choice) -> float | None:
     num_replicas = sum(counted.values())
     if num_replicas not in problem.replica_counts():
         return None
-    if problem.counts_alike:
-        each = -(-problem.num_micro_batches // num_replicas)
-        pipelines_s = max(slab.filled.quick_time_s(each) for slab in counted)
-    else:
-        pipelines_s = _together_s(problem.num_micro_batches, counted)
+    pipelines_s = pipelines(problem.num_micro_batches, counted)
     if num_replicas == next(iter(counted)).shape.num_replicas:
         return pipelines_s
     factor = 2 * (num_replicas - 1) / num_replicas
     return pipelines_s + factor * exchange_s(problem, choice)
 
 
-def _together_s(num_micro_batches: int, counted: Mapping[Slab, int]) -> float:
-    """The time until which replicas without whole micro-batches would do them all."""
-    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
-    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
-    pipelines_s = (num_micro_batches + lost) / per_s
-    return max(pipelines_s, *(slab.filled.fill_s for slab in counted))
-
-
 def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choice]:
-    """For each time that cards may take, of each site the mix that does most with cards no slower;
-    sites without one idle.
+    """Yield, for each time that cards may take, of each site the mix that does most with cards no
+    slower; sites without one idle.
 
     Args:
         tried: the sites with each limit on layers, in one order.
@@ -88,8 +90,8 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
 
 
 def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
-    """One pass of the gradients over the card of a node that has most to do, between the nodes of
-    its site; a node that is alone there has nothing to do."""
+    """Return one pass of the gradients over the card of a node that has most to do, between the
+    nodes of its site; a node that is alone there has nothing to do."""
     table = slabs.table
     if sum(count * sum(slab.shape.num_nodes().values()) for slab, count in mix) == 1:
         return 0.0
@@ -99,8 +101,9 @@ def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
 
 
 def exchange_s(problem: Problem, choice: Choice) -> float:
-    """About one pass of the gradients through a ring over all nodes: the card that has most to do,
-    or the slowest way between two sites that follow each other, whose latencies add up."""
+    """Return about one pass of the gradients through a ring over all nodes: the card that has
+    most to do, or the slowest way between two sites that follow each other, whose latencies add
+    up.  A line that sites share carries the gradients of all layers."""
     table, cluster = choice[0][0].slabs.table, problem.cluster
     used = [(site, mix) for site, mix in choice if mix]
     card_s = max(_card_s(site.slabs, mix) for site, mix in used)
@@ -111,12 +114,18 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
         for node, mix in ((site.kinds[0].node, mix) for site, mix in used)
     )
     across_s = latency_s = 0.0
+    lines_s: dict[str, float] = {}
+    nodes = cluster.node_by_name
     for (_, one, here), (_, other, there) in pairwise((*ring, ring[0])):
-        across_s = max(across_s, min(here, there) * table.pair_sync_s(one, other))
-        latency_s += cluster.node_links[one, other].latency_s
-    return max(card_s, across_s) + latency_s
+        layer_s, link = table.pair_sync_s(one, other), cluster.node_links[one, other]
+        across_s = max(across_s, min(here, there) * layer_s)
+        latency_s += link.latency_s
+        for line in cluster.site_lines.get((nodes[one].site, nodes[other].site), ()):
+            all_s = problem.num_layers * layer_s * link.bytes_per_s / line.bytes_per_s
+            lines_s[line.name] = lines_s.get(line.name, 0.0) + all_s
+    return max(card_s, across_s, *lines_s.values()) + latency_s
 
 
 def _most_layers(mix: Mix) -> int:
-    """Most layers that a node holds."""
+    """Return most layers that a node holds."""
     return max(layers for slab, _ in mix for _, layers in slab.node_layers)

@@ -34,14 +34,14 @@ class Slab:
     filled: FilledChain
 
     def micro_batches(self, step_s: float) -> float:
-        """How many it does in a step, as a real number; zero where none comes through."""
+        """Return how many it does in a step, as a real number; zero where none comes through."""
         after_first_s = step_s - self.filled.fill_s
         done = self.shape.num_replicas * (1 + after_first_s / self.filled.period_s)
         return 0.0 if after_first_s < 0 else done
 
     @property
     def node_layers(self) -> Iterator[tuple[int, int]]:
-        """Of each block its kind and the layers that a node of it holds."""
+        """Return of each block its kind and the layers that a node of it holds."""
         start = 0
         for block in self.shape.blocks:
             end = start + len(block.widths)
@@ -64,7 +64,7 @@ class SlabColumns:
     rows: Floats
 
     def micro_batches(self, step_s: float) -> Floats:
-        """How many each does in a step, as real numbers; zero where none comes through."""
+        """Return how many each does in a step, as real numbers; zero where none comes through."""
         after_first_s = step_s - self.fill_s
         done = self.num_replicas * (1 + after_first_s / self.period_s)
         return np.where(after_first_s < 0, 0.0, done)
@@ -109,8 +109,8 @@ class PoolSlabs:
             self._enumerate()
 
     def mixes(self, step_s: float) -> list[Mix]:
-        """The best division of the pool for a step time: over all slabs, and over those of each
-        number of replicas alone."""
+        """Return the best division of the pool for a step time: over all slabs, and over those
+        of each number of replicas alone."""
         replicas = self.columns().num_replicas
         counts = np.unique(replicas)
         worths = self.columns().micro_batches(step_s)
@@ -120,11 +120,12 @@ class PoolSlabs:
         return mixes
 
     def nodes(self) -> Floats:
-        """How many there are of each kind."""
+        """Return how many there are of each kind."""
         return np.array([self.capacity[kind] for kind in self.kinds], float)
 
     def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
-        """As many equal slabs as there is room for, and one alone; the soonest to end first."""
+        """Return as many equal slabs as there is room for, and one alone; the soonest to end
+        first."""
         ranked = []
         for index, slab in enumerate(self.columns().slabs):
             most = min(self.capacity[k] // n for k, n in slab.shape.num_nodes().items())
@@ -135,7 +136,8 @@ class PoolSlabs:
         return [((slab, count),) for _, count, _, slab in ranked]
 
     def best_shapes(self, step_s: float) -> list[SlabShape]:
-        """Of each number of replicas, the slabs that do most for the nodes that they take."""
+        """Return, of each number of replicas, the slabs that do most for the nodes that they
+        take."""
         values, columns = self._first_values(step_s), self.columns()
         price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
         worth = columns.micro_batches(step_s) / price
@@ -147,14 +149,16 @@ class PoolSlabs:
         return best
 
     def micro_batches(self, step_s: float) -> float:
-        """Micro-batches of the whole pool in a step, by the slabs known, taken in fractions."""
+        """Return micro-batches of the whole pool in a step, by the slabs known, taken in
+        fractions."""
         return self._relaxed(step_s)[0]
 
     def _part_of(self, whole: int) -> int:
         return max(1, round(self.effort * whole))
 
     def generate(self, step_s: float) -> bool:
-        """Column generation at the grid's step time next above `step_s`; whether it was new."""
+        """Generate columns at the grid's step time next above `step_s`; whether it was
+        new."""
         level = int(np.ceil(np.log(step_s) / np.log(_STEP_RATIO)))
         if level in self._generated:
             return False
@@ -204,7 +208,7 @@ class PoolSlabs:
                     self.slabs[shape] = self._slab(shape)
 
     def columns(self) -> SlabColumns:
-        """The slabs that may be used; slabs only ever come."""
+        """Return the slabs that may be used; slabs only ever come."""
         slabs = tuple(slab for slab in self.slabs.values() if slab is not None)
         if self._made is None or len(self._made.slabs) < len(slabs):
             taken = [slab.shape.num_nodes() for slab in slabs]
@@ -219,7 +223,8 @@ class PoolSlabs:
         return self._made
 
     def _slab(self, shape: SlabShape) -> Slab | None:
-        """None where it takes more nodes than there are, or a stage's memory does not hold it."""
+        """Return None where it takes more nodes than there are, or a stage's memory does not
+        hold it."""
         if any(count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
             return None
         if any(len(block.widths) > self.max_node_layers for block in shape.blocks):
@@ -236,7 +241,7 @@ class PoolSlabs:
         return Slab(shape, filled) if filled.fits else None
 
     def _first_chain(self, shape: SlabShape) -> Chain:
-        """The first chain that `slab_chains` would make on the pool's nodes."""
+        """Return the first chain that `slab_chains` would make on the pool's nodes."""
         taken: dict[int, int] = {}
         chain = []
         for block in shape.blocks:
@@ -250,7 +255,7 @@ class PoolSlabs:
         return tuple(chain)
 
     def _first_values(self, step_s: float) -> dict[int, float]:
-        """Before any slab is known: a node's share of layers, were there no fill."""
+        """Guess before any slab is known: a node's share of layers, were there no fill."""
         values = {}
         for kind in self.kinds:
             per_layer_s = min(
@@ -262,15 +267,15 @@ class PoolSlabs:
         return values
 
     def _relaxed(self, step_s: float) -> tuple[float, dict[int, float]]:
-        """Most micro-batches with slabs in fractions, and what a node of each kind adds."""
+        """Return most micro-batches with slabs in fractions, and what a node of each kind adds."""
         columns = self.columns()
         found = pack(columns.micro_batches(step_s), columns.rows, self.nodes())
         values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
         return found.worth, values
 
     def solve(self, worths: Floats) -> Mix:
-        """Whole slabs by diving: the whole part of the relaxed answer, then again for the nodes
-        that are left; where there is no whole part, one more of the slab taken most."""
+        """Return whole slabs by diving: the whole part of the relaxed answer, then again for the
+        nodes that are left; where there is no whole part, one more of the slab taken most."""
         columns = self.columns()
         counts = np.zeros(len(worths), np.int64)
         left = self.nodes()

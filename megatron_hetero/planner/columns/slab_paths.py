@@ -99,7 +99,7 @@ class SlabPaths:
             self._search()
 
     def blocks(self, period: int) -> tuple[Block, ...]:
-        """The cheapest pipeline of a period, first block first; empty if there is none."""
+        """Return the cheapest pipeline of a period, first block first; empty if there is none."""
         if not np.isfinite(self.end_cost[period]):
             return ()
         menu, num_sites = self.menu, self._shape[0]

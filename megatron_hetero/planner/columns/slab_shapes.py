@@ -18,7 +18,7 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def all_shapes(
     table: StageTable, pricer: SlabPricer, capacity: Mapping[int, int], most: int
 ) -> Iterator[SlabShape]:
-    """Slabs in which each kind's nodes are neighbours and cut alike.
+    """Yield slabs in which each kind's nodes are neighbours and cut alike.
 
     Where that were more than `most`, the menus shrink: numbers of nodes to equal parts of all, then
     cuts to those of one width, then orders to larger memories first.
@@ -61,7 +61,8 @@ def _plain_shapes(
     capacity: Mapping[int, int],
     orders: Sequence[tuple[int, ...]],
 ) -> Iterator[SlabShape]:
-    """One width for all kinds (or the widest that they have below it), and equal parts of all."""
+    """Yield one width for all kinds (or the widest that they have below it), and equal parts of
+    all."""
     for width in sorted({w for b in pricer.blocks for w in b.widths}):
         blocks = {}
         for block in pricer.blocks:
@@ -87,7 +88,7 @@ def _memory_key(table: StageTable, kind: int) -> tuple[int, int]:
 def slab_chains(
     shape: SlabShape, nodes: Mapping[int, list[Node]], problem: Problem
 ) -> tuple[Chain, ...]:
-    """The chains of a slab on the first nodes of each list, which are taken off it."""
+    """Return the chains of a slab on the first nodes of each list, which are taken off it."""
     chains: list[list[Unit]] = [[] for _ in range(shape.num_replicas)]
     for block in shape.blocks:
         taken = [nodes[block.kind].pop(0) for _ in range(block.num_nodes)]

@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
-from megatron_hetero.planner.columns.even_mixes import even_choices
 from megatron_hetero.planner.columns.kinds import Kind, kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
     Choice,
     Site,
+    Together,
     by_exchange,
     exchange_s,
     quick_step_s,
+    together_s,
 )
 from megatron_hetero.planner.columns.slab_mix import SLACKS, PoolSlabs
 from megatron_hetero.planner.columns.slab_shapes import slab_chains
@@ -44,6 +45,7 @@ class Columns:
     """Slabs by column generation; see the module."""
 
     name = "columns"
+    pipelines: Together = staticmethod(together_s)
 
     def __init__(self, max_work: int = 15_000) -> None:
         self.max_work = max_work
@@ -72,7 +74,7 @@ class Columns:
                 best = min(found, key=lambda choice: found[choice])
                 pipelines_s = found[best] - exchange_s(problem, best)
                 for choice in by_exchange(tried, pipelines_s):
-                    _add(problem, found, choice)
+                    self._add(problem, found, choice)
         work = 0
         for choice in _in_order(found):
             placement = _placed(problem, choice)
@@ -96,23 +98,23 @@ class Columns:
             if step_s is None or step_s > least_s:
                 continue
             may_gain = True
-            for choice in _choices(problem, chosen, step_s):
-                _add(problem, found, choice)
-            if problem.counts_alike:
-                for choice in even_choices(problem, chosen):
-                    _add(problem, found, choice)
+            for choice in self.choices(problem, chosen, step_s):
+                self._add(problem, found, choice)
         return may_gain
 
+    def choices(self, problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
+        """Yield mixes for each site that make a step about so long."""
+        return _choices(problem, sites, step_s)
 
-def _add(problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
-    if choice not in found:
-        time_s = quick_step_s(problem, choice)
-        if time_s is not None:
-            found[choice] = time_s
+    def _add(self, problem: Problem, found: dict[Choice, float], choice: Choice) -> None:
+        if choice not in found:
+            time_s = quick_step_s(problem, choice, self.pipelines)
+            if time_s is not None:
+                found[choice] = time_s
 
 
 def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
-    """By quick time; first the soonest of each number of sites."""
+    """Sort by quick time; first the soonest of each number of sites."""
     ranked = sorted(found, key=lambda choice: found[choice])
     soonest: dict[int, Choice] = {}
     for choice in ranked:
@@ -123,7 +125,7 @@ def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
 
 
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
-    """Mixes for each site."""
+    """Yield mixes for each site."""
     for slack in SLACKS:
         mixes = {id(site.slabs): site.slabs.mixes(slack * step_s) for site in sites}
         for number in range(max(len(found) for found in mixes.values())):
@@ -138,7 +140,7 @@ def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator
 
 
 def _poolings(kinds: Sequence[Kind]) -> Iterator[list[list[int]]]:
-    """Kinds by site; and all sites as one, where they are few."""
+    """Yield kinds by site; and all sites as one, where they are few."""
     by_site: dict[str, list[int]] = {}
     for index, kind in enumerate(kinds):
         by_site.setdefault(kind.node.site, []).append(index)
@@ -160,7 +162,7 @@ def _sites(
     before: Sequence[Site],
     step_s: float,
 ) -> list[Site]:
-    """The sites of a pooling; those with the same nodes and network share their slabs.
+    """Return the sites of a pooling; those with the same nodes and network share their slabs.
 
     Args:
         before: the same sites with a higher limit, of which the best slabs are taken over.
@@ -185,7 +187,7 @@ def _sites(
 
 
 def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
-    """Equal replicas side by side: powers of two, and as many as a node has GPUs."""
+    """Return equal replicas side by side: powers of two, and as many as a node has GPUs."""
     largest = max(kind.num_gpus for kind in kinds)
     counts = {2**i for i in range(largest.bit_length()) if 2**i <= largest}
     counts |= {kind.num_gpus for kind in kinds}
@@ -194,7 +196,7 @@ def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
 
 
 def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:
-    """All sites, and ever fewer of them: the strongest ones."""
+    """Yield all sites, and ever fewer of them: the strongest ones."""
     yield list(sites)
     ranked = sorted(sites, key=lambda site: -_strength(site))
     num_sites = len(sites) // 2
@@ -212,7 +214,8 @@ def _strength(site: Site) -> float:
 
 
 def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
-    """About the least step time in which the sites' slabs, taken in fractions, do the batch."""
+    """Return about the least step time in which the sites' slabs, taken in fractions, do the
+    batch."""
     pools = list({id(site.slabs): site.slabs for site in sites}.values())
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
     step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
@@ -227,7 +230,7 @@ def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
 
 
 def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> float | None:
-    """The least step time of the slabs known; None if there are none."""
+    """Return the least step time of the slabs known; None if there are none."""
     counts: dict[int, int] = {}
     for site in sites:
         counts[id(site.slabs)] = counts.get(id(site.slabs), 0) + 1
@@ -261,8 +264,8 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
 
 
 def _placed(problem: Problem, chosen: Choice) -> Placement | None:
-    """Slabs on nodes, and micro-batches in proportion to speed; None with more replicas than the
-    batch or the limits allow."""
+    """Return slabs on nodes, and micro-batches in proportion to speed; None with more replicas
+    than the batch or the limits allow."""
     chains: list[Chain] = []
     filled: list[FilledChain] = []
     for site, mix in chosen:

@@ -10,7 +10,8 @@ _MAX_EXACT = 10
 
 
 def best_walks(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
-    """The shortest walk through all places; several where they begin at other places and tie.
+    """Return the shortest walk through all places; several where they begin at other places and
+    tie.
 
     Args:
         seconds: symmetric, shape [place, place].
@@ -27,7 +28,7 @@ def best_walks(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
 
 
 def _exact(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
-    """The shortest walk that ends at each place."""
+    """Return the shortest walk that ends at each place."""
     num_places = len(seconds)
     best: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {
         (1 << i, i): (0.0, (i,)) for i in range(num_places)
@@ -46,7 +47,7 @@ def _exact(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
 
 
 def _greedy(seconds: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
-    """From every place to the nearest one that is left."""
+    """Go from every place to the nearest one that is left."""
     walks = []
     for start in range(len(seconds)):
         walk, left = [start], set(range(len(seconds))) - {start}

@@ -23,6 +23,9 @@ _NEGLIGIBLE = 0.01
 _MAX_TURNS = 3
 """Pipelines are tuned anew for other shares of the batch so often at most."""
 
+Options = list[tuple[tuple[Way, ...], tuple[float, ...]]]
+"""By stage: its ways by layers, and their seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -35,7 +38,7 @@ class Completion:
     is_given: bool
 
     def placement(self, own_size: int) -> Placement:
-        """Its placement; `own_size` is the job's micro-batch size."""
+        """Return its placement; `own_size` is the job's micro-batch size."""
         replicas = []
         for chain, filled, number in zip(
             self.structure, self.filled, self.num_micro_batches, strict=True
@@ -87,7 +90,7 @@ class Completer:
         self._rows: dict[frozenset[int], int] = {}
 
     def group(self, unit: Unit) -> int:
-        """Equal for groups of equal times and memory."""
+        """Return equal for groups of equal times and memory."""
         found = self._group.get(unit)
         if found is None:
             key = self.problem.likeness.node(unit.node), unit.width
@@ -95,7 +98,7 @@ class Completer:
         return found
 
     def shape(self, chain: Chain) -> tuple[int, ...]:
-        """Equal for chains that are completed alike."""
+        """Return equal for chains that are completed alike."""
         found = self._shape.get(chain)
         if found is None:
             hop = self.problem.likeness.hop
@@ -107,13 +110,13 @@ class Completer:
         return found
 
     def sizes(self, num_replicas: int) -> tuple[int, ...]:
-        """Micro-batch sizes that so many replicas may have."""
+        """Return micro-batch sizes that so many replicas may have."""
         return micro_batch_sizes(self.costs, num_replicas)
 
     def complete(
         self, structure: tuple[Chain, ...], size: int, given: bool = False
     ) -> Completion | None:
-        """The structure at one micro-batch size; None where it does not fit.
+        """Return the structure at one micro-batch size; None where it does not fit.
 
         Args:
             given: all stages as the job's flags say.
@@ -196,7 +199,7 @@ class Completer:
     def _quick(
         self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool
     ) -> tuple[float, float]:
-        """Seconds of the first micro-batch and of each further one."""
+        """Return seconds of the first micro-batch and of each further one."""
         trips_s, busiest_s = self.trips(tables, chain)
         slowest_s, longest_s = max(times_s), max(trips_s, default=0.0)
         if has_counts:
@@ -208,7 +211,8 @@ class Completer:
         return sum(times_s) + sum(trips_s), period_s
 
     def trips(self, tables: Tables, chain: Chain) -> tuple[list[float], float]:
-        """Seconds there and back over each boundary, and of the slowest message on its link."""
+        """Return seconds there and back over each boundary, and of the slowest message on its
+        link."""
         trips_s, busiest_s = [], 0.0
         for a, b in pairwise(chain):
             key = (a.node, len(a.indices), b.node, len(b.indices))
@@ -227,8 +231,8 @@ class Completer:
 
     def options(
         self, tables: Tables, chain: Chain, in_flight: Sequence[int], has_counts: bool
-    ) -> list[tuple[tuple[Way, ...], tuple[float, ...]]]:
-        """Of every stage its ways by layers, and their seconds."""
+    ) -> Options:
+        """Return the ways of every stage by layers, and their seconds."""
         last = len(chain) - 1
         options = []
         for index, unit in enumerate(chain):
@@ -250,7 +254,8 @@ class Completer:
         return options
 
     def tune(self, found: Completion, max_work: int) -> Completion:
-        """Layers and warm-up depths by the recurrence, replica by replica; then the shares."""
+        """Tune layers and warm-up depths by the recurrence, replica by replica; then the
+        shares."""
         tables = self._table(found.structure, found.filled[0].size, found.is_given)
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         total = sum(found.num_micro_batches)

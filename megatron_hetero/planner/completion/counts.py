@@ -42,7 +42,8 @@ class LaunchRule:
     def apply(
         self, placement: Placement, cost: PlacementCost, vocab_rows: int
     ) -> tuple[Placement, PlacementCost] | None:
-        """A placement of 1F1B's own counts, with counts on the replicas that hold up the step.
+        """Return a placement of 1F1B's own counts, with counts on the replicas that hold up the
+        step.
 
         None where no counts, or not those of the rule, gain `MIN_GAIN` of the step.
         """
@@ -64,7 +65,7 @@ class LaunchRule:
     def _counts(
         self, costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int
     ) -> Counted | None:
-        """The replica with counts that are faster than 1F1B's own, and fit; else None."""
+        """Return the replica with counts that are faster than 1F1B's own, and fit; else None."""
         if id(cost) not in self._counted:
             self._counted[id(cost)] = cost, self._price(costs, replica, cost, vocab_rows)
         _, counted = self._counted[id(cost)]
@@ -93,7 +94,8 @@ class LaunchRule:
 def search_counts(
     costs: CostModel, replica: PlacedReplica, cost: ReplicaCost, vocab_rows: int, max_work: int
 ) -> tuple[Counted, int]:
-    """Coordinate search: single stages launch more or fewer forwards, while that is faster.
+    """Search coordinate by coordinate: single stages launch more or fewer forwards, while that is
+    faster.
 
     The rule covers every round trip, but unequal stages sometimes gain from more.  Lower counts
     that are as fast are left alone: the rule's slack is for hops that are late now and then.
@@ -131,7 +133,8 @@ def climb_counts(
     max_work: int,
     fits: Callable[[tuple[int, ...]], bool],
 ) -> tuple[tuple[int, ...], int]:
-    """The search itself, for a pipeline whose stages and hops are known; (counts, work done).
+    """Search the counts of a pipeline whose stages and hops are known; (counts, work
+    done).
 
     Args:
         hops: forward and backward, as `pipeline_time_s` has them.
@@ -157,7 +160,7 @@ def climb_counts(
 
 
 def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
-    """The replica with launch counts; 1F1B's own are left unsaid."""
+    """Return the replica with launch counts; 1F1B's own are left unsaid."""
     own = replace(replica, launch_counts=None)
     counts = tuple(counts)
     return own if counts == own.num_in_flight else replace(own, launch_counts=counts)
@@ -166,7 +169,7 @@ def with_counts(replica: PlacedReplica, counts: Sequence[int]) -> PlacedReplica:
 def with_replicas(
     costs: CostModel, counted: Sequence[Counted], vocab_rows: int
 ) -> tuple[Placement, PlacementCost]:
-    """A placement of other launch counts, from replicas that are priced already."""
+    """Return a placement of other launch counts, from replicas that are priced already."""
     placement = Placement(tuple(replica for replica, _ in counted))
     return placement, costs.combine(placement, tuple(price for _, price in counted), vocab_rows)
 
@@ -174,8 +177,9 @@ def with_replicas(
 def moved_counts(
     counts: Sequence[int], index: int, step: int, num_micro_batches: int, together: bool
 ) -> tuple[int, ...] | None:
-    """One stage's count changed, those of the stages before it as far as they have to follow, or,
-    `together`, as much.  None where 1F1B's own counts or the micro-batches leave no room."""
+    """Return one stage's count changed, those of the stages before it as far as they have to
+    follow, or, `together`, as much.  None where 1F1B's own counts or the micro-batches leave no
+    room."""
     count = counts[index] + step
     least = max(counts[index + 1], min(len(counts) - index, num_micro_batches))
     if not least <= count <= num_micro_batches or (together and (index == 0 or step < 0)):
@@ -188,7 +192,8 @@ def moved_counts(
 def _most_that_fit(
     costs: CostModel, replica: PlacedReplica, wanted: Sequence[int], vocab_rows: int
 ) -> PlacedReplica:
-    """The wanted counts, cut to the micro-batches, each stage's memory, and the stage before."""
+    """Return the wanted counts, cut to the micro-batches, each stage's memory, and the stage
+    before."""
     own = own_launch_counts(len(replica.stages))
     counts = [min(count, replica.num_micro_batches) for count in wanted]
     for index in range(len(counts)):

@@ -9,7 +9,6 @@ from itertools import pairwise, starmap
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.completion.layers import split_layers
-from megatron_hetero.planner.completion.micro_batches import equal_shares, share_micro_batches
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 Piece = tuple[Unit, int]
@@ -27,7 +26,7 @@ class FilledChain:
     fits: bool
 
     def quick_time_s(self, num_micro_batches: float) -> float:
-        """Near the pipeline's time for that many micro-batches."""
+        """Estimate the pipeline's time for that many micro-batches."""
         return self.fill_s + (num_micro_batches - 1) * self.period_s
 
 
@@ -49,7 +48,8 @@ class Filler:
         most: tuple[int, ...] | None = None,
         num_replicas: int = 1,
     ) -> FilledChain:
-        """Minimax layers within memory; where nothing fits, the split that lacks least memory.
+        """Return minimax layers within memory; where nothing fits, the split that lacks least
+        memory.
 
         Args:
             most: layers that a stage may have beside what its memory says, shape [stage].
@@ -61,14 +61,14 @@ class Filler:
         return self._chains[key]
 
     def shape(self, chain: Chain) -> Hashable:
-        """Equal for chains that are filled alike."""
+        """Return equal for chains that are filled alike."""
         like = self.problem.likeness
         stages = tuple([(like.node(unit.node), unit.width) for unit in chain])
         return stages, tuple(starmap(like.hop, pairwise([unit.node for unit in chain])))
 
     def placement(self, chains: Sequence[Chain]) -> Placement | None:
-        """Layers for every chain, micro-batches in proportion to speed; None if a chain is not
-        allowed or there are too few micro-batches."""
+        """Return layers for every chain, micro-batches in proportion to speed; None if a chain
+        is not allowed or there are too few micro-batches."""
         problem = self.problem
         if not all(problem.chain_is_allowed(chain) for chain in chains):
             return None
@@ -127,15 +127,11 @@ class Filler:
 def filled_placement(
     problem: Problem, chains: Sequence[Chain], filled: Sequence[FilledChain]
 ) -> Placement | None:
-    """Filled chains with micro-batches in proportion to speed, or as many for each where the most
-    count for all; None if there are too few."""
-    number = problem.num_micro_batches
-    if problem.counts_alike:
-        shares = equal_shares(number, len(chains))
-    else:
-        shares = share_micro_batches(
-            number, [f.fill_s for f in filled], [f.period_s for f in filled]
-        )
+    """Return filled chains with their micro-batches (`Problem.divide_batch`); None if there are too
+    few."""
+    shares = problem.divide_batch(
+        problem.num_micro_batches, [f.fill_s for f in filled], [f.period_s for f in filled]
+    )
     if shares is None:
         return None
     return Placement(
@@ -147,8 +143,8 @@ def filled_placement(
 
 
 def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Placement | None:
-    """`filled_placement` of pipelines with given layers, of which nobody asks here whether they
-    fit; None if the limits or the batch do not allow them."""
+    """Return `filled_placement` of pipelines with given layers, of which nobody asks here
+    whether they fit; None if the limits or the batch do not allow them."""
     chains = [tuple(unit for unit, _ in pipeline) for pipeline in pipelines]
     if len(chains) not in problem.replica_counts():
         return None
@@ -171,7 +167,7 @@ def with_micro_batches(problem: Problem, pipelines: Sequence[Pipeline]) -> Place
 
 
 def placed_replica(chain: Chain, layers: Sequence[int], num_micro_batches: int) -> PlacedReplica:
-    """A replica from its parts."""
+    """Return a replica from its parts."""
     return PlacedReplica(
         tuple(PlacedStage(u.devices, n) for u, n in zip(chain, layers, strict=True)),
         num_micro_batches,

@@ -27,7 +27,7 @@ class Filled:
 
     @property
     def is_given(self) -> bool:
-        """Whether all stages do as the job's flags say (its micro-batch size aside)."""
+        """Return whether all stages do as the job's flags say (its micro-batch size aside)."""
         return self.counts is None and all(
             way.recompute is None and way.num_recomputed is None for way in self.ways
         )
@@ -36,8 +36,8 @@ class Filled:
 def balanced(
     num_layers: int, times_s: Sequence[Sequence[float]], trips_s: Sequence[float], number: int
 ) -> tuple[int, ...] | None:
-    """Layers by stage for stages that launch as far ahead as it takes: the slowest stage ends
-    early, counting the way to it and back; None if they do not fit.
+    """Return layers by stage for stages that launch as far ahead as it takes: the slowest stage
+    ends early, counting the way to it and back; None if they do not fit.
 
     Args:
         times_s: as of `minimax`.
@@ -84,7 +84,7 @@ def _least_s(
 
 
 def shares(total: int, filled: Sequence[Filled]) -> tuple[tuple[int, ...], float]:
-    """Micro-batches of each replica, at least 1, and when the last one ends."""
+    """Return micro-batches of each replica, at least 1, and when the last one ends."""
     if len(filled) == 1:
         one = filled[0]
         return (total,), one.fill_s + (total - 1) * one.period_s

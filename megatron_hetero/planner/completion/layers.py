@@ -12,7 +12,8 @@ def split_layers(
     base_times_s: Sequence[float],
     max_layers: Sequence[int],
 ) -> tuple[int, ...] | None:
-    """Layers per stage such that the slowest stage is as fast as possible; None if none fits.
+    """Return layers per stage such that the slowest stage is as fast as possible; None if none
+    fits.
 
     Stage i with n layers takes `base_times_s[i] + n * layer_times_s[i]`.  Layers are equal and
     times grow with each, so giving one at a time to the stage that then ends first is optimal: any

@@ -8,8 +8,8 @@ from megatron_hetero.planner.completion.layers import split_layers
 
 
 def equal_shares(num_micro_batches: int, num_replicas: int) -> tuple[int, ...] | None:
-    """As nearly the same for each as can be, the first ones have more; None when there are fewer
-    than replicas."""
+    """Share as nearly the same for each as can be, the first ones have more; None when there are
+    fewer than replicas."""
     each, more = divmod(num_micro_batches, num_replicas)
     return tuple(each + (r < more) for r in range(num_replicas)) if each else None
 
@@ -17,8 +17,8 @@ def equal_shares(num_micro_batches: int, num_replicas: int) -> tuple[int, ...] |
 def share_micro_batches(
     num_micro_batches: int, fill_times_s: Sequence[float], periods_s: Sequence[float]
 ) -> tuple[int, ...] | None:
-    """Shares that let the last replica end as early as possible; None when there are fewer than
-    replicas.
+    """Return shares that let the last replica end as early as possible; None when there are fewer
+    than replicas.
 
     Replica r with m micro-batches takes `fill_times_s[r] + (m - 1) * periods_s[r]`: straight lines,
     as layers on stages are, and divided in the same way.

@@ -19,8 +19,8 @@ _ALIKE = 0.9
 
 
 def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | None:
-    """The placement with shares in proportion to the states that each stage's fullest device has
-    room for; None where they would be equal, or there is nothing to divide."""
+    """Return the placement with shares in proportion to the states that each stage's fullest
+    device has room for; None where they would be equal, or there is nothing to divide."""
     training = costs.workload.training
     if not training.use_distributed_optimizer or not may_choose(costs, "optimizer_share"):
         return None
@@ -41,7 +41,7 @@ def with_shares_by_room(costs: CostModel, placement: Placement) -> Placement | N
 
 
 def _room(costs: CostModel, placement: Placement, r: int, s: int, rows: int) -> float:
-    """Copies of all states of its layers that the fullest device has memory for."""
+    """Return copies of all states of its layers that the fullest device has memory for."""
     replica = placement.replicas[r]
     num_layers = replica.stages[s].num_layers
     memory = costs.stage_memory(replica, s, rows)

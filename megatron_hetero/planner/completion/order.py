@@ -21,7 +21,8 @@ class Orderer:
         self._orders: dict[tuple[tuple[Unit, ...], int, int], Chain | None] = {}
 
     def best(self, units: Iterable[Unit], vocab_rows: int, num_replicas: int) -> Chain | None:
-        """The best order for one of `num_replicas` replicas; None if the limits allow none."""
+        """Return the best order for one of `num_replicas` replicas; None if the limits allow
+        none."""
         key = (tuple(sorted(units)), vocab_rows, num_replicas)
         if key not in self._orders:
             self._orders[key] = self._search(*key)
@@ -41,7 +42,7 @@ class Orderer:
         return best[0][2] if best else None
 
     def _orders_of(self, units: tuple[Unit, ...]) -> Iterator[Chain]:
-        """Orders worth pricing: whole nodes one after the other."""
+        """Yield orders worth pricing: whole nodes one after the other."""
         blocks: dict[str, list[Unit]] = {}
         for unit in units:
             blocks.setdefault(unit.node, []).append(unit)
@@ -54,7 +55,8 @@ class Orderer:
             yield tuple(unit for name in order for unit in blocks[name])
 
     def _walks(self, names: list[str]) -> Iterator[tuple[str, ...]]:
-        """Memory-large first, memory-small first, and from every node to the nearest next one."""
+        """Yield memory-large first, memory-small first, and from every node to the nearest next
+        one."""
         nodes = self.problem.cluster.node_by_name
         by_memory = sorted(names, key=lambda n: (-nodes[n].gpu_type.memory_bytes, nodes[n].site, n))
         yield tuple(by_memory)

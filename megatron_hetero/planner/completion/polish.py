@@ -26,7 +26,7 @@ class Polish:
         self.work = 0
 
     def run(self, max_work: int) -> Placement:
-        """The placement after all moves that help, or as many as `max_work` (stages times
+        """Return the placement after all moves that help, or as many as `max_work` (stages times
         micro-batches priced) allows."""
         while self.work < max_work:
             slowest_s = max(cost.pipeline_s for cost in self.priced)
@@ -60,7 +60,7 @@ class Polish:
         return max(range(len(self.replicas)), key=lambda r: self.priced[r].pipeline_s)
 
     def _move_micro_batch(self, slowest_s: float) -> bool:
-        """From the replica that ends last to the one that ends first, where sizes are equal."""
+        """Go from the replica that ends last to the one that ends first, where sizes are equal."""
         source = self._slowest()
         giver = self.replicas[source]
         takers = [
@@ -87,7 +87,7 @@ class Polish:
         return True
 
     def _move_layer(self, slowest_s: float, max_work: int) -> bool:
-        """One layer between two stages of the replicas that end last."""
+        """Move one layer between two stages of the replicas that end last."""
         source = self._slowest()
         before = self.replicas[source]
         for moved in self._with_layer_moved(before):

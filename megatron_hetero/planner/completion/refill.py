@@ -37,7 +37,7 @@ class Filling:
     period_s: float
 
     def replica(self, own: PlacedReplica, num_micro_batches: int, own_size: int) -> PlacedReplica:
-        """On the devices of `own`, with so many micro-batches; `own_size` is the job's."""
+        """Place it on the devices of `own`, with so many micro-batches; `own_size` is the job's."""
         size = None if self.size == own_size else self.size
         replica = PlacedReplica(self.stages, num_micro_batches, micro_batch_size=size)
         replica = on_devices_of(replica, own)
@@ -71,7 +71,7 @@ class Refiller:
         self._priced: dict[Hashable, ReplicaCost] = {}
 
     def ways(self, size: int) -> StageWays:
-        """What stages take at a micro-batch size."""
+        """Return what stages take at a micro-batch size."""
         key = size, self.vocab_rows, self.costs.holders
         if key not in self._ways:
             costs = self.costs.variant(micro_batch_size=size)
@@ -81,28 +81,29 @@ class Refiller:
         return self._ways[key]
 
     def key(self, replica: PlacedReplica) -> Hashable:
-        """Equal for replicas of equal price."""
+        """Return equal for replicas of equal price."""
         return self._shapes.of(replica, self.vocab_rows)
 
     def price(self, replica: PlacedReplica) -> ReplicaCost:
-        """Its price; replicas that are alike are priced once."""
+        """Return its price; replicas that are alike are priced once."""
         key = self.key(replica)
         if key not in self._priced:
             self._priced[key] = self.costs.replica(replica, self.vocab_rows)
         return self._priced[key]
 
     def shape(self, replica: PlacedReplica) -> Hashable:
-        """Equal for replicas that are filled alike."""
+        """Return equal for replicas that are filled alike."""
         return self._shapes.of_groups(replica, self.vocab_rows)
 
     def cost(self, placement: Placement) -> PlacementCost:
-        """The price of a placement of as many replicas and stages as the first one."""
+        """Return the price of a placement of as many replicas and stages as the first one."""
         replicas = tuple(self.price(replica) for replica in placement.replicas)
         return self.costs.combine(placement, replicas, self.vocab_rows)
 
     def filling(self, replica: PlacedReplica, size: int, most: int) -> Filling | None:
-        """The replica's stages at a micro-batch size, for at most `most` micro-batches: with 1F1B's
-        launch counts, or with those that hide its hops where they fit and are faster."""
+        """Return the replica's stages at a micro-batch size, for at most `most` micro-batches:
+        with 1F1B's launch counts, or with those that hide its hops where they fit and are
+        faster."""
         key = self.shape(replica), size, most
         if key not in self._fillings:
             self._fillings[key] = self._fill(replica, size, most)
@@ -155,14 +156,14 @@ class Refiller:
 
 
 def on_devices_of(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica:
-    """The replica with each stage on the devices of the other's in its place."""
+    """Return the replica with each stage on the devices of the other's in its place."""
     pairs = zip(replica.stages, other.stages, strict=True)
     stages = tuple([replace(stage, devices=own.devices) for stage, own in pairs])
     return replace(replica, stages=stages)
 
 
 def with_way(stage: PlacedStage, num_layers: int, way: Way) -> PlacedStage:
-    """The stage with so many layers, as `way` has them."""
+    """Return the stage with so many layers, as `way` has them."""
     return replace(
         stage,
         num_layers=num_layers,
@@ -174,7 +175,8 @@ def with_way(stage: PlacedStage, num_layers: int, way: Way) -> PlacedStage:
 def places(
     replica: PlacedReplica, in_flight: Sequence[int], has_counts: bool
 ) -> Iterator[StagePlace]:
-    """What each stage of a replica has to keep when so many micro-batches are in flight there.
+    """Yield what each stage of a replica has to keep when so many micro-batches are in flight
+    there.
 
     `has_counts`: they are launch counts of its own (as in `CostModel.stage_memories`).
     """
@@ -199,8 +201,8 @@ def places(
 
 
 def minimax(num_layers: int, times_s: Sequence[Sequence[float]]) -> tuple[int, ...] | None:
-    """Layers by stage, each at least 1, such that the slowest stage is as fast as possible; None if
-    they do not fit.
+    """Return layers by stage, each at least 1, such that the slowest stage is as fast as possible;
+    None if they do not fit.
 
     Args:
         times_s: seconds with 1, 2, ... layers, rising, as many as fit, shape [stage][layers - 1].
@@ -223,8 +225,8 @@ def minimax(num_layers: int, times_s: Sequence[Sequence[float]]) -> tuple[int, .
 
 
 def share_batch(num_sequences: int, fillings: Sequence[Filling]) -> tuple[int, ...] | None:
-    """Micro-batches of each replica, at least 1, that make up the batch and let the last replica
-    end as early as possible; None where the sizes do not add up.
+    """Return micro-batches of each replica, at least 1, that make up the batch and let the last
+    replica end as early as possible; None where the sizes do not add up.
 
     One at a time goes to the replica that would then end first among those whose size still fits;
     with equal sizes that is optimal (`layers.split_layers`).

@@ -64,7 +64,7 @@ class StageWays:
         self._found: dict[Hashable, tuple[Way, ...]] = {}
 
     def of(self, place: StagePlace) -> tuple[Way, ...]:
-        """Ways with 1, 2, ... layers, as many as fit; empty where not even one does."""
+        """Return ways with 1, 2, ... layers, as many as fit; empty where not even one does."""
         key = self._key(place)
         if key not in self._found:
             self._found[key] = self._look(place)
@@ -92,7 +92,7 @@ class StageWays:
         return tuple(ways)
 
     def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
-        """Ways that recompute like this; of "full" as few layers as will do."""
+        """Return ways that recompute like this; of "full" as few layers as will do."""
         pieces, memories = self._pieces(recompute, place), self._memories(recompute, place)
         partly = recompute == "full" and "none" in self.choices
         plain = self._pieces("none", place) if partly else pieces
@@ -125,7 +125,7 @@ class StageWays:
         return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
 
     def _memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
-        """Of the unlike devices of the stage."""
+        """Return the memory of the unlike devices of the stage."""
         costs = self.costs.variant(recompute=recompute, holders=place.holders)
         width = len(place.devices)
         shares = member_shares(costs.workload.model, width, place.shares)
@@ -166,7 +166,7 @@ class _Line:
     layers where some recompute, and what one that recomputes saves."""
 
     def way(self, num_layers: int) -> Way | None:
-        """With so many layers; None where they do not fit."""
+        """Return it with so many layers; None where they do not fit."""
         num = 0
         for free, per_layer, free_of_some, saved in self.rooms:
             if num_layers * per_layer <= free:

@@ -16,7 +16,7 @@ from megatron_hetero.planner.problem import Chain
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 if TYPE_CHECKING:
-    from megatron_hetero.planner.completion.completer import Completer, Tables
+    from megatron_hetero.planner.completion.completer import Completer, Options, Tables
 
 _STEPS = (1, 2, 4, 8, -1, -2)
 """Forwards by which a stage launches further ahead, or less far."""
@@ -42,24 +42,33 @@ class Tuner:
         self.backward = [costs.hop(b.devices, a.devices) for a, b in pairwise(chain)]
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
         self.known: dict[object, tuple[float, tuple[Way, ...]] | None] = {}
+        self._options: dict[tuple[int, ...], Options] = {}
         self.work = 0
+
+    def options(self, counts: tuple[int, ...]) -> Options:
+        """Return the ways of every stage by layers, and their seconds, for warm-up depths."""
+        found = self._options.get(counts)
+        if found is None:
+            found = self.completer.options(self.tables, self.chain, counts, counts != self.own)
+            self._options[counts] = found
+        return found
 
     def fitted(
         self, layers: tuple[int, ...], counts: tuple[int, ...], free: bool
     ) -> tuple[int, ...]:
-        """The counts, fewer where the layers do not fit otherwise; if `free`, where they would
-        recompute more."""
+        """Return the counts, fewer where the layers do not fit otherwise; if `free`, where they
+        would recompute more."""
         if counts == self.own:
             return counts
         limits = None
         if free:
-            plain = self.completer.options(self.tables, self.chain, self.own, False)
+            plain = self.options(self.own)
             limits = [
                 times[n - 1] if n <= len(times) else inf
                 for n, (_, times) in zip(layers, plain, strict=True)
             ]
         while counts != self.own:
-            options = self.completer.options(self.tables, self.chain, counts, True)
+            options = self.options(counts)
             over = [
                 i
                 for i, (n, (_, times)) in enumerate(zip(layers, options, strict=True))
@@ -83,8 +92,7 @@ class Tuner:
         key = layers, counts
         if key in self.known:
             return self.known[key]
-        ahead = counts != self.own
-        options = self.completer.options(self.tables, self.chain, counts, ahead)
+        options = self.options(counts)
         if any(n > len(ways) for n, (ways, _) in zip(layers, options, strict=True)):
             self.known[key] = None
             return None
@@ -99,7 +107,7 @@ class Tuner:
         return self.known[key]
 
     def run(self, filled: Filled, max_work: int) -> tuple[Filled, float]:
-        """The pipeline tuned from `filled` on, and its seconds.
+        """Return the pipeline tuned from `filled` on, and its seconds.
 
         Args:
             max_work: limit in operations of the recurrence (stages times micro-batches).
@@ -132,8 +140,8 @@ class Tuner:
         return Filled(layers, ways, own, filled.size, fill_s, period_s), time_s
 
     def starts(self, counts: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Layers and warm-up depths to begin with: layers that suit depths, depths that suit the
-        layers of 1F1B's own."""
+        """Yield layers and warm-up depths to begin with: layers that suit depths, depths that
+        suit the layers of 1F1B's own."""
         if not self.has_counts:
             return
         for further in self.further_ahead(counts):
@@ -146,7 +154,7 @@ class Tuner:
                 yield plain, self.fitted(plain, further, True)
 
     def further_ahead(self, counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Every stage but the last launches so many forwards more."""
+        """Let every stage but the last launch so many forwards more."""
         if self.given or len(counts) == 1 or not self.completer.costs.has_launch_counts:
             return
         starts = dict.fromkeys((counts, self.own))
@@ -158,8 +166,8 @@ class Tuner:
         yield (*[self.number] * (len(counts) - 1), counts[-1])
 
     def filled(self, counts: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Layers for warm-up depths."""
-        options = self.completer.options(self.tables, self.chain, counts, counts != self.own)
+        """Return layers for warm-up depths."""
+        options = self.options(counts)
         trips_s = [a.total_s + b.total_s for a, b in zip(self.forward, self.backward, strict=True)]
         times_s = [times for _, times in options]
         return balanced(self.completer.problem.num_layers, times_s, trips_s, self.number)
@@ -210,8 +218,8 @@ class Tuner:
             yield of, variant
 
     def rules(self, layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Warm-up depths that hide the hops, those that are short too."""
-        plain = self.completer.options(self.tables, self.chain, self.own, False)
+        """Yield warm-up depths that hide the hops, those that are short too."""
+        plain = self.options(self.own)
         if any(n > len(times) for n, (_, times) in zip(layers, plain, strict=True)):
             return
         times_s = [times[n - 1] for n, (_, times) in zip(layers, plain, strict=True)]

@@ -7,4 +7,7 @@ tail            gradient exchange and crowded paths, estimated
 canonical       one form for placements that differ in numbers only
 replica_shapes  what of a replica its price depends on
 misses          placements that lack memory
+unlike          placements that differ
+ladder          structures on their way from estimates to events
+starts          structures to start a search from
 """

@@ -30,12 +30,12 @@ class Candidate:
 
     @property
     def keeps_limits(self) -> bool:
-        """Whether it is fast and cheap enough."""
+        """Return whether it is fast and cheap enough."""
         return self.standing.excess == 0.0
 
     @property
     def is_stock(self) -> bool:
-        """Whether stock Megatron can run it, without the plug-in."""
+        """Return whether stock Megatron can run it, without the plug-in."""
         return self.rank_order is not None
 
     @property
@@ -45,19 +45,19 @@ class Candidate:
 
     @property
     def has_counts(self) -> bool:
-        """Whether some replica has launch counts of its own."""
+        """Return whether some replica has launch counts of its own."""
         return any(r.launch_counts is not None for r in self.placement.replicas)
 
     @property
     def crowding(self) -> float:
-        """For how much of the pipelines' time the busiest path between two nodes is taken: its
+        """Part of the pipelines' time for which the busiest path between two nodes is taken: its
         messages wait for each other, which the quick price leaves out
         (`schedule.simulator.shared_paths`)."""
         return self.cost.card_s / max(r.pipeline_s for r in self.cost.replicas)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether messages wait for each other much."""
+        """Return whether messages wait for each other much."""
         return self.crowding > CALM[0]
 
     @property
@@ -79,7 +79,7 @@ class Candidate:
 
     @cached_property
     def coarse_key(self) -> tuple[Standing, float]:
-        """What `key` compares first; quick."""
+        """Return what `key` compares first; quick."""
         return self.standing, ranked_time_s(self.placement, self.cost)
 
     @cached_property
@@ -101,14 +101,14 @@ class Candidate:
 
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
-    """The step time that the ranking counts: what the job's flags do not say must make up for
-    `MIN_GAIN`."""
+    """Return the step time that the ranking counts: what the job's flags do not say must make up
+    for `MIN_GAIN`."""
     return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
 
 
 def is_plain(placement: Placement) -> bool:
-    """Whether all of it is as the job's flags say: no launch counts, micro-batch sizes, recompute
-    or shares of its own."""
+    """Return whether all of it is as the job's flags say: no launch counts, micro-batch sizes,
+    recompute or shares of its own."""
     counts = (replica.launch_counts for replica in placement.replicas)
     return has_the_jobs_settings(placement) and all(own is None for own in counts)
 

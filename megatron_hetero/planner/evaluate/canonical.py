@@ -17,7 +17,7 @@ from megatron_hetero.plan.stock_ranks import RankOrder, find_stock_arrangement, 
 def canonical(
     placement: Placement, gpus: Mapping[str, tuple[int, ...]]
 ) -> tuple[Placement, RankOrder | None]:
-    """Replicas in one order, and GPUs of a node given out in the order of their places.
+    """Return replicas in one order, and GPUs of a node given out in the order of their places.
 
     Where stock Megatron can run the placement, both follow its ranks, node by node; the order of
     ranks comes back too.  Elsewhere replicas with more micro-batches come first.
@@ -55,8 +55,8 @@ def canonical(
 
 
 def is_symmetric(placement: Placement) -> bool:
-    """Whether all replicas have the same micro-batches, and stages of one common width with the
-    same layers: the shapes that stock Megatron can be told."""
+    """Return whether all replicas have the same micro-batches, and stages of one common width
+    with the same layers: the shapes that stock Megatron can be told."""
     first = placement.replicas[0]
     shapes = [s.num_layers for s in first.stages]
     return len(placement.widths) == 1 and all(
@@ -71,5 +71,5 @@ def _replica_key(replica: PlacedReplica) -> tuple[object, ...]:
 
 
 def _nodes(replica: PlacedReplica) -> tuple[tuple[str, ...], ...]:
-    """The node of every place, [stage][tensor rank]."""
+    """Return the node of every place, [stage][tensor rank]."""
     return tuple([tuple([node for node, _ in stage.devices]) for stage in replica.stages])

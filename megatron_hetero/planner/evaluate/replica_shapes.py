@@ -22,7 +22,7 @@ class Likeness:
         self._numbers: dict[Hashable, int] = {}
 
     def node(self, name: str) -> int:
-        """Equal for nodes with the same GPUs and the same link between them."""
+        """Return equal for nodes with the same GPUs and the same link between them."""
         if name not in self._nodes:
             node = self.cluster.node_by_name[name]
             content = node.gpu_type.name, node.gpu_type.memory_bytes, node.link
@@ -30,7 +30,7 @@ class Likeness:
         return self._nodes[name]
 
     def hop(self, one: str, other: str) -> int:
-        """Equal for pairs with the same links there and back; a node has none to itself."""
+        """Return equal for pairs with the same links there and back; a node has none to itself."""
         if one == other:
             return -1
         if (one, other) not in self._hops:
@@ -47,7 +47,8 @@ class ReplicaShapes:
         self.likeness = likeness
 
     def of(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaShape:
-        """What stands in each stage, links between stages, micro-batches and launch counts."""
+        """Return what stands in each stage, links between stages, micro-batches and launch
+        counts."""
         share = replica.num_micro_batches, replica.micro_batch_size, replica.launch_counts
         settings = [
             (stage.num_layers, stage.recompute, stage.recompute_num_layers)
@@ -56,8 +57,8 @@ class ReplicaShapes:
         return self.of_groups(replica, vocab_rows), tuple(settings), share
 
     def of_groups(self, replica: PlacedReplica, vocab_rows: int) -> Hashable:
-        """What of it stays when layers, recompute and micro-batches change: the groups of its
-        stages, and the links between them."""
+        """Return what of it stays when layers, recompute and micro-batches change: the groups of
+        its stages, and the links between them."""
         nodes = [stage.devices[0].node for stage in replica.stages]
         hops = tuple(starmap(self.likeness.hop, pairwise(nodes)))
         return tuple([self._group(stage) for stage in replica.stages]), hops, vocab_rows

@@ -45,7 +45,7 @@ class Rescorer:
         self._left = _MAX_MESSAGES
 
     def best(self) -> Candidate | None:
-        """The best placement of the board by simulation; None where the board has none."""
+        """Return the best placement of the board by simulation; None where the board has none."""
         ranking = self.board.ranking_of_all
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
@@ -70,8 +70,8 @@ class Rescorer:
         return min(rescored, key=lambda candidate: candidate.key)
 
     def best_stock(self) -> Candidate | None:
-        """The best placement of the board that stock Megatron runs, with its waiting for sends;
-        None where the board has none that keeps the limits of time and money."""
+        """Return the best placement of the board that stock Megatron runs, with its waiting for
+        sends; None where the board has none that keeps the limits of time and money."""
         rescored: list[Candidate] = []
         ranking = self.board.ranking_of_stock if self.costs.has_variants else ()
         for candidate in ranking[:_MAX_STOCK]:
@@ -84,11 +84,12 @@ class Rescorer:
         return best if best is not None and best.keeps_limits else None
 
     def may_simulate(self, candidate: Candidate) -> bool:
-        """Whether the messages of the candidate are few enough for what is left of the limit."""
+        """Return whether the messages of the candidate are few enough for what is left of the
+        limit."""
         return self.num_messages(candidate) <= self._left
 
     def num_messages(self, candidate: Candidate) -> int:
-        """Messages that have still to be simulated."""
+        """Return messages that have still to be simulated."""
         placement = candidate.placement
         if (placement, candidate.rank_order) in self.board.with_queues:
             return 0
@@ -97,7 +98,7 @@ class Rescorer:
         )
 
     def with_queues(self, candidate: Candidate) -> Candidate:
-        """The candidate as its plan is priced (`schedule.estimate`)."""
+        """Return the candidate as its plan is priced (`schedule.estimate`)."""
         placement = candidate.placement
         self._left -= self.num_messages(candidate)
         known, key = self.board.with_queues, (placement, candidate.rank_order)
@@ -110,16 +111,16 @@ class Rescorer:
         return self.board.candidate(placement, known[key], candidate.strategy, candidate.rank_order)
 
     def _simulated(self, candidate: Candidate) -> tuple[int, ...]:
-        """Replicas whose pipelines the cost model times too short."""
+        """Return replicas whose pipelines the cost model times too short."""
         placement = candidate.placement
         if candidate.is_stock:
             return tuple(range(len(placement.replicas)))
         return sharing_replicas(self.costs.cluster, placement)
 
     def _further_ahead(self, best: Candidate) -> Iterator[Candidate]:
-        """The placement with more forwards ahead where replicas share a path: they hide queues as
-        they hide the hops themselves.  One of stock Megatron's is the plug-in's with them, which
-        does not wait for its sends."""
+        """Yield the placement with more forwards ahead where replicas share a path: they hide
+        queues as they hide the hops themselves.  One of stock Megatron's is the plug-in's with
+        them, which does not wait for its sends."""
         placement = best.placement
         sharing = self._simulated(best)
         costs = self.costs.sharded_as(placement)
@@ -140,8 +141,8 @@ class Rescorer:
 
 
 def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
-    """The best placements that differ in more than layers and the number of micro-batches: in
-    shape, micro-batch sizes, or in whether they launch further ahead."""
+    """Return the best placements that differ in more than layers and the number of
+    micro-batches: in shape, micro-batch sizes, or in whether they launch further ahead."""
     chosen: dict[Hashable, Candidate] = {}
     for candidate in ranking:
         sizes = tuple(replica.micro_batch_size for replica in candidate.placement.replicas)
@@ -150,7 +151,7 @@ def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _further(replica: PlacedReplica, more: int) -> PlacedReplica:
-    """Every stage but the last launches so many forwards more, as far as there are."""
+    """Let every stage but the last launch so many forwards more, as far as there are."""
     most = replica.num_micro_batches
     *ahead, last = replica.num_in_flight
     return with_counts(replica, [*(min(count + more, most) for count in ahead), last])

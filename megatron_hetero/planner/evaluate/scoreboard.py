@@ -67,7 +67,7 @@ class Scoreboard:
 
     @cached_property
     def _by_time(self) -> bool:
-        """Whether of two placements the faster one is the better, whatever else they are."""
+        """Return whether of two placements the faster one is the better, whatever else they are."""
         objective = self.problem.objective
         return not objective.stock_only and not objective.may_want_fewer(self.problem.cluster)
 
@@ -89,15 +89,15 @@ class Scoreboard:
         return min(firsts, key=lambda candidate: candidate.key, default=None)
 
     def not_begun(self, task: str, starts: Sequence[Candidate]) -> list[Candidate]:
-        """Those that have not been started from for this task; they have from now on."""
+        """Return those that have not been started from for this task; they have from now on."""
         begun = self._begun.setdefault(task, set())
         found = [start for start in starts if start.placement not in begun]
         begun.update(start.placement for start in found)
         return found
 
     def may_lead(self, least_s: float) -> bool:
-        """Whether a placement with a step no shorter than `least_s` may come before all that are
-        known; not every objective goes by time."""
+        """Return whether a placement with a step no shorter than `least_s` may come before all
+        that are known; not every objective goes by time."""
         first = self.wanted
         return first is None or not self._by_time or least_s < first.step_time_s
 
@@ -180,7 +180,7 @@ class Scoreboard:
         strategy: str,
         rank_order: RankOrder | None = None,
     ) -> Candidate:
-        """A priced placement, with how it stands by the objective."""
+        """Return a priced placement, with how it stands by the objective."""
         problem = self.problem
         time_s = ranked_time_s(placement, cost)
         standing = problem.objective.standing(problem.costs, placement, cost, time_s)
@@ -210,7 +210,7 @@ class Scoreboard:
     def replica_cost(
         self, replica: PlacedReplica, costs: CostModel, vocab_rows: int
     ) -> ReplicaCost:
-        """The cost of a replica; one object for all that are alike.
+        """Return the cost of a replica; one object for all that are alike.
 
         Args:
             costs: sharded as its placement is.
@@ -247,9 +247,9 @@ class Scoreboard:
         return candidate
 
     def _is_beaten(self, replicas: Sequence[ReplicaCost], is_stock: bool) -> bool:
-        """Whether a placement that fits is slower than all that are kept, of stock Megatron's too
-        if it is one, whatever its exchange takes and its launch counts: most are, and the exchange
-        takes longest to price."""
+        """Return whether a placement that fits is slower than all that are kept, of stock
+        Megatron's too if it is one, whatever its exchange takes and its launch counts: most are,
+        and the exchange takes longest to price."""
         if len(self._fitting) < _NUM_KEPT or not self._by_time:
             return False
         stages = {id(stage): stage for replica in replicas for stage in replica.stages}.values()
@@ -287,7 +287,8 @@ class Scoreboard:
 
 
 def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
-    """With data parallelism kept inside sites, all holders of a layer are on one site."""
+    """Check that, with data parallelism kept inside sites, all holders of a layer are on one
+    site."""
     if not problem.cluster.limits.no_data_parallel_across_sites:
         return True
     nodes = problem.cluster.node_by_name

@@ -34,12 +34,13 @@ class Tails:
         self.links = cluster.node_links
         self.place = {node.name: (node.site, node.name) for node in cluster.nodes}
         self.node_of = cluster.node_by_name
+        self.has_lines, self.lines = cluster.has_lines, cluster.lines
         self._edges: dict[tuple[str, str], tuple[float, float]] = {}
 
     def estimate_s(self, found: Completion) -> float:
-        """Seconds of the gradient exchange, about."""
+        """Return seconds of the gradient exchange, about."""
         chains = found.structure
-        seconds: dict[tuple[str, str], float] = {}
+        seconds: dict[tuple[str, str] | str, float] = {}
         if self.tied:
             ends = [unit for chain in chains for unit in {chain[0], chain[-1]}]
             self._ring(seconds, ends, self.word_bytes)
@@ -64,8 +65,12 @@ class Tails:
         return max(seconds.values(), default=0.0)
 
     def _ring(
-        self, seconds: dict[tuple[str, str], float], holders: Sequence[Unit], num_bytes: float
+        self,
+        seconds: dict[tuple[str, str] | str, float],
+        holders: Sequence[Unit],
+        num_bytes: float,
     ) -> None:
+        """Add a ring to the seconds by path (two nodes), and by the line that paths share."""
         number = len(holders)
         if number < 2:
             return
@@ -79,6 +84,9 @@ class Tails:
             seconds[key] = (
                 seconds.get(key, 0.0) + part * scale * per_byte + 2 * (number - 1) * latency_s
             )
+            for line in self.lines(a, b) if self.has_lines else ():
+                taken_s = seconds.get(line.name, 0.0)
+                seconds[line.name] = taken_s + part / line.bytes_per_s
 
     def _edge(self, a: str, b: str) -> tuple[float, float]:
         key = (a, b)

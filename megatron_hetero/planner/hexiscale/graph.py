@@ -25,7 +25,7 @@ class Chunk:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What makes two chunks the same but for their names."""
+        """Return what makes two chunks the same but for their names."""
         node = self.node
         return node.gpu_type.name, node.num_gpus, node.link, node.site, len(self.indices)
 
@@ -84,11 +84,11 @@ class HexiScaleGraph:
         return seconds / seconds.max() if seconds.max() > 0 else seconds
 
     def message_s(self, node: Node, other: Node) -> float:
-        """Seconds of a micro-batch's activation between two GPUs, the slower way."""
+        """Return seconds of a micro-batch's activation between two GPUs, the slower way."""
         one, two = node.devices[:1], (other.devices[-1],)
         hop = self.problem.costs.hop
         return max(hop(one, two).total_s, hop(two, one).total_s)
 
     def seconds(self, node: Node, other: Node) -> float:
-        """`message_s` between machines, zero inside one."""
+        """Return `message_s` between machines, zero inside one."""
         return 0.0 if node is other else self.message_s(node, other)

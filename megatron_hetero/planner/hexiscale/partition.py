@@ -23,7 +23,7 @@ _MAX_PASSES = 8
 def partition(
     vertex_weights: Sequence[float], edge_weights: Weights, num_parts: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Parts of about equal vertex weight with a small weight of edges between them.
+    """Return parts of about equal vertex weight with a small weight of edges between them.
 
     Args:
         edge_weights: symmetric, zero on the diagonal, shape [vertex, vertex].
@@ -37,7 +37,7 @@ def partition(
 
 
 def cut_weight(edge_weights: Weights, parts: Sequence[Sequence[int]]) -> float:
-    """Weight of all edges between different parts."""
+    """Return weight of all edges between different parts."""
     inside = sum(float(edge_weights[np.ix_(part, part)].sum()) for part in parts)
     return (float(edge_weights.sum()) - inside) / 2
 
@@ -60,7 +60,7 @@ def _divide(
 
 
 def _bisect(weights: Weights, edges: Weights, share: float, least: tuple[int, int]) -> Side:
-    """Which vertices are on the second side; the first one gets `share` of all weight.
+    """Return which vertices are on the second side; the first one gets `share` of all weight.
 
     `least`: vertices that each side has to keep, so that it can be divided further.
     """
@@ -80,7 +80,7 @@ def _bisect(weights: Weights, edges: Weights, share: float, least: tuple[int, in
 
 
 def _match(edges: Weights) -> NDArray[np.intp]:
-    """Heavy-edge matching: the coarse vertex of each vertex."""
+    """Match by heavy edges: the coarse vertex of each vertex."""
     owner = np.full(len(edges), -1)
     num_coarse = 0
     for vertex in range(len(edges)):
@@ -97,7 +97,8 @@ def _match(edges: Weights) -> NDArray[np.intp]:
 
 
 def _grow(weights: Weights, edges: Weights, share: float, least: tuple[int, int]) -> Side:
-    """From the vertex with the fewest ties, what is tied most, until the first side is full."""
+    """Go on from the vertex with the fewest ties, what is tied most, until the first side is
+    full."""
     side = np.ones(len(weights), dtype=bool)
     wanted = share * weights.sum()
     held, ties = 0.0, -edges.sum(axis=1)

@@ -69,7 +69,7 @@ class _Switch:
         self._average: dict[bool, float] = {}
 
     def positions(self) -> tuple[bool, ...]:
-        """What the next round tries."""
+        """Return what the next round tries."""
         if len(self._average) < 2:
             return False, True
         return (self._average[True] < self._average[False],)
@@ -81,7 +81,7 @@ class _Switch:
 
 
 def _pipeline_counts(board: Scoreboard, num_vertices: int) -> Iterator[int]:
-    """Powers of two and the largest, then the unseen neighbours of the best so far."""
+    """Yield powers of two and the largest, then the unseen neighbours of the best so far."""
     allowed = [n for n in board.problem.replica_counts() if n <= num_vertices]
     if not allowed:
         return
@@ -108,7 +108,7 @@ class _Builder:
         self._chosen: dict[tuple[object, ...], tuple[bool, tuple[int, ...]] | None] = {}
 
     def chains(self, num_pipelines: int, num_groups: int, cuts_fast: bool) -> list[Chain] | None:
-        """The chain of every pipeline; None where one has no allowed chain."""
+        """Return the chain of every pipeline; None where one has no allowed chain."""
         key = (num_pipelines, cuts_fast)
         if key not in self._parts:
             graph = self.graph
@@ -123,8 +123,8 @@ class _Builder:
         return chains
 
     def _groups(self, part: Sequence[int], num_groups: int) -> list[list[Chunk]]:
-        """A pipeline's vertices in at most so many groups that keep fast links inside, each as its
-        machines' chunks."""
+        """Return a pipeline's vertices in at most so many groups that keep fast links inside,
+        each as its machines' chunks."""
         graph = self.graph
         bandwidths = graph.bandwidths[np.ix_(part, part)]
         speeds = [graph.speeds[vertex] for vertex in part]
@@ -141,7 +141,7 @@ class _Builder:
         return groups
 
     def _chain(self, groups: Sequence[Sequence[Chunk]], num_pipelines: int) -> Chain | None:
-        """The best of the widest walks through the groups, with the best widths on each."""
+        """Return the best of the widest walks through the groups, with the best widths on each."""
         best: tuple[tuple[bool, float, Chain], Chain] | None = None
         num_micro_batches = self.problem.num_micro_batches / num_pipelines
         for walk in self._walks(groups):
@@ -159,7 +159,8 @@ class _Builder:
         return best[1] if best else None
 
     def _walks(self, groups: Sequence[Sequence[Chunk]]) -> Iterator[list[Chunk]]:
-        """Orders of the groups by the time between neighbours, and of each group's machines."""
+        """Yield orders of the groups by the time between neighbours, and of each group's
+        machines."""
         seconds = self.graph.seconds
         inside = []
         for group in groups:
@@ -174,7 +175,8 @@ class _Builder:
     def _choose(
         self, walk: Sequence[Chunk], num_micro_batches: float
     ) -> tuple[bool, tuple[int, ...]] | None:
-        """Direction and width of each chunk, one chunk changed at a time while that is faster.
+        """Return direction and width of each chunk, one chunk changed at a time while that is
+        faster.
 
         Width 0 leaves a chunk idle, as the released search does with stages that it leaves empty.
         """
@@ -216,7 +218,7 @@ class _Builder:
         return None if best_rank[1] == float("inf") else (best_rank, (backwards, best))
 
     def _rank(self, chain: Chain, num_micro_batches: float) -> tuple[bool, float]:
-        """(does not fit, seconds), or infinity for a chain that the limits forbid."""
+        """Return (does not fit, seconds), or infinity for a chain that the limits forbid."""
         problem = self.problem
         if not problem.chain_is_allowed(chain):
             # Too many stages: fewer are nearer to what is allowed.
@@ -226,7 +228,8 @@ class _Builder:
         return not filled.fits, filled.quick_time_s(num_micro_batches)
 
     def _cut(self, walk: Sequence[Chunk], widths: Sequence[int], backwards: bool) -> Chain:
-        """Every chunk in units of its width, what is left over in the widest units that fit."""
+        """Return every chunk in units of its width, what is left over in the widest units that
+        fit."""
         chain: list[Unit] = []
         for chunk, width in zip(walk, widths, strict=True):
             left = list(chunk.indices)

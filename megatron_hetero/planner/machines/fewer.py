@@ -72,14 +72,14 @@ class _Search:
         """Real step times over promised ones, as the whole cluster has it."""
 
     def promise(self, selection: Selection) -> Promise:
-        """What it cannot beat."""
+        """Return what no plan on a selection beats."""
         if selection not in self._promises:
             self._promises[selection] = promise(self.problem, self.offers, selection)
         return self._promises[selection]
 
     def key(self, selection: Selection, slack: float = 1.0) -> CoarseKey:
-        """The best key that a plan on exactly these machines can have, with steps `slack` times as
-        long as promised."""
+        """Return the best key that a plan on exactly these machines can have, with steps `slack`
+        times as long as promised."""
         promised = self.promise(selection)
         step_s = slack * promised.step_s
         standing = self.problem.objective.standing_of(
@@ -88,12 +88,12 @@ class _Search:
         return standing, step_s
 
     def ranked(self, selections: Iterable[Selection]) -> list[Selection]:
-        """The most promising first; of equals the smallest."""
+        """Return the most promising first; of equals the smallest."""
         return sorted(selections, key=lambda s: (self.key(s, self.slack), sum(s), s))
 
     def may_win(self, selection: Selection) -> bool:
-        """Whether it is likely to beat what the board has: steps are longer than promised, if less
-        so on fewer machines."""
+        """Return whether it is likely to beat what the board has: steps are longer than
+        promised, if less so on fewer machines."""
         best = self.board.wanted
         return best is None or self.key(selection, self.slack**0.5) < best.coarse_key
 
@@ -107,7 +107,7 @@ class _Search:
                 self.plan(selection, [quick])
 
     def climb(self, most: int) -> None:
-        """From the best selection to better ones next to it."""
+        """Climb from the best selection to better ones next to it."""
         limit = len(self.found) + most
         best = self._best()
         while best is not None and len(self.found) < limit:
@@ -122,7 +122,8 @@ class _Search:
         return min(fitting, key=lambda s: (fitting[s], s), default=None)
 
     def worth_more(self, most: int) -> list[Selection]:
-        """The best selections, and of those that could still win the ones that came nearest."""
+        """Return the best selections, and of those that could still win the ones that came
+        nearest."""
         fitting = {s: key for s, key in self.found.items() if key is not None}
         ranked = sorted(fitting, key=lambda s: (fitting[s], s))
         chosen = ranked[:most]

@@ -52,7 +52,7 @@ class Offer:
         return len(self.nodes) * self.num_gpus
 
     def price_per_hour(self, num_gpus: int) -> float | None:
-        """Of so many of its GPUs."""
+        """Return it of so many of its GPUs."""
         node = self.nodes[0]
         if node.price_per_hour is not None:
             each = node.price_per_hour / self.num_islands
@@ -60,7 +60,8 @@ class Offer:
         return None if node.gpu_price_per_hour is None else node.gpu_price_per_hour * num_gpus
 
     def counts(self, ratio: float | None) -> list[int]:
-        """Numbers of GPUs to take, none first: all, or where there are many those of a ladder."""
+        """Return numbers of GPUs to take, none first: all, or where there are many those of a
+        ladder."""
         num_units = self.most // self.unit
         units = set(range(num_units + 1))
         if ratio is not None and num_units > _FREE:
@@ -72,7 +73,7 @@ class Offer:
 
 
 def offers_of(problem: Problem) -> tuple[Offer, ...]:
-    """The machines of a problem by kind and price; the cheapest work first."""
+    """Return the machines of a problem by kind and price; the cheapest work first."""
     rows = problem.workload.model.vocab_size
     objective = problem.objective
     whole = objective.needs_prices(problem.cluster) and objective.name != "fewest-gpus"
@@ -105,13 +106,13 @@ def offers_of(problem: Problem) -> tuple[Offer, ...]:
 
 
 def _work_price(offer: Offer) -> float:
-    """What a layer costs on an offer; its GPU-seconds where it has no price."""
+    """Return what a layer costs on an offer; its GPU-seconds where it has no price."""
     price = offer.price_per_hour(offer.num_gpus)
     return offer.layer_gpu_s if price is None else offer.layer_gpu_s * price / offer.num_gpus
 
 
 def all_selections(offers: Sequence[Offer], most: int) -> list[Selection] | None:
-    """Every selection but the empty one; None if there are more than `most`."""
+    """Return every selection but the empty one; None if there are more than `most`."""
     counts = [offer.counts(None) for offer in offers]
     if prod(map(len, counts)) > most:
         return None
@@ -119,8 +120,8 @@ def all_selections(offers: Sequence[Offer], most: int) -> list[Selection] | None
 
 
 def some_selections(offers: Sequence[Offer], most: int) -> list[Selection]:
-    """All selections, or where there are more than `most` those of ever coarser ladders; at last
-    the offers one after the other, the cheapest work first."""
+    """Return all selections, or where there are more than `most` those of ever coarser ladders;
+    at last the offers one after the other, the cheapest work first."""
     found = all_selections(offers, most)
     if found is not None:
         return found
@@ -142,7 +143,7 @@ def _one_after_the_other(offers: Sequence[Offer]) -> Iterator[Selection]:
 
 
 def neighbours(offers: Sequence[Offer], selection: Selection) -> Iterator[Selection]:
-    """One unit less or more of an offer, and one of an offer for one of another."""
+    """Yield one unit less or more of an offer, and one of an offer for one of another."""
     changes = [(k, sign) for k in range(len(offers)) for sign in (-1, 1)]
     moves = [(change,) for change in changes]
     pairs = [((j, -1), (k, 1)) for j in range(len(offers)) for k in range(len(offers)) if j != k]
@@ -164,12 +165,12 @@ class Promise:
 
 
 def work_of(problem: Problem) -> int:
-    """Layers times sequences of a step."""
+    """Return layers times sequences of a step."""
     return problem.workload.training.global_batch_size * problem.num_layers
 
 
 def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Promise:
-    """The least step time of a selection, were its work divided perfectly, and its price."""
+    """Return the least step time of a selection, were its work divided perfectly, and its price."""
     taken = [(offer, n) for offer, n in zip(offers, selection, strict=True) if n]
     layers_per_s = sum(n / offer.layer_gpu_s for offer, n in taken)
     way_s = problem.num_layers * min((offer.least_layer_s for offer, _ in taken), default=inf)
@@ -183,7 +184,7 @@ def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> 
 
 
 def restricted(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Problem:
-    """The problem with the first machines of each offer alone; the rest stays idle."""
+    """Return the problem with the first machines of each offer alone; the rest stays idle."""
     gpus: dict[str, tuple[int, ...]] = {}
     for offer, count in zip(offers, selection, strict=True):
         for node in offer.nodes:

@@ -12,7 +12,7 @@ from random import Random
 
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import idle_gpus
+from megatron_hetero.planner.moves.fine import idle_gpus
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
 
 MAX_GPUS_ANNEALED = 64
@@ -62,7 +62,7 @@ class Annealing:
 
 
 def _moved(problem: Problem, chains: list[Chain], random: Random) -> list[Chain]:
-    """Chains one random move away; empty where what was drawn is no move."""
+    """Return chains one random move away; empty where what was drawn is no move."""
     pipelines = [list(chain) for chain in chains]
     (move,) = random.choices(
         (_exchange, _shift, _drop, _add, _split, _join), (35, 25, 10, 12, 9, 9)
@@ -79,7 +79,7 @@ def _place(pipelines: _Pipelines, random: Random) -> tuple[list[Unit], int]:
 
 
 def _insert(pipelines: _Pipelines, unit: Unit, random: Random) -> None:
-    """Anywhere, or as a replica of its own."""
+    """Put it anywhere, or as a replica of its own."""
     replica = random.randrange(len(pipelines) + 1)
     if replica == len(pipelines):
         pipelines.append([unit])
@@ -106,7 +106,7 @@ def _drop(problem: Problem, pipelines: _Pipelines, random: Random) -> bool:
 
 
 def _add(problem: Problem, pipelines: _Pipelines, random: Random) -> bool:
-    """Idle GPUs of a node."""
+    """Return idle GPUs of a node."""
     name = random.choice(problem.nodes).name
     idle = idle_gpus(problem, pipelines, name)
     widths = [width for width in problem.widths[name] if width <= len(idle)]
@@ -128,7 +128,7 @@ def _split(problem: Problem, pipelines: _Pipelines, random: Random) -> bool:
 
 
 def _join(problem: Problem, pipelines: _Pipelines, random: Random) -> bool:
-    """Two groups of a node in one replica."""
+    """Return two groups of a node in one replica."""
     pipeline, i = _place(pipelines, random)
     unit = pipeline[i]
     others = [

@@ -41,8 +41,8 @@ class GroupShares:
     vocab_rows: int
 
     def options(self, place: StagePlace, num_layers: int) -> tuple[Shares, ...]:
-        """The fastest shares that fit with `num_layers` layers: without a thought for memory, and
-        with the rows of memory of each kind of recompute, distinct, fastest first."""
+        """Return the fastest shares that fit with `num_layers` layers: without a thought for
+        memory, and with the rows of memory of each kind of recompute, distinct, fastest first."""
         found: dict[Shares, float] = {}
         for units in self._numbers_of_units(len(place.devices)):
             times_s = [list(self._times_s(device, place, units)) for device in place.devices]
@@ -72,7 +72,7 @@ class GroupShares:
                 yield units
 
     def _times_s(self, device: Device, place: StagePlace, units: int) -> Iterator[float]:
-        """Seconds of a layer on one member with 1, 2, ... units of so many, rising."""
+        """Yield seconds of a layer on one member with 1, 2, ... units of so many, rising."""
         workload, gpu = self.costs.workload, self.costs.cluster.gpu_type(device)
         width, last_s = len(place.devices), 0.0
         alone = _share(self.costs, 1, 1, 1)
@@ -86,7 +86,7 @@ class GroupShares:
             yield last_s
 
     def _caps(self, costs: CostModel, place: StagePlace, num_layers: int, units: int) -> list[int]:
-        """Units that each member holds at most, with so many layers."""
+        """Return units that each member holds at most, with so many layers."""
         width = len(place.devices)
 
         def lacks_memory(device: Device, part: int) -> bool:
@@ -109,7 +109,7 @@ class GroupShares:
         return [self.costs.cluster.gpu_type(device).name for device in place.devices]
 
     def _alike(self, shares: Shares, place: StagePlace) -> Shares:
-        """About the same shares, those of GPUs of one kind equal."""
+        """Return about the same shares, those of GPUs of one kind equal."""
         gpus = self._gpus(place)
         total = {
             kind: sum(s for s, g in zip(shares, gpus, strict=True) if g == kind) for kind in gpus
@@ -118,8 +118,8 @@ class GroupShares:
         return tuple(max(1, round(total[g] / gpus.count(g) / unit)) for g in gpus)
 
     def _polished(self, shares: Shares, place: StagePlace, num_layers: int) -> Shares:
-        """Attention and MLP each wait for their slowest member, and round differently: shares by
-        both together, a little more or less for one kind of GPU while that is faster."""
+        """Let attention and MLP each wait for their slowest member, and round differently:
+        shares by both together, a little more or less for one kind of GPU while that is faster."""
         gpus = self._gpus(place)
         kinds = sorted(set(gpus))
         scale = max(1, _FINEST // sum(shares))
@@ -142,7 +142,7 @@ class GroupShares:
 
 
 def _share(costs: CostModel, width: int, part: int, units: int) -> TensorShare:
-    """What a member with `part` of `units` units holds, to the nearest head and column.
+    """Return what a member with `part` of `units` units holds, to the nearest head and column.
 
     Its rows of the vocabulary are the shares (part, rest), it being the first.
     """

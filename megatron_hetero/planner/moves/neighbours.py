@@ -5,8 +5,8 @@ A move is made in one replica, or in all that are alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import combinations, zip_longest
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.problem import Chain, Problem, Unit
@@ -16,11 +16,30 @@ Shape = Callable[[Chain], Hashable]
 
 
 def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
-    """All structures one move away; may repeat."""
+    """Yield all structures one move away; may repeat."""
     counts = problem.replica_counts()
     for moved in _moves(problem, structure, shape):
         if len(moved) in counts and all(problem.chain_is_allowed(chain) for chain in moved):
             yield moved
+
+
+def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
+    """Return the structure after each exchange of two like groups on unlike nodes.
+
+    Args:
+        kind_of: by node; groups of one kind and width are alike.
+    """
+    places: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for r, chain in enumerate(structure):
+        for s, unit in enumerate(chain):
+            places.setdefault((kind_of[unit.node], unit.width), []).append((r, s))
+    for alike in places.values():
+        for (r, s), (q, t) in combinations(alike, 2):
+            one, other = structure[r][s], structure[q][t]
+            if one.node != other.node:
+                chains = [list(chain) for chain in structure]
+                chains[r][s], chains[q][t] = other, one
+                yield tuple([tuple(chain) for chain in chains])
 
 
 def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Structure]:
@@ -47,12 +66,12 @@ def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
 
 
 def _gaps(chain: Chain) -> list[int]:
-    """Places between stages, and at both ends, that are not inside a run of equal groups."""
+    """Return places between stages, and at both ends, that are not inside a run of equal groups."""
     return [0, *[t for t in range(1, len(chain)) if not _equal(chain[t - 1], chain[t])], len(chain)]
 
 
 def _ends(chain: Chain) -> list[int]:
-    """Stages at either end of a run of equal groups."""
+    """Return stages at either end of a run of equal groups."""
     gaps = _gaps(chain)
     return sorted({*gaps[:-1], *[gap - 1 for gap in gaps[1:]]})
 
@@ -69,7 +88,7 @@ def _with(structure: Structure, changes: dict[int, Chain]) -> Structure:
 def _scoped(
     structure: Structure, members: Sequence[int], change: Callable[[Chain], Chain | None]
 ) -> Iterator[Structure]:
-    """The change in one of them, and in all."""
+    """Make the change in one of them, and in all."""
     first = change(structure[members[0]])
     if first is None:
         return
@@ -141,7 +160,7 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
 def _insert(
     problem: Problem, structure: Structure, members: Sequence[int], idle: dict[str, list[int]]
 ) -> Iterator[Structure]:
-    """Idle GPUs as a stage more, or beside a stage of the same node."""
+    """Yield idle GPUs as a stage more, or beside a stage of the same node."""
     chain = structure[members[0]]
     everyone = [members] if len(members) > 1 else []
     for node in problem.nodes:
@@ -169,7 +188,8 @@ def _insert(
 def _taken(
     problem: Problem, idle: dict[str, list[int]], node: Node, width: int, number: int
 ) -> list[Unit] | None:
-    """Idle groups, of this node first and then of nodes like it; None if there are too few."""
+    """Return idle groups, of this node first and then of nodes like it; None if there are too
+    few."""
     like = problem.likeness.node
     alike = [n for n in problem.nodes if n.site == node.site and like(n.name) == like(node.name)]
     units: list[Unit] = []
@@ -194,7 +214,7 @@ def _new_replicas(
 
 
 def _split_replica(structure: Structure, members: Sequence[int]) -> Iterator[Structure]:
-    """A replica into two: at any place, or every second stage to the other."""
+    """Split a replica into two: at any place, or every second stage to the other."""
     chain = structure[members[0]]
     middle = len(chain) // 2
     parts = [(chain[:t], chain[t:]) for t in sorted({*_gaps(chain), middle}) if 0 < t < len(chain)]

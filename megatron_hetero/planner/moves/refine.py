@@ -25,7 +25,7 @@ from megatron_hetero.planner.completion.refill import (
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import unlike, unlike_and_calm
+from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_calm
 from megatron_hetero.planner.moves.unlike_groups import joined
 
 _WORTH = 1 - 1e-3
@@ -91,8 +91,8 @@ class Refine:
                 self._keep(board, refiller, candidate, polished)
 
     def _placements(self, board: Scoreboard, start: Candidate, join: bool) -> Iterator[Placement]:
-        """What is filled: the start, with the optimizer's states shared by free memory, and, if
-        `join`, with stages joined into groups of unequal shares."""
+        """Yield what is filled: the start, with the optimizer's states shared by free memory,
+        and, if `join`, with stages joined into groups of unequal shares."""
         problem = board.problem
         yield start.placement
         by_room = with_shares_by_room(problem.costs, start.placement)
@@ -102,7 +102,8 @@ class Refine:
             yield from joined(problem, Refiller(problem.costs, start.placement))
 
     def _refined(self, board: Scoreboard, refiller: Refiller, start: Candidate) -> Candidate | None:
-        """The best of the sizes, kept on the board; None where nothing fits or nothing changed."""
+        """Return the best of the sizes, kept on the board; None where nothing fits or nothing
+        changed."""
         costs, replicas = board.problem.costs, refiller.placement.replicas
         own = costs.workload.training.micro_batch_size
         sizes = micro_batch_sizes(costs, len(replicas))
@@ -146,7 +147,8 @@ Filled = tuple[Sequence[Filling], Sequence[int]]
 
 
 def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
-    """All replicas filled for the micro-batch sizes given, [replica]; None if one does not fit."""
+    """Return all replicas filled for the micro-batch sizes given, [replica]; None if one does
+    not fit."""
     batch = refiller.costs.workload.training.global_batch_size
     fillings, left = [], batch - sum(sizes)
     for replica, size in zip(refiller.placement.replicas, sizes, strict=True):
@@ -160,7 +162,7 @@ def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
 
 
 def _mixed(refiller: Refiller, size: int, sizes: Sequence[int], filled: Filled) -> Filled:
-    """From one size for all, other sizes for replicas of one shape after the other, while that
+    """Try, from one size for all, other sizes for replicas of one shape after the other, while that
     lets the last one end earlier."""
     shapes = [refiller.shape(replica) for replica in refiller.placement.replicas]
     chosen = dict.fromkeys(shapes, size)
@@ -173,15 +175,16 @@ def _mixed(refiller: Refiller, size: int, sizes: Sequence[int], filled: Filled) 
 
 
 def _quick_s(fillings: Sequence[Filling], counts: Sequence[int]) -> float:
-    """About when the last replica ends."""
+    """Return about when the last replica ends."""
     return max(f.fill_s + (m - 1) * f.period_s for f, m in zip(fillings, counts, strict=True))
 
 
 def arranged(
     placement: Placement, gpus: Mapping[str, tuple[int, ...]], start: Candidate | None = None
 ) -> tuple[Placement, RankOrder | None]:
-    """The placement and the order of its ranks if stock Megatron runs it: all replicas and stages
-    alike in what they do.  Where it did not run the start, replicas and GPUs are put in order."""
+    """Return the placement and the order of its ranks if stock Megatron runs it: all replicas
+    and stages alike in what they do.  Where it did not run the start, replicas and GPUs are put
+    in order."""
     first = placement.replicas[0]
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None

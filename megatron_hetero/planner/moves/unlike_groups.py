@@ -28,7 +28,7 @@ _MAX_PLACEMENTS = 16
 
 
 def joined(problem: Problem, refiller: Refiller) -> Iterator[Placement]:
-    """Placements in which a run of stages is one; replicas that are alike change together."""
+    """Yield placements in which a run of stages is one; replicas that are alike change together."""
     if not may_choose(problem.costs, "shares"):
         return
     placement = refiller.placement
@@ -65,8 +65,8 @@ def _join(replica: PlacedReplica, start: int, stop: int, shares: Shares) -> Plac
 def _shares(
     problem: Problem, refiller: Refiller, run: tuple[PlacedStage, ...], start: int, depth: int
 ) -> tuple[Shares, ...]:
-    """Shares of all devices of a run, which starts at stage `start` of `depth`, the fastest first;
-    none where they may not or need not be one group in unequal shares."""
+    """Return shares of all devices of a run, which starts at stage `start` of `depth`, the
+    fastest first; none where they may not or need not be one group in unequal shares."""
     devices = tuple(device for stage in run for device in stage.devices)
     if any(stage.shares for stage in run) or not _may_be_a_group(problem, devices):
         return ()
@@ -84,7 +84,7 @@ def _shares(
 
 
 def _may_be_a_group(problem: Problem, devices: tuple[Device, ...]) -> bool:
-    """Whether model and limits allow these devices as one tensor-parallel group."""
+    """Return whether model and limits allow these devices as one tensor-parallel group."""
     limits, model = problem.cluster.limits, problem.workload.model
     width = len(devices)
     if width > min(model.num_query_groups, model.mlp_columns):
@@ -106,6 +106,7 @@ def _may_be_a_group(problem: Problem, devices: tuple[Device, ...]) -> bool:
 
 
 def _is_pinned(problem: Problem) -> bool:
-    """Whether ends of pipelines have to be on certain nodes; groups over nodes leave that be."""
+    """Return whether ends of pipelines have to be on certain nodes; groups over nodes leave that
+    be."""
     limits = problem.cluster.limits
     return bool(limits.first_stage_nodes or limits.last_stage_nodes)

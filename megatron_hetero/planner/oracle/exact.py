@@ -4,12 +4,12 @@ win."""
 from __future__ import annotations
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.oracle.exhaustive import limit_s
 from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
 from megatron_hetero.planner.shapes.constructive import Constructive
-from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 
 EXACT_RELAXES = (
@@ -61,6 +61,6 @@ def _quick_limit_s(board: Scoreboard) -> float:
     """`limit_s` of plans found quickly."""
     quick = Scoreboard(board.problem)
     if board.problem.objective == THROUGHPUT:
-        for strategy in (Symmetric(), Constructive(), EqualReplicas()):
+        for strategy in (Columns(), Symmetric(), Constructive()):
             strategy.search(quick)
     return limit_s(quick)

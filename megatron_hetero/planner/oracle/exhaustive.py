@@ -35,7 +35,8 @@ class Exhaustive:
 
 
 def limit_s(board: Scoreboard) -> float:
-    """The step time from which on plans need not be priced where nothing but speed counts."""
+    """Return the step time from which on plans need not be priced where nothing but speed
+    counts."""
     if board.problem.objective != THROUGHPUT or board.best is None or not board.ranking:
         return inf
     best, first = board.best, board.ranking[0]

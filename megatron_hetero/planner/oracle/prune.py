@@ -39,8 +39,8 @@ class Effort:
 
 
 def wanted_placements(problem: Problem, limit_s: float, effort: Effort) -> list[Placement] | None:
-    """Every placement that may fit and take no longer than `limit_s`; None if that is more than the
-    effort allows."""
+    """Return every placement that may fit and take no longer than `limit_s`; None if that is
+    more than the effort allows."""
     pruner = Pruner(problem, limit_s, effort.max_splits)
     wanted: list[Placement] = []
     for number, structure in enumerate(all_structures(problem)):
@@ -74,7 +74,7 @@ class Pruner:
 
     @property
     def is_over(self) -> bool:
-        """Whether it gave up before all fillings were looked at."""
+        """Return whether it gave up before all fillings were looked at."""
         return self.splits_left < 0
 
     def _may_look(self) -> bool:
@@ -82,12 +82,12 @@ class Pruner:
         return self.splits_left >= 0
 
     def may_hold_it(self, structure: tuple[Chain, ...]) -> bool:
-        """Whether its replicas may do all micro-batches in time."""
+        """Return whether its replicas may do all micro-batches in time."""
         most = [self._most_of(kinds_of(chain)) for chain in structure]
         return min(most) > 0 and sum(most) >= self.problem.num_micro_batches
 
     def fillings(self, structure: tuple[Chain, ...]) -> Iterator[Filling]:
-        """Every one that may be in time; once it `is_over`, not all of them."""
+        """Yield every one that may be in time; once it `is_over`, not all of them."""
         splits = [self._splits_of(chain) for chain in structure]
         most = [max((count for count, _ in of_chain), default=0) for of_chain in splits]
         if min(most) == 0 or sum(most) < self.problem.num_micro_batches:
@@ -105,7 +105,7 @@ class Pruner:
                 yield layers, shares
 
     def _time(self, kind: tuple[str, int], first: bool, last: bool) -> tuple[float, float]:
-        """Seconds of a stage's ends and of each layer."""
+        """Return seconds of a stage's ends and of each layer."""
         key = (*kind, first, last)
         if key not in self._times:
             costs = self.problem.costs
@@ -116,7 +116,7 @@ class Pruner:
         return self._times[key]
 
     def _most_layers(self, kind: tuple[str, int], first: bool, last: bool) -> int:
-        """Layers that fit at most."""
+        """Return layers that fit at most."""
         key = (*kind, first, last)
         if key not in self._held:
             node = self.problem.cluster.node_by_name[kind[0]]
@@ -135,8 +135,8 @@ class Pruner:
         return [self._time(kind, s == 0, s == last) for s, kind in enumerate(kinds)]
 
     def _most_of(self, kinds: Kinds) -> int:
-        """Micro-batches in time at most: each stage may hold what it alone allows, with a layer in
-        each stage before it."""
+        """Return micro-batches in time at most: each stage may hold what it alone allows, with a
+        layer in each stage before it."""
         if kinds not in self._most:
             stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
             low, high = 0, self.problem.num_micro_batches
@@ -160,7 +160,8 @@ class Pruner:
         return self._most[kinds]
 
     def _splits_of(self, chain: Chain) -> list[tuple[int, Split]]:
-        """Every split of the layers with the micro-batches that it may do in time, one or more."""
+        """Return every split of the layers with the micro-batches that it may do in time, one or
+        more."""
         kinds = kinds_of(chain)
         if kinds not in self._splits:
             stages = list(zip(self._stage_times(kinds), self._stage_limits(kinds), strict=True))
@@ -170,7 +171,7 @@ class Pruner:
         return self._splits[kinds]
 
     def _most_with_hops(self, chain: Chain, split: Split, most: int) -> int:
-        """The same with boundaries: no launch counts make a pipeline faster than that."""
+        """Return the same with boundaries: no launch counts make a pipeline faster than that."""
         costs, vocab_size = self.problem.costs, self.problem.workload.model.vocab_size
         if not costs.has_launch_counts:  # other prices have other pipelines
             return most
@@ -216,5 +217,5 @@ class Pruner:
 
 
 def kinds_of(chain: Chain) -> Kinds:
-    """A chain's kinds."""
+    """Return a chain's kinds."""
     return tuple((unit.node, unit.width) for unit in chain)

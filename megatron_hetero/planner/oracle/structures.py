@@ -13,7 +13,7 @@ Kind = tuple[str, int]
 
 
 def all_structures(problem: Problem) -> Iterator[tuple[Chain, ...]]:
-    """Every choice of units, replicas and stage orders; replicas come in one order only."""
+    """Yield every choice of units, replicas and stage orders; replicas come in one order only."""
     counts = list(problem.replica_counts())
     for kinds in _unit_choices(problem, 0):
         for chains in _arrangements(Counter(kinds), ()):
@@ -24,7 +24,7 @@ def all_structures(problem: Problem) -> Iterator[tuple[Chain, ...]]:
 
 
 def _unit_choices(problem: Problem, index: int) -> Iterator[tuple[Kind, ...]]:
-    """Every multiset of units, node by node; GPUs that no unit takes are idle."""
+    """Yield every multiset of units, node by node; GPUs that no unit takes are idle."""
     if index == len(problem.nodes):
         yield ()
         return
@@ -35,7 +35,7 @@ def _unit_choices(problem: Problem, index: int) -> Iterator[tuple[Kind, ...]]:
 
 
 def _cuts(num_gpus: int, widths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Every multiset of widths with a sum of at most `num_gpus`, widest first."""
+    """Yield every multiset of widths with a sum of at most `num_gpus`, widest first."""
     yield ()
     for width in widths:
         if width <= num_gpus:
@@ -47,7 +47,7 @@ def _cuts(num_gpus: int, widths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def _arrangements(
     kinds: Counter[Kind], least: tuple[Kind, ...]
 ) -> Iterator[tuple[tuple[Kind, ...], ...]]:
-    """All ways to put every unit into an ordered chain; chains in ascending order."""
+    """Yield all ways to put every unit into an ordered chain; chains in ascending order."""
     if not kinds.total():
         yield ()
         return
@@ -60,7 +60,7 @@ def _arrangements(
 
 
 def _sequences(kinds: Counter[Kind]) -> Iterator[tuple[Kind, ...]]:
-    """All non-empty ordered sequences drawn from a multiset."""
+    """Yield all non-empty ordered sequences drawn from a multiset."""
     for kind in sorted(kinds):
         if kinds[kind]:
             yield (kind,)
@@ -85,7 +85,7 @@ def _with_gpus(problem: Problem, chains: tuple[tuple[Kind, ...], ...]) -> tuple[
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ordered ways to write `total` as `parts` positive integers."""
+    """Yield all ordered ways to write `total` as `parts` positive integers."""
     for cuts in combinations(range(1, total), parts - 1):
         edges = (0, *cuts, total)
         yield tuple(b - a for a, b in pairwise(edges))

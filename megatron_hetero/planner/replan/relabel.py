@@ -24,8 +24,8 @@ _MAX_NODES = 16
 def nearest_labels(
     problem: Problem, placement: Placement, kept: Holdings, sizes: StateSizes
 ) -> Placement:
-    """The placement with like nodes, and the GPUs of each node, exchanged for the most bytes in
-    common with `kept`.  Nodes stay where their links make a difference to the step."""
+    """Return the placement with like nodes, and the GPUs of each node, exchanged for the most
+    bytes in common with `kept`.  Nodes stay where their links make a difference to the step."""
     moved = _exchanged(problem, placement, kept, sizes, across_nodes=True)
     costs = problem.costs
     if moved != placement:
@@ -42,8 +42,8 @@ def _exchanged(
     gains: dict[tuple[str, str], tuple[float, dict[Device, Device]]] = {}
 
     def gain(role: str, node: str) -> tuple[float, dict[Device, Device]]:
-        """Bytes in common if `node` does what `role` does in the placement, and which GPU then
-        does what which does."""
+        """Return bytes in common if `node` does what `role` does in the placement, and which GPU
+        then does what which does."""
         if (role, node) not in gains:
             roles = [Device(role, i) for i in problem.gpus[role]]
             places = [Device(node, i) for i in problem.gpus[node]]
@@ -80,7 +80,7 @@ def _assign(table: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _renamed(placement: Placement, devices: Mapping[Device, Device]) -> Placement:
-    """Other devices in the same places."""
+    """Return other devices in the same places."""
     return Placement(
         tuple(
             replace(

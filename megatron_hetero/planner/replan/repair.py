@@ -39,7 +39,7 @@ class OldReplica:
 
 
 def old_replicas(problem: Problem, plan: Plan, alive: frozenset[str]) -> list[OldReplica]:
-    """What is left of a plan on the devices that may still be used."""
+    """Return what is left of a plan on the devices that may still be used."""
     found = []
     for replica in plan.replicas:
         stages = []
@@ -59,7 +59,7 @@ def old_replicas(problem: Problem, plan: Plan, alive: frozenset[str]) -> list[Ol
 
 
 def near_placements(problem: Problem, old: Sequence[OldReplica]) -> Iterator[Placement]:
-    """Placements near the old plan; not all fit, and some are alike."""
+    """Yield placements near the old plan; not all fit, and some are alike."""
     filler = Filler(problem)
     for pipelines in _mended(problem, filler, old):
         placement = with_micro_batches(problem, pipelines)
@@ -105,8 +105,8 @@ def _left_of(replica: OldReplica) -> Pipeline:
 def _options(
     problem: Problem, filler: Filler, replica: OldReplica, free: dict[str, tuple[int, ...]]
 ) -> list[Pipeline]:
-    """Ways to mend a replica, with the layers of the stages that it kept as they are, and filled
-    anew."""
+    """Return ways to mend a replica, with the layers of the stages that it kept as they are, and
+    filled anew."""
     found: list[Pipeline] = []
     for pipeline in islice(_replaced(problem, replica, free), _MAX_OPTIONS):
         found.append(pipeline)
@@ -120,7 +120,8 @@ def _options(
 def _replaced(
     problem: Problem, replica: OldReplica, free: dict[str, tuple[int, ...]]
 ) -> Iterator[Pipeline]:
-    """Every lost stage on what is left of it, or on free GPUs of one node, the old width first."""
+    """Yield every lost stage on what is left of it, or on free GPUs of one node, the old width
+    first."""
     menus: list[list[Unit]] = []
     for unit, width, _ in replica.stages:
         if unit is not None and unit.width == width:
@@ -142,7 +143,8 @@ def _replaced(
 
 
 def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
-    """The layers of lost stages go to the stage before, to the one behind, or half to each."""
+    """Give the layers of lost stages to the stage before, to the one behind, or half to
+    each."""
     for part in (0.0, 0.5, 1.0):
         pieces: list[Piece] = []
         waiting = 0
@@ -161,7 +163,7 @@ def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
 
 
 def _refilled(problem: Problem, filler: Filler, chain: Chain) -> Pipeline:
-    """The chain with balanced layers; empty if it is not allowed or does not fit."""
+    """Return the chain with balanced layers; empty if it is not allowed or does not fit."""
     if not problem.chain_is_allowed(chain):
         return ()
     rows = problem.costs.vocab_rows(sorted({unit.width for unit in chain}))
@@ -172,7 +174,8 @@ def _refilled(problem: Problem, filler: Filler, chain: Chain) -> Pipeline:
 def _new_replicas(
     problem: Problem, filler: Filler, node: str, free: tuple[int, ...], width: int
 ) -> list[Pipeline]:
-    """Replicas on the free GPUs of one node: as many of one unit as fit, else one of all units."""
+    """Return replicas on the free GPUs of one node: as many of one unit as fit, else one of all
+    units."""
     units, start = [], 0
     for w in cut(len(free), width, problem.widths[node]):
         units.append(Unit(node, free[start : start + w]))
@@ -185,7 +188,7 @@ def _new_replicas(
 
 
 def _free(problem: Problem, pipelines: Sequence[Pipeline]) -> dict[str, tuple[int, ...]]:
-    """Usable GPUs of each node that no pipeline uses."""
+    """Return usable GPUs of each node that no pipeline uses."""
     used = {device for p in pipelines for unit, _ in p for device in unit.devices}
     names = {(device.node, device.index) for device in used}
     free = {

@@ -19,7 +19,7 @@ from megatron_hetero.planner.advise.idle import idle_reasons
 from megatron_hetero.planner.api import infeasible_or_limits, plan_of
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
-from megatron_hetero.planner.moves.local import fine_moves
+from megatron_hetero.planner.moves.fine import fine_moves
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.one_library import kept_to_plan
@@ -78,7 +78,7 @@ def replan(
     store_bytes_per_s: float | None = None,
     prefer: Prefer = "pays",
 ) -> Replanning:
-    """Ways to go on with an old plan's training on a cluster that is not what it was.
+    """Return ways to go on with an old plan's training on a cluster that is not what it was.
 
     Args:
         workload: what goes on; by default that of the old plan.
@@ -180,12 +180,13 @@ class _Near:
 
 
 def _total_s(way: Way, num_steps: float) -> float:
-    """Until the run ends; what has to come from a checkpoint first is not counted."""
+    """Return seconds until the run ends; what has to come from a checkpoint first is not
+    counted."""
     return (way.movement.time_s or 0.0) + num_steps * way.step_time_s
 
 
 def _shown(front: Sequence[Way], num_steps: float) -> list[Way]:
-    """The first, the last, and between them those that end soonest."""
+    """Return the first, the last, and between them those that end soonest."""
     if len(front) <= _NUM_SHOWN:
         return list(front)
     middle = sorted(front[1:-1], key=lambda way: _total_s(way, num_steps))[: _NUM_SHOWN - 2]

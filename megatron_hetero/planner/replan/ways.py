@@ -67,7 +67,7 @@ class Ways:
         self._seen: set[object] = set()
 
     def way(self, candidate: Candidate) -> Way:
-        """A candidate on the GPUs that keep most."""
+        """Return a candidate on the GPUs that keep most."""
         placement = nearest_labels(self.problem, candidate.placement, self.kept, self.sizes)
         wanted = holdings(self.problem.workload, parts_of_placement(placement))
         movement = self.mover.to(wanted)
@@ -114,7 +114,7 @@ class Ways:
         self.found.append(Way(estimates.step_time_s, none, None, plan, True))
 
     def front(self, rescorer: Rescorer) -> list[Way]:
-        """The ways worth having (`front_of`), priced as their plans are.
+        """Return the ways worth having (`front_of`), priced as their plans are.
 
         Queues only make a step longer, so what is behind without them stays behind.
         """
@@ -137,7 +137,7 @@ class Ways:
                 )
 
     def _keeps_limits(self, plan: Plan) -> bool:
-        """Whether a plan that no candidate stands for keeps the limits of time and money."""
+        """Return whether a plan that no candidate stands for keeps the limits of time and money."""
         estimates, objective = plan.estimates, self.problem.objective
         if estimates is None:
             return False
@@ -151,7 +151,7 @@ class Ways:
 
 
 def front_of(ways: Sequence[Way]) -> list[Way]:
-    """Least movement first, each faster than all that move less."""
+    """Sort by movement, the least first, each faster than all that move less."""
     found: list[Way] = []
     for way in sorted(ways, key=lambda way: (*way.key, way.step_time_s)):
         if not found or way.step_time_s < found[-1].step_time_s * (1 - 1e-6):

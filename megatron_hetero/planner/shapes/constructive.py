@@ -63,7 +63,7 @@ class Constructive:
 
 
 def cut_node(problem: Problem, node: Node, width: int) -> list[Unit]:
-    """A node's GPUs in units of `width`; what is left over in the widest units that fit."""
+    """Return a node's GPUs in units of `width`; what is left over in the widest units that fit."""
     gpus, units = list(problem.gpus[node.name]), []
     while gpus:
         fitting = [w for w in problem.widths[node.name] if w <= min(width, len(gpus))]
@@ -75,14 +75,14 @@ def cut_node(problem: Problem, node: Node, width: int) -> list[Unit]:
 
 
 def layers_per_s(problem: Problem, unit: Unit) -> float:
-    """Decoder layers that a unit processes in a second, micro-batch by micro-batch."""
+    """Return decoder layers that a unit processes in a second, micro-batch by micro-batch."""
     node = problem.cluster.node_by_name[unit.node]
     rows = problem.workload.model.vocab_size
     return 1 / problem.costs.pieces(node, unit.width, rows).layer.total_s
 
 
 def _ranked_choices(problem: Problem) -> list[_Choice]:
-    """Choices from the best optimistic time on."""
+    """Return choices from the best optimistic time on."""
     ranked = []
     num_micro_batches, num_layers = problem.num_micro_batches, problem.num_layers
     for units in _width_choices(problem):
@@ -97,7 +97,7 @@ def _ranked_choices(problem: Problem) -> list[_Choice]:
 
 
 def _width_choices(problem: Problem) -> Iterator[tuple[Unit, ...]]:
-    """A width (or idleness) for every class of equal nodes."""
+    """Yield a width (or idleness) for every class of equal nodes."""
     classes: dict[tuple[str, int, Link, str], list[Node]] = {}
     for node in problem.nodes:
         key = (node.gpu_type.name, len(problem.gpus[node.name]), node.link, node.site)
@@ -143,8 +143,8 @@ def _replica_counts(problem: Problem, num_units: int) -> list[int]:
 
 
 def _deals(problem: Problem, choice: _Choice) -> Iterator[list[list[Unit]]]:
-    """Ways to give units to replicas: equal speed, equal memory, one class after the other, and
-    neighbours together."""
+    """Yield ways to give units to replicas: equal speed, equal memory, one class after the
+    other, and neighbours together."""
     nodes = problem.cluster.node_by_name
     num_replicas, units = choice.num_replicas, choice.units
     if num_replicas == 1:
@@ -178,7 +178,8 @@ def _deals(problem: Problem, choice: _Choice) -> Iterator[list[list[Unit]]]:
 def _balanced(
     units: Sequence[Unit], num_replicas: int, weight: Callable[[Unit], float]
 ) -> list[list[Unit]]:
-    """Heaviest first, each to the replica that has least (longest-processing-time rule)."""
+    """Deal the heaviest first, each to the replica that has least (longest-processing-time
+    rule)."""
     deal: list[list[Unit]] = [[] for _ in range(num_replicas)]
     loads = [0.0] * num_replicas
     for unit in units:
@@ -189,7 +190,7 @@ def _balanced(
 
 
 def _dealt(units: Sequence[Unit], num_replicas: int) -> list[list[Unit]]:
-    """Like cards: every replica gets the same mix, as far as it goes."""
+    """Deal like cards: every replica gets the same mix, as far as it goes."""
     return [list(units[r::num_replicas]) for r in range(num_replicas)]
 
 

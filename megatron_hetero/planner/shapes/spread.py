@@ -41,7 +41,7 @@ class Spreader:
         self._known: dict[tuple[tuple[Chain, ...], tuple[int, ...]], list[Chain] | None] = {}
 
     def spread(self, chains: Sequence[Chain], micro_batches: Sequence[int]) -> list[Chain] | None:
-        """The chains with groups exchanged; None if that relieves no path.
+        """Return the chains with groups exchanged; None if that relieves no path.
 
         Steepest descent of the sum of squares of the seconds for which paths are taken; each step
         exchanges a group that uses the busiest path.
@@ -88,7 +88,7 @@ class _SpreadTraffic:
                 self._add(self.seconds, (r, boundary), 1)
 
     def exchanges(self, kind_of: Mapping[str, int]) -> Iterator[tuple[_Place, _Place]]:
-        """Pairs of like groups on unlike nodes, the first of which uses the busiest path."""
+        """Yield pairs of like groups on unlike nodes, the first of which uses the busiest path."""
         busiest = max(self.seconds, key=lambda path: (self.seconds[path], str(path)))
         alike: dict[tuple[int, int], list[_Place]] = {}
         for r, chain in enumerate(self.chains):
@@ -104,7 +104,7 @@ class _SpreadTraffic:
                         yield (r, s), (q, t)
 
     def _takes(self, one: Unit, other: Unit, path: _Path) -> bool:
-        """Whether the boundary between two groups takes a path, there or back."""
+        """Return whether the boundary between two groups takes a path, there or back."""
         if one.node == other.node:
             return False
         both = (*self._message(one, other), *self._message(other, one))
@@ -117,7 +117,7 @@ class _SpreadTraffic:
         self._swap(one, other)
 
     def relief(self, one: _Place, other: _Place) -> float:
-        """By how much the sum of squares falls if two groups are exchanged."""
+        """Return by how much the sum of squares falls if two groups are exchanged."""
         change = self._change(one, other)
         before = [self.seconds.get(path, 0.0) for path in change]
         more = zip(before, change.values(), strict=True)
@@ -152,7 +152,7 @@ class _SpreadTraffic:
             found[path] = found.get(path, 0.0) + count * seconds
 
     def _message(self, here: Unit, there: Unit) -> list[tuple[_Path, float]]:
-        """What a message from one group to another takes, and for how long."""
+        """Return what a message from one group to another takes, and for how long."""
         key = here.node, here.width, there.node, there.width
         if key not in self._message_s:
             hop = self._costs.hop(here.devices, there.devices)

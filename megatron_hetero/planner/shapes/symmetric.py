@@ -76,14 +76,16 @@ class _Grid:
     num_stages: int
 
     def least_time_s(self, problem: Problem) -> float:
-        """About the pipelines' time by the mean speed of all units, and in fractions of layers."""
+        """Return about the pipelines' time by the mean speed of all units, and in fractions of
+        layers."""
         num_replicas, num_units = self.num_replicas, self.num_replicas * self.num_stages
         period_s = problem.num_layers * num_replicas / self.of.speed_sums[num_units - 1]
         return self._num_periods(problem) * period_s
 
     def quick_time_s(self, problem: Problem) -> float:
-        """About the pipelines' time: layers divided by the speed of the slowest unit at each place
-        of pipelines across the nodes; of a large grid `least_time_s`, which is never more."""
+        """Return about the pipelines' time: layers divided by the speed of the slowest unit at
+        each place of pipelines across the nodes; of a large grid `least_time_s`, which is never
+        more."""
         num_replicas, num_stages = self.num_replicas, self.num_stages
         if num_replicas * num_stages > _MAX_UNITS_DIVIDED:
             return self.least_time_s(problem)
@@ -103,7 +105,7 @@ class _Grid:
 
 
 def _ranked(problem: Problem) -> Iterator[_Grid]:
-    """All grids, the best quick time first.
+    """Yield all grids, the best quick time first.
 
     Few of them are ever priced: quick times are worked out when the least that they can be comes
     first.
@@ -127,7 +129,7 @@ def _ranked(problem: Problem) -> Iterator[_Grid]:
 
 
 def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
-    """As many units of one width as the node's usable GPUs give."""
+    """Return as many units of one width as the node's usable GPUs give."""
     if width not in problem.widths[node.name]:
         return []
     gpus = problem.gpus[node.name]
@@ -136,8 +138,8 @@ def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
 
 
 def _node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
-    """The nodes of each GPU type; then (where there are several types) all nodes, those of one
-    site and type together, in all orders of such groups, or in two if that were too many."""
+    """Yield the nodes of each GPU type; then (where there are several types) all nodes, those of
+    one site and type together, in all orders of such groups, or in two if that were too many."""
     types = sorted({node.gpu_type.name for node in problem.nodes})
     for name in types:
         yield [node for node in problem.nodes if node.gpu_type.name == name]
@@ -167,7 +169,7 @@ def _layer_s(problem: Problem, units: tuple[Unit, ...]) -> tuple[float, ...]:
 
 
 def _grids(problem: Problem, units: _Units) -> Iterator[_Grid]:
-    """Every number of equal replicas and stages."""
+    """Yield every number of equal replicas and stages."""
     num_units = len(units.units)
     for num_replicas in problem.replica_counts():
         if num_replicas > num_units:
@@ -179,7 +181,7 @@ def _grids(problem: Problem, units: _Units) -> Iterator[_Grid]:
 
 
 def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
-    """The grid with pipelines along and across the nodes."""
+    """Yield the grid with pipelines along and across the nodes."""
     units, num_replicas, num_stages = grid.of.units, grid.num_replicas, grid.num_stages
     along = tuple(
         tuple(units[r * num_stages + s] for s in range(num_stages)) for r in range(num_replicas)
@@ -193,8 +195,9 @@ def _ways(grid: _Grid) -> Iterator[tuple[Chain, ...]]:
 
 
 def _shared_layers(problem: Problem, chains: Sequence[Chain]) -> Iterator[tuple[int, ...]]:
-    """The even split (left-over layers on the last stages), and the minimax one for the slowest
-    and smallest GPU at each stage position; where that fits nowhere, the one that lacks least."""
+    """Yield the even split (left-over layers on the last stages), and the minimax one for the
+    slowest and smallest GPU at each stage position; where that fits nowhere, the one that lacks
+    least."""
     num_stages = len(chains[0])
     quotient, left_over = divmod(problem.num_layers, num_stages)
     even = tuple(quotient + (i >= num_stages - left_over) for i in range(num_stages))

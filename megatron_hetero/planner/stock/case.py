@@ -75,15 +75,17 @@ class StockCase:
         return self.grid.num_stages * self.settings.num_chunks
 
     def quick_s(self) -> float:
-        """No division takes less: of `pace_s` and the fill of each replica's pipeline."""
+        """Return what no division falls below: of `pace_s` and the fill of each replica's
+        pipeline."""
         found_s = [self.pace_s()]
         if self.settings.num_chunks == 1:
             found_s += map(self._fill_s, self._chains, self._places)
         return max(found_s)
 
     def _fill_s(self, chain: Chain, places: Sequence[StockPlace]) -> float:
-        """Stage i begins when a forward has come through those before it, works m times t_i, and
-        then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over j < i.
+        """Bound by starts: stage i begins when a forward has come through those before it, works m
+        times t_i, and then a backward goes back through them: T >= m t_i + sum of (t_j + hops) over
+        j < i.
 
         A weighted mean of these holds too; the weights (not negative) make a layer count for at
         least one wherever it lies.
@@ -104,7 +106,7 @@ class StockCase:
         return (self.problem.num_layers + fixed_s) / weights
 
     def pace_s(self) -> float:
-        """The work of all stages, in fractions of layers."""
+        """Return the work of all stages, in fractions of layers."""
         slowness, offset = [], 0.0
         longest_s = 0.0
         for p in range(self.grid.num_stages):
@@ -117,7 +119,8 @@ class StockCase:
         return self.num_micro_batches * max(period_s, longest_s)
 
     def stage_layers(self, below_s: float) -> list[list[int]]:
-        """For each stage, the numbers of layers with which it fits and could end by `below_s`."""
+        """Return, for each stage, the numbers of layers with which it fits and could end by
+        `below_s`."""
         num_layers, chunks = self.problem.num_layers, self.settings.num_chunks
         most = num_layers - chunks * (self.grid.num_stages - 1)
         found = []
@@ -136,13 +139,13 @@ class StockCase:
         return found
 
     def layers_to_recompute(self, stages: Divisions) -> Divisions:
-        """By blocks, for divisions of the stages, shape [division]."""
+        """Return it by blocks, for divisions of the stages, shape [division]."""
         kept = [np.array(self._kept[p])[stages[:, p]] for p in range(self.grid.num_stages)]
         return np.asarray(np.max(kept, axis=0), dtype=np.int64)
 
     def least_times_s(self, divisions: Divisions) -> Seconds:
-        """A step of each division in seconds, paths that are shared left out; `inf` where it does
-        not fit."""
+        """Return a step of each division in seconds, paths that are shared left out; `inf` where
+        it does not fit."""
         stages = self.stages_of(divisions)
         recomputed = self.layers_to_recompute(stages)
         schedule = self.schedule
@@ -174,7 +177,7 @@ class StockCase:
         return interleaved(tuple(range(num_stages)) * chunks, self.num_micro_batches)
 
     def stages_of(self, divisions: Divisions) -> Divisions:
-        """Layers of whole stages, shape [division, stage]."""
+        """Return layers of whole stages, shape [division, stage]."""
         shape = (len(divisions), self.settings.num_chunks, self.grid.num_stages)
         return np.asarray(divisions.reshape(shape).sum(axis=1), dtype=np.int64)
 
@@ -229,7 +232,7 @@ class StockCase:
         divisions: Divisions,
         recomputed: Divisions,
     ) -> list[ChunkSeconds]:
-        """A stage's passes, divided among its chunks by their FLOPs
+        """Return a stage's passes, divided among its chunks by their FLOPs
         (`schedule.orders.chunk_times`)."""
         place, num_layers = places[p], stages[:, p]
         base, each = place.times
@@ -253,7 +256,7 @@ class StockCase:
         return found
 
     def _after_exchange(self, ends: Sequence[Sequence[Seconds]], stages: Divisions) -> Seconds:
-        """When all gradients are reduced.
+        """Return when all gradients are reduced.
 
         Each stage's all-reduce by itself, then those of tied embeddings; what overlaps with the
         last backward passes is left out.
@@ -267,7 +270,8 @@ class StockCase:
         return np.asarray(np.max([*last_s, *(both_s + s for s in tied_s)], axis=0))
 
     def _update_s(self, stages: Divisions) -> Seconds:
-        """The optimizer, and with the distributed one the new weights, of the slowest stage."""
+        """Return seconds of the optimizer, and with the distributed one the new weights, of the
+        slowest stage."""
         _, weights, _ = self._exchange_lines()
         found = []
         for p, (zero_s, each_s) in enumerate(weights):
@@ -277,8 +281,8 @@ class StockCase:
         return np.asarray(np.max(found, axis=0))
 
     def _exchange_lines(self) -> tuple[list[_Line], list[_Line], list[float]]:
-        """Seconds without layers and what each layer adds, of the gradients and of the new weights
-        of each stage; then seconds of each replica's tied embeddings.
+        """Return seconds without layers and what each layer adds, of the gradients and of the new
+        weights of each stage; then seconds of each replica's tied embeddings.
 
         What overlaps has as many buckets as there are layers, and is left out.
         """
@@ -300,7 +304,7 @@ _Line = tuple[float, float]
 
 
 def _of_stage_s(collectives: Sequence[Collective], stage: int) -> float:
-    """Of those that a stage has by itself, one after the other."""
+    """Add up the seconds of those that a stage has by itself."""
     own = [c for c in collectives if all(s == stage for _, s in c.holders)]
     return sum(map(_seconds, own))
 

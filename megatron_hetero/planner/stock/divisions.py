@@ -12,7 +12,7 @@ Divisions = NDArray[np.int64]
 
 
 def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> int:
-    """How many rows `stage_divisions` gives."""
+    """Return how many rows `stage_divisions` gives."""
     ways = [1] + [0] * num_layers
     for counts in allowed:
         ways = [sum(ways[n - c] for c in counts if c <= n) for n in range(num_layers + 1)]
@@ -20,7 +20,8 @@ def num_stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> in
 
 
 def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisions:
-    """Every way to give each stage one of its allowed numbers of layers, `num_layers` in all.
+    """Return every way to give each stage one of its allowed numbers of layers, `num_layers` in
+    all.
 
     Returns:
         Shape [division, stage].
@@ -39,7 +40,7 @@ def stage_divisions(num_layers: int, allowed: Sequence[Sequence[int]]) -> Divisi
 
 
 def in_even_chunks(stages: Divisions, num_chunks: int) -> Divisions:
-    """Each stage's layers in chunks that differ by one at most, larger ones first.
+    """Return each stage's layers in chunks that differ by one at most, larger ones first.
 
     Args:
         stages: shape [division, stage].
@@ -51,7 +52,7 @@ def in_even_chunks(stages: Divisions, num_chunks: int) -> Divisions:
 
 
 def moves(division: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The divisions in which one layer is on another stage or chunk."""
+    """Yield the divisions in which one layer is on another stage or chunk."""
     for giver, taker in permutations(range(len(division)), 2):
         if division[giver] > 1:
             moved = list(division)

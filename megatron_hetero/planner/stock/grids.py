@@ -44,7 +44,8 @@ class StockGrid:
 
 
 def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
-    """All grids, of those that differ in the names of like nodes alone one; whether they are all.
+    """Return all grids, of those that differ in the names of like nodes alone one; whether they are
+    all.
 
     A tensor-parallel group stays on one node.
     """
@@ -67,7 +68,7 @@ def stock_grids(problem: Problem) -> tuple[tuple[StockGrid, ...], bool]:
 
 
 def _exchangeable(problem: Problem, kind: Kind) -> Iterator[Kind]:
-    """The nodes of a kind that have the same links to all other nodes."""
+    """Yield the nodes of a kind that have the same links to all other nodes."""
     groups: list[list[Node]] = []
     for node in kind.nodes:
         group = next((g for g in groups if _same_links(problem, g[0], node)), None)
@@ -93,7 +94,7 @@ _Order = tuple[tuple[Kind, int, int], ...]
 
 
 def _num_orders(kinds: Sequence[Kind], width: int) -> int:
-    """At least the number of orders: all sequences of the choices that nodes have."""
+    """Bound the number of orders from below: all sequences of the choices that nodes have."""
     num_nodes = sum(len(kind.nodes) for kind in kinds)
     num_orders, total = 1, 1
     choices = sum(max(1, kind.num_gpus // width) for kind in kinds)
@@ -106,7 +107,7 @@ def _num_orders(kinds: Sequence[Kind], width: int) -> int:
 
 
 def _orders(kinds: Sequence[Kind], amounts: Sequence[Sequence[int]]) -> Iterator[_Order]:
-    """Every sequence of nodes with the amounts that they give; like nodes come by number."""
+    """Yield every sequence of nodes with the amounts that they give; like nodes come by number."""
 
     def extend(order: _Order, used: tuple[int, ...]) -> Iterator[_Order]:
         if order:
@@ -129,7 +130,7 @@ def _units(problem: Problem, order: _Order, width: int) -> list[Unit]:
 
 
 def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[StockGrid]:
-    """Every way to fill replicas and stages with all of the units."""
+    """Yield every way to fill replicas and stages with all of the units."""
     for num_replicas in problem.replica_counts():
         if len(units) % num_replicas:
             continue
@@ -151,5 +152,5 @@ def _grids(problem: Problem, units: Sequence[Unit]) -> Iterator[StockGrid]:
 
 
 def _content(grid: StockGrid) -> tuple[object, ...]:
-    """Equal for grids with the same nodes at the same places; replicas may change theirs."""
+    """Return equal for grids with the same nodes at the same places; replicas may change theirs."""
     return grid.width, tuple(sorted(tuple(unit.node for unit in c) for c in grid.chains))

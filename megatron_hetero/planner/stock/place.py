@@ -30,7 +30,7 @@ class StockPlace:
         return base.total_s + num_layers * each.total_s
 
     def least_recomputed(self, num_layers: int) -> int:
-        """Layers that must be recomputed for the stage to fit; `NEVER` where it does not."""
+        """Return layers that must be recomputed for the stage to fit; `NEVER` where it does not."""
         if self.memory.peak_bytes(num_layers) <= self.memory.capacity_bytes:
             return 0
         if self.recomputed is None:

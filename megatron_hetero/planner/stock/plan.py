@@ -39,7 +39,7 @@ _RECOMPUTE_FLAGS: Mapping[Recompute, tuple[str, ...]] = {
 
 
 def stock_plan(case: StockCase, division: Sequence[int], num_recomputed: int) -> Plan:
-    """The plan of one division.
+    """Return the plan of one division.
 
     Args:
         division: layers of each virtual stage.
@@ -101,7 +101,7 @@ def _stages(chain: Chain, division: Sequence[int], some: int | None) -> tuple[St
 
 @lru_cache(maxsize=256)
 def with_settings(workload: Workload, micro_batch_size: int, recompute: Recompute) -> Workload:
-    """The same job with another micro-batch size and another recompute, in its flags too."""
+    """Return the same job with another micro-batch size and another recompute, in its flags too."""
     training = workload.training
     if (training.micro_batch_size, training.recompute) == (micro_batch_size, recompute):
         return workload

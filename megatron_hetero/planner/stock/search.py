@@ -88,9 +88,9 @@ MAX_GPUS_BESIDE_A_PLAN = 12
 
 
 def stock_beside_a_plan(problem: Problem) -> StockResult | None:
-    """`best_stock_plan` within limits, for a plan to be compared with; None too for clusters that
-    are too large for it, where speed is not all that counts, and under prices other than the
-    project's own."""
+    """Return `best_stock_plan` within limits, for a plan to be compared with; None too for
+    clusters that are too large for it, where speed is not all that counts, and under prices
+    other than the project's own."""
     is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
     has_goal = problem.objective.may_want_fewer(problem.cluster)
     if is_large or has_goal or problem.make_costs is not CostModel:
@@ -99,7 +99,7 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
 
 
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
-    """The fastest plan of stock Megatron that fits; None if none does."""
+    """Return the fastest plan of stock Megatron that fits; None if none does."""
     grids, is_complete = stock_grids(problem)
     search = _StockSearch(problem, limits or StockLimits(), is_complete)
     search.run(sorted(grids, key=lambda grid: -grid.num_gpus))
@@ -125,7 +125,7 @@ class _StockSearch:
             self._climb(*winner)
 
     def result(self) -> StockResult | None:
-        """What was found."""
+        """Return what was found."""
         if self._best is None:
             return None
         validate_plan(self._best, self._problem.cluster)
@@ -158,21 +158,21 @@ class _StockSearch:
         return found
 
     def _kinds_of_recompute(self, num_chunks: int) -> tuple[StockRecompute, ...]:
-        """Selective recompute spares what flash attention does not keep anyway."""
+        """Return kinds of recompute: selective spares what flash attention does not keep anyway."""
         training = self._problem.workload.training
         flash = all(uses_flash_attention(training, node.gpu_type) for node in self._problem.nodes)
         plain: tuple[StockRecompute, ...] = ("as needed",) if num_chunks == 1 else ("none", "full")
         return plain if flash else (*plain, "selective")
 
     def _can_interleave(self, grid: StockGrid, num_chunks: int, num_micro_batches: int) -> bool:
-        """As Megatron demands of micro-batches and layers."""
+        """Check as Megatron demands of micro-batches and layers."""
         num_stages = grid.num_stages
         if num_stages * num_chunks > self._problem.num_layers:
             return False
         return num_chunks == 1 or (num_stages > 1 and num_micro_batches % num_stages == 0)
 
     def _search(self, cases: Iterable[StockCase]) -> tuple[StockCase, Division] | None:
-        """The case and the division that became the best, if any did."""
+        """Return the case and the division that became the best, if any did."""
         winner = None
         ranked = sorted(
             ((case.quick_s(), number, case) for number, case in enumerate(cases)),
@@ -198,7 +198,7 @@ class _StockSearch:
     def _search_case(
         self, case: StockCase, most_in_vain: int | None = None
     ) -> tuple[tuple[StockCase, Division] | None, bool]:
-        """What became the best, and whether nothing was left to simulate."""
+        """Return what became the best, and whether nothing was left to simulate."""
         winner, num_in_vain = None, 0
         for division in self._promising(case):
             if num_in_vain == most_in_vain:
@@ -210,7 +210,7 @@ class _StockSearch:
         return winner, True
 
     def _promising(self, case: StockCase) -> Iterator[Division]:
-        """Divisions whose bound is below the best, the lowest bound first."""
+        """Yield divisions whose bound is below the best, the lowest bound first."""
         divisions = self._divisions(case)
         if not len(divisions):
             return
@@ -226,7 +226,8 @@ class _StockSearch:
         return num_stage_divisions(self._problem.num_layers, case.stage_layers(below_s))
 
     def _divisions(self, case: StockCase) -> Divisions:
-        """All that could beat the best so far; of too many those with the fastest slowest stage."""
+        """Return all that could beat the best so far; of too many those with the fastest slowest
+        stage."""
         below_s = self._best_s
         if self._num_divisions(case, below_s) > MAX_DIVISIONS:
             low_s = case.pace_s()
@@ -240,7 +241,8 @@ class _StockSearch:
         return in_even_chunks(stages, case.settings.num_chunks)
 
     def _climb(self, case: StockCase, division: Division) -> None:
-        """One layer to another chunk, or where that does not help two, as long as that helps."""
+        """Move one layer to another chunk, or where that does not help two, as long as that
+        helps."""
         better: Division | None = division
         while better is not None and not self._is_spent():
             division, better = better, None
@@ -251,7 +253,7 @@ class _StockSearch:
                 better = self._first_of_two_moves(case, division)
 
     def _first_of_two_moves(self, case: StockCase, division: Division) -> Division | None:
-        """A better division two moves away, in the order of the bound."""
+        """Return a better division two moves away, in the order of the bound."""
         if (len(division) * (len(division) - 1)) ** 2 > MAX_DIVISIONS:
             return None
         found: list[Division] = sorted(
@@ -269,7 +271,7 @@ class _StockSearch:
         return None
 
     def _simulate(self, case: StockCase, division: Division) -> bool:
-        """Whether it is the best."""
+        """Return whether it is the best."""
         self._num_simulated += 1
         stages = case.stages_of(np.array([division]))
         recomputed = int(case.layers_to_recompute(stages)[0])

@@ -21,7 +21,7 @@ STOCK = "stock"
 
 
 def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
-    """The plan, with its own micro-batch size and recompute.
+    """Return the plan, with its own micro-batch size and recompute.
 
     Raises:
         InfeasiblePlanError: stock Megatron has no plan that fits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_hetero.planner.completion.fill import Filler
-from megatron_hetero.planner.moves.local import insertions
+from megatron_hetero.planner.moves.fine import insertions
 from megatron_hetero.planner.problem import Unit, make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 

@@ -35,10 +35,7 @@ def planned(folder: Path, networks: list[str]) -> Candidate:
                 site: {"bandwidth": network, "latency": "10 us"}
                 for site, network in zip(sites, networks, strict=True)
             },
-            # Quick times leave shared lines out; the exact ones, which choose, count them.
-            "between_sites": [
-                {"sites": sites, "bandwidth": "200 Gb/s", "latency": "2 ms", "shared": "none"}
-            ],
+            "between_sites": [{"sites": sites, "bandwidth": "200 Gb/s", "latency": "2 ms"}],
         },
     }
     (folder / "cluster.yaml").write_text(canonical_json(data))

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.completer import Completer
-from megatron_hetero.planner.moves.neighbours import Structure, neighbours
+from megatron_hetero.planner.moves.neighbours import Structure, like_exchanges, neighbours
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, Unit, chains_of, make_problem
 from megatron_hetero.planner.shapes.symmetric import Symmetric
-from tests.cost.builders import FAST, make_cluster, make_workload
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
 from tests.planner.strategies import cases, clusters, workloads
 
 
@@ -56,3 +56,17 @@ def test_a_move_is_made_in_one_replica_or_in_all_alike() -> None:
     idle = Unit("n1", (0,)), Unit("n1", (1,))
     assert ((*chain[0], idle[0]), chain[1]) in moved
     assert ((*chain[0], idle[0]), (*chain[1], idle[1])) in moved
+
+
+def test_like_groups_on_unlike_nodes_are_exchanged() -> None:
+    problem = make_problem(
+        make_cluster(("a", FAST, 2), ("b", FAST, 2), ("c", SLOW, 1)), make_workload(4, 8)
+    )
+    one, other = (Unit("a", (0,)), Unit("c", (0,))), (Unit("b", (1,)), Unit("a", (1,)))
+    found = list(like_exchanges((one, other), {"a": 0, "b": 0, "c": 1}))
+    assert found == [
+        ((Unit("b", (1,)), Unit("c", (0,))), (Unit("a", (0,)), Unit("a", (1,)))),
+        ((Unit("a", (0,)), Unit("c", (0,))), (Unit("a", (1,)), Unit("b", (1,)))),
+    ]
+    for structure in found:
+        check(problem, structure)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.completion.fill import Filler
-from megatron_hetero.planner.evaluate.candidate import CALM, Candidate
+from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.joins import joined_replicas
+from megatron_hetero.planner.evaluate.unlike import unlike
+from megatron_hetero.planner.moves.fine import fine_moves, idle_gpus, insertions, replaced
 from megatron_hetero.planner.problem import Chain, Problem, Unit, chains_of
-
-_NUM_CALM = 2
+from tools.referees.search.joins import joined_replicas
 
 
 class LocalSearch:
@@ -104,55 +104,18 @@ def neighbours(problem: Problem, filler: Filler, placement: Placement) -> Iterat
                 yield filled
 
 
-def fine_moves(placement: Placement) -> Iterator[Placement]:
-    """One layer from a stage to another, or one micro-batch from a replica to another."""
-    yield from _layer_moves(placement)
-    yield from _micro_batch_moves(placement)
-
-
-def _layer_moves(placement: Placement) -> Iterator[Placement]:
-    for r, replica in enumerate(placement.replicas):
-        stages = replica.stages
-        for source, giver in enumerate(stages):
-            if giver.num_layers == 1:
-                continue
-            for target, taker in enumerate(stages):
-                if target != source:
-                    changed = list(stages)
-                    changed[source] = PlacedStage(giver.devices, giver.num_layers - 1)
-                    changed[target] = PlacedStage(taker.devices, taker.num_layers + 1)
-                    moved = PlacedReplica(tuple(changed), replica.num_micro_batches)
-                    yield _with_replica(placement, r, moved)
-
-
-def _micro_batch_moves(placement: Placement) -> Iterator[Placement]:
-    for source, giver in enumerate(placement.replicas):
-        if giver.num_micro_batches == 1:
-            continue
-        for target, taker in enumerate(placement.replicas):
-            if target != source:
-                fewer = PlacedReplica(giver.stages, giver.num_micro_batches - 1)
-                more = PlacedReplica(taker.stages, taker.num_micro_batches + 1)
-                yield _with_replica(_with_replica(placement, source, fewer), target, more)
-
-
-def _with_replica(placement: Placement, index: int, replica: PlacedReplica) -> Placement:
-    replicas = placement.replicas
-    return Placement((*replicas[:index], replica, *replicas[index + 1 :]))
-
-
 def _chain_moves(problem: Problem, chains: list[Chain]) -> Iterator[tuple[Chain, ...]]:
     """Structural moves; each result is a tuple of non-empty chains of disjoint units."""
     counts = problem.replica_counts()
     yield from insertions(chains, _idle_units(problem, chains), counts)
     for r, chain in enumerate(chains):
         for s, unit in enumerate(chain):
-            without = _replaced(chains, r, (*chain[:s], *chain[s + 1 :]))
+            without = replaced(chains, r, (*chain[:s], *chain[s + 1 :]))
             if len(without) in counts and without:
                 yield tuple(without)
             yield from insertions(without, [unit], counts)
             for pieces in _recut(problem, chain, s):
-                yield tuple(_replaced(chains, r, pieces))
+                yield tuple(replaced(chains, r, pieces))
     places = [(r, s) for r, chain in enumerate(chains) for s in range(len(chain))]
     for i, (r, s) in enumerate(places):
         for q, t in places[i + 1 :]:
@@ -161,39 +124,6 @@ def _chain_moves(problem: Problem, chains: list[Chain]) -> Iterator[tuple[Chain,
                 swapped = [list(chain) for chain in chains]
                 swapped[r][s], swapped[q][t] = other, one
                 yield tuple(tuple(chain) for chain in swapped)
-
-
-def insertions(
-    chains: list[Chain],
-    units: list[Unit],
-    counts: range,
-    shape: Callable[[Chain], Hashable] | None = None,
-) -> Iterator[tuple[Chain, ...]]:
-    """Each unit at every place of every replica, and as a replica of its own.
-
-    Args:
-        shape: of replicas for which it is equal, before and after, one is enough.
-    """
-    for unit in units:
-        seen = set()
-        if len(chains) in counts:
-            for r, chain in enumerate(chains):
-                before = None if shape is None else shape(chain)
-                for s in range(len(chain) + 1):
-                    after = (*chain[:s], unit, *chain[s:])
-                    if shape is not None:
-                        change = before, shape(after)
-                        if change in seen:
-                            continue
-                        seen.add(change)
-                    yield tuple(_replaced(chains, r, after))
-        if len(chains) + 1 in counts:
-            yield (*chains, (unit,))
-
-
-def _replaced(chains: list[Chain], index: int, chain: Chain) -> list[Chain]:
-    """The chains with one replaced, or left out when empty."""
-    return [*chains[:index], *([chain] if chain else []), *chains[index + 1 :]]
 
 
 def _recut(problem: Problem, chain: Chain, index: int) -> Iterator[Chain]:
@@ -220,36 +150,3 @@ def _idle_units(problem: Problem, chains: list[Chain]) -> list[Unit]:
         idle = idle_gpus(problem, chains, node.name)
         units += [Unit(node.name, idle[:w]) for w in problem.widths[node.name] if w <= len(idle)]
     return units
-
-
-def idle_gpus(problem: Problem, chains: Sequence[Sequence[Unit]], node: str) -> tuple[int, ...]:
-    """Of a node, those that no chain uses."""
-    used = {i for chain in chains for unit in chain if unit.node == node for i in unit.indices}
-    return tuple(i for i in problem.gpus[node] if i not in used)
-
-
-def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The best placements that differ in more than layers and micro-batches, and in more than
-    which of like nodes is which."""
-    chosen: dict[Hashable, Candidate] = {}
-    images: set[Hashable] = set()
-    for candidate in ranking:
-        if len(chosen) == count:
-            break
-        image = candidate.step_time_s, candidate.crowding, candidate.pattern
-        if candidate.structure not in chosen and image not in images:
-            chosen[candidate.structure] = candidate
-            images.add(image)
-    return list(chosen.values())
-
-
-def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """`unlike`, and the best of those whose paths are not crowded, which may be better than they
-    look beside the others."""
-    found = unlike(ranking, count)
-    for crowding in CALM:
-        calm = unlike(
-            [candidate for candidate in ranking if candidate.crowding <= crowding], _NUM_CALM
-        )
-        found += [candidate for candidate in calm if candidate not in found]
-    return found

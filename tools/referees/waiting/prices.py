@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from megatron_hetero.bounds.share import Share
-from megatron_hetero.bounds.waiting.table import CapTable, Floats, FoundChain, StageKinds
-from megatron_hetero.cost.fill_rules import Room
+from tools.referees.waiting.rules import Room
+from tools.referees.waiting.share import Share
+from tools.referees.waiting.table import CapTable, Floats, FoundChain, StageKinds
 
 _WEIGHTS = np.array([0.0, 0.4, 0.8, 1.2, 1.7, 2.4, 3.4])
 """Prices of a fill second that are tried, in parts of 1 / cap."""

@@ -12,7 +12,7 @@ from itertools import permutations, product
 
 from megatron_hetero.planner.columns.kinds import Kind
 from megatron_hetero.planner.problem import Problem
-from megatron_hetero.planner.shapes.shape_layout import Shape
+from tools.referees.search.shape_layout import Shape
 
 _MAX_SHAPES = 400
 _MAX_ENDS = 4
@@ -23,7 +23,8 @@ _MAX_KINDS = 4
 
 
 def sandwiches(problem: Problem, kinds: Sequence[Kind]) -> list[Shape]:
-    """Those that use nearly all GPUs of two kinds, the best by their speed and depth alone."""
+    """Return those that use nearly all GPUs of two kinds, the best by their speed and depth
+    alone."""
     if len(kinds) > _MAX_KINDS:
         return []
     ranked: list[tuple[float, Shape]] = []
@@ -36,7 +37,7 @@ def sandwiches(problem: Problem, kinds: Sequence[Kind]) -> list[Shape]:
 def _of_pair(
     problem: Problem, kinds: Sequence[Kind], pair: tuple[int, int], widths: tuple[int, int]
 ) -> Iterator[tuple[float, Shape]]:
-    """About the step's seconds, and the shape."""
+    """Yield about the step's seconds, and the shape."""
     costs, rows = problem.costs, problem.costs.vocab_rows(sorted(widths))
     gpus = [sum(len(problem.gpus[node.name]) for node in kinds[k].nodes) for k in pair]
     speeds = [

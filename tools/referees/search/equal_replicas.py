@@ -7,9 +7,9 @@ wait.
 from __future__ import annotations
 
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.moves.local import unlike
-from megatron_hetero.planner.shapes.shape_layout import Shape
-from megatron_hetero.planner.shapes.shape_search import MAX_KINDS, ShapeSearch
+from megatron_hetero.planner.evaluate.unlike import unlike
+from tools.referees.search.shape_layout import Shape
+from tools.referees.search.shape_search import MAX_KINDS, ShapeSearch
 
 _MANY_GPUS = 768
 """In larger clusters a part of the work, which found plans as good in most of them."""
@@ -20,23 +20,17 @@ class EqualReplicas:
     """Hill climbing over shapes from the best placements so far; see the module."""
 
     name = "equal-replicas"
+    searching = ShapeSearch
 
-    def __init__(
-        self, launch_ahead: bool = False, num_starts: int = 4, max_work: int = 40_000
-    ) -> None:
-        self.launch_ahead = launch_ahead
-        """Whether shapes are compared with launch counts that hide their hops."""
+    def __init__(self, num_starts: int = 4, max_work: int = 40_000) -> None:
         self.num_starts = num_starts
         self.max_work = max_work
         """Limit in stages priced (a placement of n stages counts n), of all climbs together."""
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        if self.launch_ahead and not board.problem.costs.has_launch_counts:
-            return
-        ranking = board.ranking_with_counts if self.launch_ahead else board.ranking
-        starts = unlike(ranking, self.num_starts)
-        search = ShapeSearch(board, self.name, self.launch_ahead)
+        starts = unlike(board.ranking, self.num_starts)
+        search = self.searching(board, self.name)
         if len(search.kinds) > MAX_KINDS:
             return
         is_large = board.problem.num_gpus > _MANY_GPUS

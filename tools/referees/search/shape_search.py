@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.planner.columns.kinds import Kind, kinds_of
-from megatron_hetero.planner.columns.unit_mix import Mix, UnitMixer
 from megatron_hetero.planner.completion.fill import FilledChain, Filler, placed_replica
 from megatron_hetero.planner.completion.micro_batches import equal_shares
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem, chains_of
-from megatron_hetero.planner.shapes.sandwiches import sandwiches
-from megatron_hetero.planner.shapes.shape_layout import Shape, ShapeLayouts
 from megatron_hetero.planner.shapes.spread import Spreader
+from tools.referees.search.sandwiches import sandwiches
+from tools.referees.search.shape_layout import Shape, ShapeLayouts
 
 MAX_KINDS = 32
 """One shape for all replicas uses few kinds of nodes: with more of them, most GPUs would idle."""
@@ -32,28 +31,26 @@ _NUM_COUNTS = 2
 class ShapeSearch:
     """Shapes on the nodes of a problem, priced on its board."""
 
-    def __init__(self, board: Scoreboard, name: str, launch_ahead: bool = False) -> None:
+    def __init__(self, board: Scoreboard, name: str) -> None:
         self.board = board
         self.name = name
-        self.launch_ahead = launch_ahead
         self.problem: Problem = board.problem
         self.kinds: Sequence[Kind] = kinds_of(board.problem)
         self.kind_of = {node.name: k for k, kind in enumerate(self.kinds) for node in kind.nodes}
-        self.filler = Filler(board.problem, launch_ahead)
+        self.filler = Filler(board.problem)
         self.spreader = Spreader(board.problem, self.kind_of)
         self.work = 0
         self.layouts = ShapeLayouts(board.problem, self.kinds)
-        self.mixer = UnitMixer(board.problem, self.kinds)
         self._promises_s: dict[Shape, float | None] = {}
         self._found: dict[Shape, Candidate | None] = {}
 
     def shape_of(self, candidate: Candidate) -> Shape:
-        """The shape of a candidate's first replica."""
+        """Return the shape of a candidate's first replica."""
         stages = candidate.placement.replicas[0].stages
         return tuple((self.kind_of[s.devices[0].node], s.width) for s in stages)
 
     def climb(self, shape: Shape, max_work: int) -> None:
-        """From a shape to better ones, best promise first, while there are any; then layers."""
+        """Go from a shape to better ones, best promise first, while there are any; then layers."""
         limit = self.work + max_work
         best = self.price(shape, None)
         while True:
@@ -78,60 +75,29 @@ class ShapeSearch:
                 self.climb(shape, max_work)
 
     def price(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
-        """The best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
+        """Return the best placement of a shape; None if it fits nowhere or cannot beat `beat`."""
         best = None
         for count, by_stage in self._layouts(shape):
             # Stage by stage the first replica is known before the others are put anywhere.
             chains = [] if by_stage else self.layouts.chains(shape, count, by_stage)
-            filled = self._fill(chains[0] if chains else self.layouts.first_chain(shape, count))
-            quick_s = filled.quick_time_s(self._each(count))
+            filled = self.fill(chains[0] if chains else self.layouts.first_chain(shape, count))
+            quick_s = filled.quick_time_s(self.each(count))
             if not filled.fits or (beat and quick_s >= beat.step_time_s):
                 continue
             chains = chains or self.layouts.chains(shape, count, by_stage)
-            candidate = self._score(chains, filled.layers)
+            candidate = self.score(chains, filled.layers)
             if candidate and (best is None or candidate.key < best.key):
                 best = candidate
-        mixed = self._mixed(shape, beat if best is None else best)
-        return mixed or best
+        return best
 
-    def _mixed(self, shape: Shape, beat: Candidate | None) -> Candidate | None:
-        """The placement of unlike GPUs with a shape's layers, where it is better than `beat`."""
-        found = self._mix(shape)
-        if found is None:
-            return None
-        filled, mix, count = found
-        if beat and filled.quick_time_s(self._each(count)) >= beat.step_time_s:
-            return None
-        chains = self.mixer.chains(mix)[:count]
-        candidate = self._score(chains, filled.layers) if chains else None
-        return candidate if candidate and (beat is None or candidate.key < beat.key) else None
-
-    def _mix(self, shape: Shape) -> tuple[FilledChain, Mix, int] | None:
-        """A replica of a shape, as many of its layers as there are GPUs for, and how many of these
-        are needed."""
-        if not self.mixer.is_useful or not self._is_allowed(shape):
-            return None
-        if not self.layouts.has_room(shape, 1, True):
-            return None
-        filled = self._fill(self.layouts.first_chain(shape, 1))
-        if not filled.fits:
-            return None
-        mix = self.mixer.most(shape, filled)
-        counts = self.problem.replica_counts()
-        if len(mix.counts) < 2 or not counts or mix.num_replicas < counts.start:
-            return None
-        most = min(mix.num_replicas, counts[-1])
-        fewest = -(-self.problem.num_micro_batches // self._each(most))
-        return filled, mix, fewest if fewest in counts else most
-
-    def _each(self, count: int) -> int:
-        """Micro-batches that each of so many replicas does at most."""
+    def each(self, count: int) -> int:
+        """Return micro-batches that each of so many replicas does at most."""
         return -(-self.problem.num_micro_batches // count)
 
     def _improved(
         self, shape: Shape, best: Candidate | None, limit: int
     ) -> tuple[Shape, Candidate] | None:
-        """The first neighbour that is better, the most promising first."""
+        """Return the first neighbour that is better, the most promising first."""
         ranked = []
         for moved in dict.fromkeys(self._moves(shape)):
             if moved in self._found:
@@ -149,36 +115,33 @@ class ShapeSearch:
         return None
 
     def _promise_s(self, shape: Shape) -> float | None:
-        """The pipelines' quick time alone; None where the shape has no room or does not fit."""
         if shape not in self._promises_s:
-            promise_s = self._quick_time_s(shape)
-            found = self._mix(shape)
-            if found is not None:
-                filled, _, count = found
-                mixed_s = filled.quick_time_s(self._each(count))
-                promise_s = mixed_s if promise_s is None else min(promise_s, mixed_s)
-            self._promises_s[shape] = promise_s
+            self._promises_s[shape] = self.quick_time_s(shape)
         return self._promises_s[shape]
 
-    def _is_allowed(self, shape: Shape) -> bool:
+    def is_allowed(self, shape: Shape) -> bool:
+        """Return whether length and both ends keep to the limits."""
         is_short = 0 < len(shape) <= self.problem.max_stages()
         return is_short and self.kinds[shape[0][0]].may_start and self.kinds[shape[-1][0]].may_end
 
-    def _quick_time_s(self, shape: Shape) -> float | None:
+    def quick_time_s(self, shape: Shape) -> float | None:
+        """Return the pipelines' quick time; None where the shape has no room or does not fit."""
         for count, by_stage in self._layouts(shape):
             if by_stage:
-                filled = self._fill(self.layouts.first_chain(shape, count))
+                filled = self.fill(self.layouts.first_chain(shape, count))
             else:
-                filled = self._fill(self.layouts.chains(shape, count, by_stage)[0])
+                filled = self.fill(self.layouts.chains(shape, count, by_stage)[0])
             if filled.fits:
-                return filled.quick_time_s(self._each(count))
+                return filled.quick_time_s(self.each(count))
         return None
 
-    def _fill(self, chain: Chain) -> FilledChain:
+    def fill(self, chain: Chain) -> FilledChain:
+        """Return a replica with its layers."""
         rows = self.problem.costs.vocab_rows(sorted({unit.width for unit in chain}))
         return self.filler.chain(chain, rows, self.problem.num_micro_batches)
 
-    def _score(self, chains: Sequence[Chain], layers: Sequence[int]) -> Candidate | None:
+    def score(self, chains: Sequence[Chain], layers: Sequence[int]) -> Candidate | None:
+        """Price replicas of these layers and equal shares of the batch, laid out well."""
         shares = equal_shares(self.problem.num_micro_batches, len(chains))
         if shares is None:
             return None
@@ -192,7 +155,7 @@ class ShapeSearch:
         shares: Sequence[int],
         candidate: Candidate,
     ) -> Candidate:
-        """The best placement of a shape whose first layout gave `candidate`."""
+        """Return the best placement of a shape whose first layout gave `candidate`."""
         if not candidate.is_crowded:
             return candidate
         wider = self.spreader.spread(chains, shares)
@@ -202,17 +165,17 @@ class ShapeSearch:
     def score_shares(
         self, chains: Sequence[Chain], layers: Sequence[int], shares: Sequence[int]
     ) -> Candidate | None:
-        """A shape on these groups, with the same layers in all and so many micro-batches each."""
+        """Return a shape on these groups, with the same layers in all and so many micro-batches
+        each."""
         replicas = tuple(
             placed_replica(chain, layers, share)
             for chain, share in zip(chains, shares, strict=True)
         )
         self.work += len(chains) * len(layers)
-        score = self.board.score_with_counts if self.launch_ahead else self.board.score
-        return score(Placement(replicas), self.name)
+        return self.board.score(Placement(replicas), self.name)
 
     def _shift_layers(self, best: Candidate, limit: int) -> None:
-        """Layers from one stage to another, in all replicas at once, while that helps."""
+        """Move layers from one stage to another, in all replicas at once, while that helps."""
         improved = True
         while improved:
             improved = False
@@ -225,7 +188,7 @@ class ShapeSearch:
                     moved = list(layers)
                     moved[giver] -= 1
                     moved[taker] += 1
-                    found = self._score(chains, moved)
+                    found = self.score(chains, moved)
                     if found and found.key < best.key:
                         best, improved = found, True
                         break
@@ -233,15 +196,16 @@ class ShapeSearch:
                     break
 
     def _layouts(self, shape: Shape) -> Iterator[tuple[int, bool]]:
-        """As many replicas as there is room for, like stages side by side and replica by replica;
-        then fewer, with one micro-batch more each.  (How many, and whether stage by stage.)"""
-        if not self._is_allowed(shape):
+        """Yield as many replicas as there is room for, like stages side by side and replica by
+        replica; then fewer, with one micro-batch more each.  (How many, and whether stage by
+        stage.)"""
+        if not self.is_allowed(shape):
             return
         for by_stage in (True, False):
             most = self.layouts.most(shape, by_stage)
             if not most:
                 continue
-            share = self._each(most)
+            share = self.each(most)
             for extra in range(_NUM_COUNTS):
                 count = -(-self.problem.num_micro_batches // (share + extra))
                 fits = count == most or self.layouts.has_room(shape, count, by_stage)
@@ -249,7 +213,7 @@ class ShapeSearch:
                     yield count, by_stage
 
     def _moves(self, shape: Shape) -> Iterator[Shape]:
-        """Shapes one move away; equal neighbours are one run, changed at its ends only."""
+        """Yield shapes one move away; equal neighbours are one run, changed at its ends only."""
         menu = [(k, w) for k, kind in enumerate(self.kinds) for w in kind.widths]
         borders = [at for at in range(len(shape) + 1) if shape[at - 1 : at] != shape[at : at + 1]]
         for at in borders:

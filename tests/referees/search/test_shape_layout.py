@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import Chain, Unit, make_problem
-from megatron_hetero.planner.shapes.shape_layout import Shape, ShapeLayouts
 from tests.cost.builders import FAST, make_cluster, make_workload
+from tools.referees.search.shape_layout import Shape, ShapeLayouts
 
 
 def layouts(sizes: list[tuple[int, int]]) -> ShapeLayouts:

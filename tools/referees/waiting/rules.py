@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from megatron_hetero.cluster.spec import Node
 
@@ -51,6 +52,14 @@ class Room:
             left = self.budget - self.num_replicas * self.least_price
             most = int(min(most, left / (2 - self.least_price) + 1e-6))
         return max(0, most)
+
+
+@runtime_checkable
+class HasFillRules(Protocol):
+    """Prices that say how their pipelines fill and drain."""
+
+    def fill_rules(self) -> FillRules:
+        """Return what their pipelines take at least."""
 
 
 class FillRules(ABC):

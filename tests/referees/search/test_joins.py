@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.moves.joins import joined_replicas
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+from tools.referees.search.joins import joined_replicas
 
 
 def node_layers(replica: PlacedReplica) -> dict[str, int]:

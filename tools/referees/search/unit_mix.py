@@ -18,7 +18,7 @@ from megatron_hetero.planner.columns.packing import pack
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.completion.fill import FilledChain
 from megatron_hetero.planner.problem import Chain, Problem, Unit
-from megatron_hetero.planner.shapes.shape_layout import Shape
+from tools.referees.search.shape_layout import Shape
 
 _MAX_COMPOSITIONS = 200
 """Ways to make a replica on a site that are told apart, those of fewest GPUs."""
@@ -47,8 +47,6 @@ class UnitMixer:
         self.problem = problem
         self.kinds = kinds
         self.table = StageTable(problem, kinds)
-        self.is_useful = problem.counts_alike and len(kinds) > 1
-        """Whether replicas wait for each other, and there are unlike GPUs to mix."""
         self._gpus = tuple(len(kind.nodes) * kind.num_gpus for kind in kinds)
 
     def most(self, shape: Shape, filled: FilledChain) -> Mix:

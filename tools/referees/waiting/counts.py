@@ -11,8 +11,8 @@ from itertools import product
 
 import numpy as np
 
-from megatron_hetero.bounds.share import Share
-from megatron_hetero.bounds.waiting.table import CapTable, Floats, Ints
+from tools.referees.waiting.share import Share
+from tools.referees.waiting.table import CapTable, Floats, Ints
 
 _RATIO = 1.01
 """Caps this near to each other are taken together."""

@@ -12,12 +12,14 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import make_problem
-from megatron_hetero.planner.shapes.equal_replicas import EqualReplicas
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from tests.cost.builders import FAST, make_cluster, make_workload
 from tests.planner.strategies import clusters, workloads
 from tools.bench_planners import CASES
 from tools.referees.cases import load_case
+from tools.referees.search.equal_replicas import EqualReplicas
+from tools.referees.search.mixed_shapes import MixedReplicas
+from tools.referees.search.strategies import problem_of
 
 
 @settings(max_examples=25, deadline=None)
@@ -55,8 +57,8 @@ def test_unlike_widths_and_sandwiches_of_types_are_found(
 ) -> None:
     loaded = load_case(CASES / f"{case}.yaml")
     asked = loaded.questions[question]
-    problem = make_problem(asked.cluster, asked.workload, None, asked.make_costs)
-    best = search(problem, strategies=[Symmetric(), EqualReplicas()]).best
+    problem = problem_of(asked)
+    best = search(problem, strategies=[Symmetric(), MixedReplicas()]).best
     assert best is not None
     assert round(loaded.score(asked.score(best.placement).step_s), 4) >= least
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.bounds.waiting.table import Floats, Ints
+from tools.referees.waiting.table import Floats, Ints
 
 _NARROW = 1.01
 """Numbers of micro-batches this near to each other are taken together."""

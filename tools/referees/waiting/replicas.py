@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from megatron_hetero.bounds.chains.kinds import GpuClass, KindMaker
-from megatron_hetero.bounds.share import Share, shares_of
-from megatron_hetero.bounds.waiting.counts import CountProver
-from megatron_hetero.bounds.waiting.prices import Prover
-from megatron_hetero.cost.fill_rules import FillRules
+from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.cost.model import CostModel
+from tools.referees.waiting.counts import CountProver
+from tools.referees.waiting.kinds import KindMaker
+from tools.referees.waiting.prices import Prover
+from tools.referees.waiting.rules import FillRules
+from tools.referees.waiting.share import Share, shares_of
 
 _MAX_WORK = 2_000_000_000
 """Numbers computed: after that nothing more is proved."""

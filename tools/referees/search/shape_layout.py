@@ -31,7 +31,7 @@ class ShapeLayouts:
         self.kinds = kinds
 
     def most(self, shape: Shape, by_stage: bool) -> int:
-        """As many replicas as there is room for and the limits allow; zero for none."""
+        """Return as many replicas as there is room for and the limits allow; zero for none."""
         used: dict[int, int] = {}
         for kind, width in shape:
             used[kind] = used.get(kind, 0) + width
@@ -41,13 +41,14 @@ class ShapeLayouts:
         return next((n for n in counts if self.has_room(shape, n, by_stage)), 0)
 
     def has_room(self, shape: Shape, count: int, by_stage: bool) -> bool:
-        """Whether `count` replicas fit."""
+        """Return whether `count` replicas fit."""
         if by_stage:
             return self._first_places(shape, count) is not None
         return bool(self._places(shape, count, by_stage))
 
     def first_chain(self, shape: Shape, count: int) -> Chain:
-        """The first replica of `chains(shape, count, by_stage=True)`; empty if they do not fit."""
+        """Return the first replica of `chains(shape, count, by_stage=True)`; empty if they do
+        not fit."""
         places = self._first_places(shape, count) or []
         return tuple(
             self._unit(kind, width, node, taken)
@@ -69,8 +70,9 @@ class ShapeLayouts:
         return Unit(name, self.problem.gpus[name][taken : taken + width])
 
     def _first_places(self, shape: Shape, count: int) -> list[tuple[int, int]] | None:
-        """(node, GPUs of it taken before) of each stage of the first replica, stage by stage; None
-        if not all replicas fit.  Nodes that are equally full are counted, not visited."""
+        """Return (node, GPUs of it taken before) of each stage of the first replica, stage by
+        stage; None if not all replicas fit.  Nodes that are equally full are counted, not
+        visited."""
         runs: dict[int, list[_Run]] = {}
         places = []
         for kind, width in shape:
@@ -89,7 +91,7 @@ class ShapeLayouts:
         return places
 
     def _places(self, shape: Shape, count: int, by_stage: bool) -> list[list[tuple[int, int]]]:
-        """(node, GPUs of it taken before), [replica][stage]; empty if not all fit."""
+        """Return (node, GPUs of it taken before), [replica][stage]; empty if not all fit."""
         taken = {kind: [0] * len(self.kinds[kind].nodes) for kind, _ in shape}
         places: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         # No node before it has GPUs for this width left: what is taken is never given back.
@@ -113,7 +115,8 @@ class ShapeLayouts:
 
 
 def _filled(runs: Sequence[_Run], width: int, count: int) -> list[_Run] | None:
-    """The nodes after `count` units of a width went to the first ones that have room, or None."""
+    """Return the nodes after `count` units of a width went to the first ones that have room, or
+    None."""
     found: list[_Run] = []
     for num_nodes, free in runs:
         each = free // width

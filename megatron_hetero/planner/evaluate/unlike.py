@@ -1,0 +1,36 @@
+"""Starts that differ: the best placements but for those that are nearly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from megatron_hetero.planner.evaluate.candidate import CALM, Candidate
+
+_NUM_CALM = 2
+
+
+def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the best placements that differ in more than layers and micro-batches, and in more
+    than which of like nodes is which."""
+    chosen: dict[Hashable, Candidate] = {}
+    images: set[Hashable] = set()
+    for candidate in ranking:
+        if len(chosen) == count:
+            break
+        image = candidate.step_time_s, candidate.crowding, candidate.pattern
+        if candidate.structure not in chosen and image not in images:
+            chosen[candidate.structure] = candidate
+            images.add(image)
+    return list(chosen.values())
+
+
+def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return `unlike`, and the best of those whose paths are not crowded, which may be better
+    than they look beside the others."""
+    found = unlike(ranking, count)
+    for crowding in CALM:
+        calm = unlike(
+            [candidate for candidate in ranking if candidate.crowding <= crowding], _NUM_CALM
+        )
+        found += [candidate for candidate in calm if candidate not in found]
+    return found
