@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from megatron_hetero.errors import UsageError
+from megatron_hetero.planner.columns.other_recompute import OtherRecompute
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
 from megatron_hetero.planner.hexiscale.strategy import HexiScale
@@ -25,13 +26,14 @@ from megatron_hetero.planner.structure_search import StructureSearch
 def default_strategies() -> tuple[Strategy, ...]:
     """Return the strategies of a search, in the order in which they run.
 
-    The first two bring structures, the search over structures goes on from them, and the others
+    The first three bring structures, the search over structures goes on from them, and the others
     look at what is not among its moves: every plan of a very small problem, and groups of unequal
     shares.
     """
     return (
         Columns(),
         Symmetric(),
+        OtherRecompute(),
         StructureSearch(),
         Exhaustive(),
         Refine(),

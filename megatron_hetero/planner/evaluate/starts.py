@@ -30,7 +30,7 @@ def promising(
         The completed structures by their images.
     """
     prices_s: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
-    for candidate in (*board.ranking_with_counts, *board.misses.fastest):
+    for candidate in (*board.ranking_of_all, *board.misses.fastest):
         structure = tuple(chains_of(candidate.placement))
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
         prices_s.setdefault(image(structure), (structure, priced_s))

@@ -1,0 +1,65 @@
+"""Seeds that the job's own recompute hides: column generation under the other extreme of it.
+
+`Columns` prices every stage with the job's recompute.  A structure that lacks memory with it may be
+the best with more, and one that is slow with it the best with none; the search over structures then
+gives every stage its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from megatron_hetero.cost.choices import recomputes
+from megatron_hetero.cost.placement import Placement, Recompute
+from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+
+_NEAR = 1.02
+"""What lacks memory promises something if its step is no longer than this, beside the best."""
+_NUM_KEPT = 16
+
+
+class OtherRecompute:
+    """`Columns` as if all stages recomputed everything, or nothing where they do; see the module.
+
+    It runs where the job's recompute stands in the way: where nothing fits, or where what lacks
+    memory promises a step about as short as the best.
+    """
+
+    name = "columns"
+
+    def search(self, board: Scoreboard) -> None:
+        """See `Strategy.search`."""
+        problem, own = board.problem, board.problem.workload.training.recompute
+        other: Recompute = "none" if own == "full" else "full"
+        if other not in recomputes(problem.costs) or not _lacks_memory(board):
+            return
+        costs = problem.costs.variant(recompute=other)
+        part = Scoreboard(replace(problem, costs=costs))
+        Columns().search(part)
+        board.num_priced += part.num_priced
+        for found in part.ranking_with_counts[:_NUM_KEPT]:
+            placement = _recomputing(found.placement, other)
+            cost = problem.costs.placement(placement)
+            board.keep_refined(placement, cost, self.name, found.rank_order)
+
+
+def _lacks_memory(board: Scoreboard) -> bool:
+    """Return whether structures without memory promise steps about as short as the best."""
+    best = board.nearest
+    promise_s = min((miss.step_time_s for miss in board.misses.fastest), default=inf)
+    return best is None or promise_s < _NEAR * best.step_time_s
+
+
+def _recomputing(placement: Placement, recompute: Recompute) -> Placement:
+    """Return the placement with this recompute in every stage."""
+    return Placement(
+        tuple(
+            replace(
+                replica,
+                stages=tuple(replace(stage, recompute=recompute) for stage in replica.stages),
+            )
+            for replica in placement.replicas
+        )
+    )
