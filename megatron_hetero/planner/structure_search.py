@@ -51,7 +51,7 @@ class StructureSearch:
         max_work: int = 1_500_000,
         num_starts: int = 12,
         num_whole: int = 24,
-        num_descents: int = 4,
+        num_descents: int = 6,
         patience: int = 6,
         work_per_gpu: int = 20_000,
         slack: float = 1.15,

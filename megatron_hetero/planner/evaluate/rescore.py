@@ -33,7 +33,7 @@ more forwards ahead may still bring it before."""
 _MAX_STOCK = 4
 """Of the best that stock Megatron runs, those that are simulated."""
 _NUM_FURTHER = 3
-"""Of the best with their queues, those that try to launch further ahead."""
+"""Of the best with their queues, and of the best without, those that launch further ahead."""
 
 
 class Rescorer:
@@ -59,11 +59,13 @@ class Rescorer:
                     break
                 if simulated and not self.may_simulate(candidate):
                     break
-                key = candidate.placement, candidate.rank_order
-                simulated[key] = self.with_queues(candidate)
+                simulated[_key(candidate)] = self.with_queues(candidate)
         rescored = sorted(simulated.values(), key=lambda candidate: candidate.key)
-        for candidate in rescored[:_NUM_FURTHER]:
-            rescored += self._further_ahead(candidate)
+        # Further ahead none is faster than the cost model says: those that promise most may gain.
+        promising = [_key(c) for c in ranking if _key(c) in simulated]
+        soonest = [_key(c) for c in rescored[:_NUM_FURTHER]]
+        for key in dict.fromkeys((*soonest, *promising[:_NUM_FURTHER])):
+            rescored += self._further_ahead(simulated[key])
         # What stock Megatron runs exchanges tied words otherwise, and may take less for it.
         stock = self.best_stock()
         rescored += [] if stock is None else [stock]
@@ -148,6 +150,10 @@ def distinct(ranking: Sequence[Candidate]) -> list[Candidate]:
         sizes = tuple(replica.micro_batch_size for replica in candidate.placement.replicas)
         chosen.setdefault((candidate.structure, sizes, candidate.has_counts), candidate)
     return list(chosen.values())[:_MAX_DISTINCT]
+
+
+def _key(candidate: Candidate) -> tuple[Placement, RankOrder | None]:
+    return candidate.placement, candidate.rank_order
 
 
 def _further(replica: PlacedReplica, more: int) -> PlacedReplica:
