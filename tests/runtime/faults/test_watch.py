@@ -62,6 +62,7 @@ def _be_rank(rank: int, folder: Path, broken: Callable[[], None] | None, work_s:
         place = Place.here(rank, f"A100 a-0:{rank}, replica 0, stage {rank}, tensor rank 0")
         store = _store(str(folder / "store"), NUM_RANKS)
         watch = Watch(store, place, NUM_RANKS, StallLimits(FLOOR_S))
+        PROGRESS.enter(Phase.SETUP)  # whatever a test before this one left
         watch.start()
         step, start = 0, time.monotonic()
         while time.monotonic() - start < work_s:
