@@ -31,6 +31,8 @@ def promising(
     """
     prices_s: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
     for candidate in (*board.ranking_of_all, *board.misses.fastest):
+        if candidate.placement.has_shares:
+            continue  # its width may divide the model in such shares only
         structure = tuple(chains_of(candidate.placement))
         priced_s = inf if candidate.cost.missing_bytes > 0 else candidate.step_time_s
         prices_s.setdefault(image(structure), (structure, priced_s))
