@@ -9,6 +9,14 @@ from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT
 
 
+def at_least_one(text: str) -> int:
+    """Return a count that the user gave; argparse reports what is no count."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
 def add_master_port(parser: argparse.ArgumentParser) -> None:
     """Declare `--master-port`."""
     parser.add_argument(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron_hetero.cli.arguments import at_least_one
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cli.plan_on_cluster import (
     PlanOnCluster,
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rehearse`."""
     add_plan_arguments(parser)
     parser.add_argument(
-        "--steps", type=_at_least_one, default=3, metavar="N", help="steps to time (default: 3)"
+        "--steps", type=at_least_one, default=3, metavar="N", help="steps to time (default: 3)"
     )
     parser.add_argument(
         "--time-scale",
@@ -173,11 +174,4 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value

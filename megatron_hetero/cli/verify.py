@@ -26,6 +26,7 @@ import platform
 from pathlib import Path
 from typing import Any, cast
 
+from megatron_hetero.cli.arguments import at_least_one
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import EnvironmentMismatchError
 from megatron_hetero.report.text.trials.verification import verification_report
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("plan", type=Path, nargs="?", metavar="PLAN.JSON", help="the plan")
     source.add_argument("--layout", metavar="LINE", help='for example "tp2:3,tp1:1 @4 | tp1:4 @2"')
     parser.add_argument(
-        "--steps", type=_positive, default=5, metavar="N", help="optimizer steps (default: 5)"
+        "--steps", type=at_least_one, default=5, metavar="N", help="optimizer steps (default: 5)"
     )
     parser.add_argument(
         "--optimizer", choices=("adam", "sgd"), help="default: the job's, then the other one"
@@ -123,10 +124,3 @@ def _is_installed(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value

@@ -50,6 +50,11 @@ class ReplicaCost:
     ends_s: tuple[float, ...] = ()
     least_s: float = 0.0
 
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits in its memory."""
+        return all(stage.missing_bytes <= 0 for stage in self.stages)
+
 
 @dataclass(frozen=True)
 class PlacementCost:

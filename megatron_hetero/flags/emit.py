@@ -44,9 +44,9 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
         _need_micro_batch_size(plan)
         options = _without_overridden(plan, options)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
-        return _tokens((*options, *decided))
+        return tokens_of((*options, *decided))
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
-    return (*_tokens((*options, *decided)), *_hetero_flag(plan, plan_path))
+    return (*tokens_of((*options, *decided)), *_hetero_flag(plan, plan_path))
 
 
 def check_user_flags(megatron_args: Sequence[str]) -> tuple[Option, ...]:
@@ -72,7 +72,7 @@ def plan_arguments(plan: Plan, given: Sequence[str]) -> tuple[str, ...]:
     options = last_of_each(table.split(tuple(given)))
     size = next((int(o.values[0]) for o in options if o.name == "--micro-batch-size"), None)
     decisions = (stock_decisions if is_stock(plan) else hetero_decisions)(plan, size)
-    return _tokens(_settle(table, options, tuple(decisions)))
+    return tokens_of(_settle(table, options, tuple(decisions)))
 
 
 def render_bash(argv: Sequence[str], name: str = "MEGATRON_ARGS") -> str:
@@ -115,7 +115,8 @@ def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, 
     return tuple(option for option in options if overridden.isdisjoint(option.flag.names))
 
 
-def _tokens(options: Sequence[Option]) -> tuple[str, ...]:
+def tokens_of(options: Sequence[Option]) -> tuple[str, ...]:
+    """Return the words of a command line that give these options."""
     return tuple(token for option in options for token in option.tokens)
 
 

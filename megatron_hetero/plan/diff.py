@@ -193,10 +193,6 @@ def _fullest(estimates: Estimates) -> float | None:
     return max(parts, default=None)
 
 
-def _memory_part(part: float) -> str:
-    return f"{part:.0%} of its memory"
-
-
 def _memory(before: Plan, after: Plan) -> Iterator[Difference]:
     old, new = before.estimates, after.estimates
     if old is None or new is None:

@@ -11,17 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatron_hetero.cost.choices import micro_batch_sizes, recomputes
-from megatron_hetero.cost.placement import Placement, Recompute
-from megatron_hetero.model.spec import TrainingSpec
+from megatron_hetero.planner.completion.settings import Settings, with_settings
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Problem
 from megatron_hetero.planner.shapes.constructive import Constructive
 from megatron_hetero.planner.shapes.symmetric import Symmetric
 from megatron_hetero.planner.strategy import Strategy
-
-Settings = tuple[int, Recompute]
-"""Micro-batch size and recompute."""
 
 _MAX_GPUS_FOR_SYMMETRIC = 32
 """The grids of more GPUs take long, and `Constructive` finds what fits there."""
@@ -85,24 +81,6 @@ def with_least_settings(problem: Problem) -> Problem:
     """Return the problem as if `least_settings` were the job's."""
     size, recompute = least_settings(problem)
     return replace(problem, costs=problem.costs.variant(micro_batch_size=size, recompute=recompute))
-
-
-def with_settings(
-    placement: Placement, training: TrainingSpec, size: int, recompute: Recompute
-) -> Placement:
-    """Return a placement found as if these settings were the job's, for the job as it is."""
-    own_size = None if size == training.micro_batch_size else size
-    own_recompute = None if recompute == training.recompute else recompute
-    return Placement(
-        tuple(
-            replace(
-                replica,
-                micro_batch_size=own_size,
-                stages=tuple(replace(stage, recompute=own_recompute) for stage in replica.stages),
-            )
-            for replica in placement.replicas
-        )
-    )
 
 
 def _with_one_replica(problem: Problem) -> Problem:

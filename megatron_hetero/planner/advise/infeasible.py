@@ -60,12 +60,6 @@ def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError
     return InfeasiblePlanError(" ".join(sentences))
 
 
-def find_relaxation(problem: Problem) -> Relaxation | None:
-    """Return the first change in the order of `relaxations` with which a plan fits; None if none
-    does."""
-    return _Finder(problem).find()
-
-
 class _Finder:
     """Tries changes, with a limit on searches; remembers what it tried, and whether each refusal
     was a proof."""

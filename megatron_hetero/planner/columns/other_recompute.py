@@ -11,8 +11,9 @@ from dataclasses import replace
 from math import inf
 
 from megatron_hetero.cost.choices import recomputes
-from megatron_hetero.cost.placement import Placement, Recompute
+from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.planner.columns.strategy import Columns
+from megatron_hetero.planner.completion.settings import with_settings
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 
 _NEAR = 1.02
@@ -31,8 +32,8 @@ class OtherRecompute:
 
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
-        problem, own = board.problem, board.problem.workload.training.recompute
-        other: Recompute = "none" if own == "full" else "full"
+        problem, training = board.problem, board.problem.workload.training
+        other: Recompute = "none" if training.recompute == "full" else "full"
         if other not in recomputes(problem.costs) or not _lacks_memory(board):
             return
         costs = problem.costs.variant(recompute=other)
@@ -40,7 +41,7 @@ class OtherRecompute:
         Columns().search(part)
         board.num_priced += part.num_priced
         for found in part.ranking_with_counts[:_NUM_KEPT]:
-            placement = _recomputing(found.placement, other)
+            placement = with_settings(found.placement, training, training.micro_batch_size, other)
             cost = problem.costs.placement(placement)
             board.keep_refined(placement, cost, self.name, found.rank_order)
 
@@ -50,16 +51,3 @@ def _lacks_memory(board: Scoreboard) -> bool:
     best = board.nearest
     promise_s = min((miss.step_time_s for miss in board.misses.fastest), default=inf)
     return best is None or promise_s < _NEAR * best.step_time_s
-
-
-def _recomputing(placement: Placement, recompute: Recompute) -> Placement:
-    """Return the placement with this recompute in every stage."""
-    return Placement(
-        tuple(
-            replace(
-                replica,
-                stages=tuple(replace(stage, recompute=recompute) for stage in replica.stages),
-            )
-            for replica in placement.replicas
-        )
-    )

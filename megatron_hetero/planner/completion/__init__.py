@@ -11,5 +11,6 @@ counts            warm-up depths (launch counts)
 layers            exact minimax split of layers
 micro_batches     micro-batches of each replica
 optimizer_shares  shares of the optimizer's state by free memory
+settings          a placement found under other settings than the job's
 order             the order of a replica's stages
 """

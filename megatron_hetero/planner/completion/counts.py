@@ -88,7 +88,7 @@ class LaunchRule:
             return None
         counted_cost = costs.replica(counted, vocab_rows)
         faster = counted_cost.pipeline_s < _WORTH * cost.pipeline_s
-        return (counted, counted_cost) if faster and _fits(counted_cost) else None
+        return (counted, counted_cost) if faster and counted_cost.fits else None
 
 
 def search_counts(
@@ -110,7 +110,7 @@ def search_counts(
     def fits(counts: tuple[int, ...]) -> bool:
         moved = with_counts(replica, counts)
         priced[counts] = moved, costs.replica(moved, vocab_rows)
-        return _fits(priced[counts][1])
+        return priced[counts][1].fits
 
     counts, work = climb_counts(
         [s.times for s in cost.stages],
@@ -206,7 +206,3 @@ def _most_that_fit(
                 break
             counts[index] -= 1
     return with_counts(replica, counts)
-
-
-def _fits(cost: ReplicaCost) -> bool:
-    return all(stage.missing_bytes <= 0 for stage in cost.stages)

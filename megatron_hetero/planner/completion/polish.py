@@ -80,7 +80,7 @@ class Polish:
         costs = {r: self.refiller.price(replica) for r, replica in changed.items()}
         self.work += sum(len(x.stages) * x.num_micro_batches for x in changed.values())
         limit_s = _WORTH * slowest_s
-        if any(cost.pipeline_s >= limit_s or not _fits(cost) for cost in costs.values()):
+        if any(cost.pipeline_s >= limit_s or not cost.fits for cost in costs.values()):
             return False
         for r, replica in changed.items():
             self.replicas[r], self.priced[r] = replica, costs[r]
@@ -95,7 +95,7 @@ class Polish:
                 return False
             self.work += len(moved.stages) * moved.num_micro_batches
             cost = self.refiller.price(moved)
-            if cost.pipeline_s < _WORTH * slowest_s and _fits(cost):
+            if cost.pipeline_s < _WORTH * slowest_s and cost.fits:
                 self._put(before, moved, cost)
                 return True
         return False
@@ -123,7 +123,3 @@ def _with_micro_batches(replica: PlacedReplica, count: int) -> PlacedReplica:
     if counts is not None:
         counts = tuple(min(launched, count) for launched in counts)
     return replace(replica, num_micro_batches=count, launch_counts=counts)
-
-
-def _fits(cost: ReplicaCost) -> bool:
-    return all(stage.missing_bytes <= 0 for stage in cost.stages)

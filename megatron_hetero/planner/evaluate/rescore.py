@@ -133,7 +133,7 @@ class Rescorer:
             for r in sharing:
                 ahead = _further(placement.replicas[r], more)
                 priced = ahead, price(ahead, costs, rows)
-                if all(stage.missing_bytes <= 0 for stage in priced[1].stages):
+                if priced[1].fits:
                     counted[r] = priced
             ahead_of, cost = with_replicas(costs, counted, rows)
             further = replace(best, placement=ahead_of, cost=cost, rank_order=None)

@@ -95,12 +95,6 @@ class Scoreboard:
         begun.update(start.placement for start in found)
         return found
 
-    def may_lead(self, least_s: float) -> bool:
-        """Return whether a placement with a step no shorter than `least_s` may come before all
-        that are known; not every objective goes by time."""
-        first = self.wanted
-        return first is None or not self._by_time or least_s < first.step_time_s
-
     @property
     def best_stock(self) -> Candidate | None:
         """The best placement that fits, keeps the limits and that stock Megatron can run, or

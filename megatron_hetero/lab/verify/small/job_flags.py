@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from megatron_hetero.errors import UnsupportedError
-from megatron_hetero.flags.emit import check_user_flags
+from megatron_hetero.flags.emit import check_user_flags, tokens_of
 from megatron_hetero.flags.support.lookup import refused_options, support_of
 from megatron_hetero.flags.support.verification import treat
 from megatron_hetero.flags.table import Option
@@ -96,8 +96,8 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
         half = []
     return JobFlags(
         both=_without_recompute(shrunk.plan, both),
-        half=_tokens(half),
-        plan=_tokens(by_plan),
+        half=tokens_of(half),
+        plan=tokens_of(by_plan),
         precision=workload.training.precision,
         learning_rates=rates,
         kept=tuple(map(str, (*treated.of("kept"), *by_plan, *precisions, *half))),
@@ -121,10 +121,6 @@ def without_flags(argv: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
         if is_kept:
             kept.append(token)
     return tuple(kept)
-
-
-def _tokens(options: Sequence[Option]) -> tuple[str, ...]:
-    return tuple(token for option in options for token in option.tokens)
 
 
 def _is_decided(option: Option) -> bool:
