@@ -71,7 +71,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     # What a build that names its files one by one forgets.
     for name in (
         "cluster/catalogue.json",
-        "flags/megatron_flags.json",
+        "model/flag_table.json",
         "report/page/page.css",
         "patches/releases.json",
         "py.typed",

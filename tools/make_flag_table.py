@@ -1,4 +1,4 @@
-"""Generate `flags/megatron_flags.json` from the real parser of the installed Megatron.
+"""Generate `model/flag_table.json` from the real parser of the installed Megatron.
 
 Run it where megatron-core and torch are installed, after raising the supported Megatron version:
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from megatron_hetero.files import read_json, write_json
 
-TABLE_PATH = Path(__file__).parents[1] / "megatron_hetero" / "flags" / "megatron_flags.json"
+TABLE_PATH = Path(__file__).parents[1] / "megatron_hetero" / "model" / "flag_table.json"
 
 ACTIONS = {
     "_StoreAction": "store",

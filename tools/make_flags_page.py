@@ -13,7 +13,7 @@ from typing import get_args
 
 from megatron_hetero.flags.support.kinds import MEANING, NEUTRAL, Neutral, Status, Support
 from megatron_hetero.flags.support.lookup import named_flags, support_of
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "megatron-flags.md"
 

@@ -19,8 +19,8 @@ from megatron_hetero.convert.flagscale_job import FlagScaleJob, read_flagscale_j
 from megatron_hetero.convert.given import Conversion, GivenFlags, StageRecompute, read_flags
 from megatron_hetero.convert.hexiscale import from_hexiscale, to_hexiscale
 from megatron_hetero.errors import HeteroError, UsageError
-from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.arguments import command_line_words, group_arguments
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout

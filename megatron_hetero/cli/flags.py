@@ -17,6 +17,7 @@ from megatron_hetero.flags.launch import (
     rank_rows,
 )
 from megatron_hetero.flags.needed import missing_in_job, missing_line
+from megatron_hetero.flags.notes import plan_notes
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout
@@ -74,6 +75,7 @@ def _data(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...]) -
         "stock_megatron": not reasons,
         "reasons_not_stock": list(reasons),
         "refused_flags": list(map(str, refused_options(plan))),
+        "notes": list(plan_notes(plan)),
         "missing_flags": [needed.flags[0] for needed in missing_in_job(plan.workload)],
         "nodes": [
             {
@@ -104,7 +106,8 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
     if missing:
         yield comment(f"MISSING, the job cannot start without: {missing_line(missing)}.")
         yield comment("  `megatron-hetero init --job` writes a script that has all of them.")
-    # Names the flags of a script that only its shell knows: they are missing below.
+    for note in plan_notes(plan):
+        yield comment(f"NOTE: {note}")
     if plan.workload is not None:
         yield comment(f"Model: {plan.workload.source}")
     yield ""

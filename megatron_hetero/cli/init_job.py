@@ -22,8 +22,8 @@ def write_job(arguments: argparse.Namespace, output: Output) -> int:
             "file of its flags), or Megatron's flags behind `--`"
         )
     path = arguments.output or Path("train.sh")
-    source, found = load_arguments(arguments.model, arguments.megatron_args)
-    text = job_script(found, source, path.name)
+    job = load_arguments(arguments.model, arguments.megatron_args)
+    text = job_script(job.arguments, job.source, path.name)
     write_new(path, text)
     try:
         load_workload(path)

@@ -22,7 +22,7 @@ from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.flags.launchers.torchrun import torchrun_files
 from megatron_hetero.flags.needed import missing_in_job, missing_line
-from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
+from megatron_hetero.flags.notes import unread_parts
 from megatron_hetero.plan.file import load_plan
 
 DESCRIPTION = """\
@@ -166,14 +166,14 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     job.check()
     if arguments.open_ports and arguments.launcher != "skypilot":
         raise UsageError("--open-ports: only rented machines (--for skypilot) are opened here")
-    left = flags_left_to_the_shell(job.plan.workload) if job.plan.workload else ()
-    given = {word.partition("=")[0] for word in job.more_flags}
-    left = tuple(flag for flag in left if flag not in given)
+    parts = unread_parts(job.plan, job.more_flags)
+    for part in parts:
+        output.note(str(part))
+    left = [part.name for part in parts if part.name.startswith("--")]
     if left:
         output.note(
-            f"the script takes {', '.join(left)} from shell variables, whose values the plan does "
-            f"not have: the job starts without. Give them behind `--`, for example -- {left[0]} "
-            "VALUE"
+            f"the job starts without {', '.join(left)}; give them behind `--`, for example "
+            f"-- {left[0]} VALUE"
         )
     missing = missing_in_job(job.plan.workload, job.more_flags)
     if missing:

@@ -132,7 +132,7 @@ def _near_flags(unknown: Sequence[str], verb: Verb) -> str:
 
     known = _own_names(verb)
     if verb.TAKES_MEGATRON_FLAGS:
-        from megatron_hetero.flags.table import flag_table
+        from megatron_hetero.model.flag_table import flag_table
 
         known |= set(flag_table().by_name)
     flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
@@ -158,7 +158,7 @@ def _take_megatron_flags(words: list[str], verb: Verb) -> tuple[list[str], list[
 
     A name that both have is the verb's; what neither has is left for argparse to refuse.
     """
-    from megatron_hetero.flags.table import flag_table
+    from megatron_hetero.model.flag_table import flag_table
 
     own_names = _own_names(verb)
     table = flag_table()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cost.utilization import Utilization
+from megatron_hetero.flags.notes import plan_notes
 from megatron_hetero.flags.other_objective import other_objective
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.layout import format_layout
@@ -25,6 +26,7 @@ def plan_summary(
         "layout": format_layout(plan.layout),
         "stock_megatron": is_stock(plan),
         "refused_flags": list(map(str, refused_options(plan))),
+        "notes": list(plan_notes(plan)),
         "other_objective": other_objective(plan),
         "step_time_s": estimates and estimates.step_time_s,
         "tokens_per_s": estimates and estimates.tokens_per_s,

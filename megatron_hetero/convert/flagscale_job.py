@@ -15,9 +15,9 @@ from pathlib import Path
 
 from megatron_hetero.convert.hydra import Experiment, Tree, Value, read_experiment
 from megatron_hetero.errors import FileFormatError, UsageError
-from megatron_hetero.flags.table import Option, flag_table
 from megatron_hetero.model.arguments import PLAN_FLAGS, Argument
-from megatron_hetero.model.script import Word
+from megatron_hetero.model.flag_table import Option, flag_table
+from megatron_hetero.model.shell.values import Word
 
 _PARTS = ("system", "model", "data")
 _RUNNERS_OWN = {"log_dir", "details_dir", "scripts_dir", "pids_dir"}

@@ -6,9 +6,9 @@ decisions        flags that the plan decides, and contradictions
 stock            the layers of a stock plan as Megatron's flags
 launch           one torchrun line for each node, and what every rank is
 environment      environment variables, each with its reason
-table            Megatron's flags as data, without torch
 other_objective  settings that make another objective of the job
 growing_batches  batches that a plan cannot divide
+notes            what a plan leaves out of a script, and what it changes
 needed           flags that a job cannot start without
 job_script       a commented script of a whole job
 """

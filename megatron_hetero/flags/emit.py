@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.decisions import Decision, hetero_decisions, stock_decisions
-from megatron_hetero.flags.table import FlagTable, Option, flag_table, last_of_each
+from megatron_hetero.model.flag_table import FlagTable, Option, flag_table, last_of_each
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock, micro_batch_size, recompute

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_hetero.flags.needed import NEEDED, Needed, missing_flags
-from megatron_hetero.flags.table import flag_table
 from megatron_hetero.model.arguments import Argument
+from megatron_hetero.model.flag_table import flag_table
 
 MISSING = "# MISSING:"
 """Beginning of a line that the user has to fill in."""

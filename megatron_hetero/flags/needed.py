@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from megatron_hetero.flags.table import flag_table, last_of_each
-from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 
 
 @dataclass(frozen=True)
 class Needed:
-    """A need of every job: one of `flags`. `example` shows one with a value."""
+    """A need of every job: one of `flags`. `example` shows how one is
+    written, with a word in place of the value."""
 
     flags: tuple[str, ...]
     what: str
@@ -29,21 +29,21 @@ NEEDED: tuple[Needed, ...] = (
     Needed(
         ("--train-iters", "--train-samples"),
         "how long to train, in steps of the global batch",
-        "--train-iters 100000",
+        "--train-iters STEPS",
     ),
-    Needed(("--lr",), "the learning rate", "--lr 3.0e-4"),
+    Needed(("--lr",), "the learning rate", "--lr RATE"),
     Needed(
         ("--data-path", "--data-args-path", "--train-data-path", "--per-split-data-args-path",
          "--mock-data"),
         "what to train on, a .bin and an .idx file without these endings",
-        "--data-path data/corpus_text_document",
+        "--data-path PREFIX",
     ),
     Needed(
         ("--tokenizer-type",),
         "the tokenizer that made the data",
-        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER",
+        "--tokenizer-type TYPE",
     ),
-    Needed(("--eval-interval",), "steps from one validation to the next", "--eval-interval 1000"),
+    Needed(("--eval-interval",), "steps from one validation to the next", "--eval-interval STEPS"),
 )  # fmt: skip
 
 READ_A_MODEL = frozenset(
@@ -94,7 +94,7 @@ def missing_in_job(workload: Workload | None, more: Collection[str] = ()) -> tup
         return ()
     options = last_of_each(flag_table().split((*workload.megatron_args, *more)))
     given = {name: option.values for option in options for name in option.flag.names}
-    return missing_flags(given, flags_left_to_the_shell(workload))
+    return missing_flags(given, workload.unread_flags)
 
 
 def missing_line(missing: Collection[Needed]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 
 _BALANCED_WITHIN_A_MICRO_BATCH = ("aux_loss",)

@@ -5,6 +5,7 @@ load                a `Workload` from a script, flags or config.json
 blocks              the model as blocks with parameters and FLOPs
 megatron_flags      Megatron's flags to a `Workload`
 flag_reader         typed reading of flags, with the place of every refusal
+flag_table          Megatron's flags as data, without torch
 arguments           an argument vector as flags with values
 huggingface         config.json to Megatron flags
 huggingface_config  keys of config.json, by family of models

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.errors import ModelError, UsageError
-from megatron_hetero.model.script import Word
+from megatron_hetero.model.flag_table import flag_table
+from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.spec import Unread
 
 COMMAND_LINE = "command line"
 
@@ -49,23 +52,59 @@ class Argument:
     reason: str = ""
 
     @property
-    def words(self) -> tuple[str, ...] | None:
-        """Return the argument as Megatron gets it; None when the script has to be run to know it.
+    def holes(self) -> tuple[Word, ...]:
+        """Return the unknown words behind the values that the flag takes: flags, or nothing.
 
         An unknown word after a known value (`--split 949,50,1 $MORE`) is taken to be empty, which
-        to the shell is no word at all.
+        to the shell is no word at all; so is one after a flag without values.
         """
+        flag = flag_table().by_name.get(self.flag)
+        most = 1 if flag is None else flag.bounds[1]
         values = list(self.values)
-        while len(values) > 1 and values[-1].text is None:
+        while len(values) > (1 if most is None else most) and values[-1].text is None:
             values.pop()
+        return self.values[len(values) :]
+
+    @property
+    def words(self) -> tuple[str, ...] | None:
+        """Return the argument as Megatron gets it; None when the script has to be run to know
+        it."""
+        values = self.values[: len(self.values) - len(self.holes)]
         if self.reason or any(v.reason for v in values):
             return None
         return (self.flag, *(v.text for v in values if v.text is not None))
+
+    @property
+    def unread(self) -> Iterator[Unread]:
+        """Yield what of it only a running shell knows."""
+        hidden = next((v for v in self.values if not v.is_known), None)
+        if self.words is None:
+            reason = self.reason or (hidden.reason if hidden else "")
+            yield Unread(self.flag, self.where, reason)
+        yield from (Unread("", hole.where, hole.reason) for hole in self.holes)
+
+
+@dataclass(frozen=True)
+class JobText:
+    """A job as it is written: flags that `takes_flags` says can be added to the source, what only a
+    shell knows outside of them, and variables that a script sets for the job's libraries."""
+
+    source: str
+    arguments: tuple[Argument, ...]
+    takes_flags: bool = True
+    unread: tuple[Unread, ...] = ()
+    exports: tuple[str, ...] = ()
 
 
 def command_line_words(args: Sequence[str]) -> tuple[Word, ...]:
     """Wrap the words that a person typed after `--`."""
     return tuple(Word(text, COMMAND_LINE) for text in args)
+
+
+def leading_holes(words: Sequence[Word]) -> tuple[Unread, ...]:
+    """Return the unknown words before the first flag."""
+    leading = itertools.takewhile(lambda word: not word.is_flag, words)
+    return tuple(Unread("", w.where, w.reason) for w in leading if w.text is None)
 
 
 def group_arguments(words: Sequence[Word]) -> tuple[Argument, ...]:

@@ -7,35 +7,29 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from megatron_hetero.errors import ModelError, UnsupportedError
-from megatron_hetero.model.arguments import COMMAND_LINE, Argument
-from megatron_hetero.model.script import Word
+from megatron_hetero.model.arguments import COMMAND_LINE, Argument, JobText
+from megatron_hetero.model.flag_table import flag_table
+from megatron_hetero.model.shell.values import Word
+from megatron_hetero.model.spec import Unread
 
 MAX_SIZE = 1 << 31
 
 
 class FlagReader:
-    """The arguments of one model by flag.
+    """The flags of one job by name.
 
     Every method raises `ModelError` with file, line and flag when the value is not what Megatron
-    takes, or is one that only a running shell would know.  `takes_flags`: flags can be added to the
-    source, which is not true of a Hugging Face config.json.  `is_planned`: what cannot be planned
-    is refused.
+    takes, or is one that only a running shell would know.  `is_planned`: what cannot be planned is
+    refused.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[Argument],
-        source: str,
-        takes_flags: bool = True,
-        is_planned: bool = True,
-    ) -> None:
-        self._arguments = {a.flag: a for a in arguments}
-        self._source = source
-        self._takes_flags = takes_flags
+    def __init__(self, job: JobText, is_planned: bool = True) -> None:
+        self._job = job
+        self._arguments = {a.flag: a for a in job.arguments}
+        self._source = job.source
         self._is_planned = is_planned
-        self._switches: set[str] = set()
-        for argument in arguments:
-            self._check_hidden_flags(argument.flag, argument.values[1:])
+        for argument in job.arguments:
+            self._check_hidden_flags(argument.flag, (*argument.values[1:], *argument.holes))
 
     def __contains__(self, flag: str) -> bool:
         return flag in self._arguments
@@ -54,7 +48,6 @@ class FlagReader:
             return False
         self._check_certain(argument)
         self._check_hidden_flags(flag, argument.values)
-        self._switches.add(flag)
         known = [v for v in argument.values if v.text is not None]
         if known:
             self.fail([flag], f'{flag} takes no value, and "{known[0].text}" follows it')
@@ -116,27 +109,34 @@ class FlagReader:
             self.fail([flag], f'{flag} is "{value}"; it must be a number from 0 to below 1')
         return number
 
-    def require(self, examples: Mapping[str, int], reasons: Mapping[str, str]) -> None:
-        """Refuse a job without some of the flags of `examples`, all of them at once.
+    def require(self, flags: Sequence[str], reasons: Mapping[str, str]) -> None:
+        """Refuse a job without some of `flags`, all of them at once.
+
+        A flag that Megatron does not know and that reads like one of its own is named first.
 
         Args:
-            examples: a value for each flag, for the message.
             reasons: why a flag is needed, where that is not plain.
         """
-        missing = [flag for flag in examples if flag not in self]
+        missing = [flag for flag in flags if flag not in self]
         if not missing:
             return
+        for flag in self._arguments:
+            near = flag_table().near(flag)
+            if flag not in flag_table().by_name and near:
+                self.fail([flag], f"{flag} is no flag of Megatron; did you mean {near[0]}?")
         names = [f"{f} ({reasons[f]})" if f in reasons else f for f in missing]
         what = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
         verb, them = ("are", "them") if names[1:] else ("is", "it")
         if self._source == COMMAND_LINE:
             remedy = f"add {them}"
-        elif self._takes_flags:
+        elif self._job.takes_flags:
             remedy = f"add {them} there, or on our command line"
         else:
             remedy = f"a config.json has no such key: give {them} on our command line"
-        words = " ".join(f"{flag} {examples[flag]}" for flag in missing)
-        self.fail([], f"{what} {verb} missing; {remedy}: -- {words}")
+        words = " ".join(f"{flag} N" for flag in missing)
+        holes = [part for part in self.unread() if not part.name]
+        may_hold = "".join(f"\n{part.where}: {part.reason}, and may hold {them}" for part in holes)
+        self.fail([], f"{what} {verb} missing; {remedy}: -- {words}{may_hold}")
 
     def required_size(self, flag: str) -> int:
         """Read an integer of a flag that `require` has seen."""
@@ -163,14 +163,12 @@ class FlagReader:
 
     def kept(self) -> tuple[str, ...]:
         """Return every argument that is known, as Megatron gets it."""
-        return tuple(word for a in self._arguments.values() for word in self._words(a) or ())
+        return tuple(word for a in self._arguments.values() for word in a.words or ())
 
-    def unknown(self) -> tuple[str, ...]:
-        """Return the flags whose value is not known without running the script."""
-        return tuple(a.flag for a in self._arguments.values() if self._words(a) is None)
-
-    def _words(self, argument: Argument) -> tuple[str, ...] | None:
-        return (argument.flag,) if argument.flag in self._switches else argument.words
+    def unread(self) -> tuple[Unread, ...]:
+        """Return what only running the script would tell, each once."""
+        found = (*self._job.unread, *(u for a in self._arguments.values() for u in a.unread))
+        return tuple(dict.fromkeys(found))
 
     def _value(self, flag: str) -> str | None:
         argument = self._arguments.get(flag)
@@ -203,6 +201,6 @@ class FlagReader:
     def _fail_unknown(self, argument: Argument, reason: str) -> NoReturn:
         self.fail(
             [argument.flag],
-            f"{argument.flag} cannot be known without running the script: {reason}; give the flag "
-            f"on our command line, after --",
+            f"{argument.flag} cannot be known without running the script: {reason}; give it on our "
+            f"command line, after --: -- {argument.flag} VALUE",
         )

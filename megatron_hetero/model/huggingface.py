@@ -15,7 +15,7 @@ from megatron_hetero.model.huggingface_config import (
     NeoxConfig,
     OptConfig,
 )
-from megatron_hetero.model.script import Word
+from megatron_hetero.model.shell.values import Word
 
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 SUPPORTED_MODEL_TYPES = (*_LLAMA_LIKE, "gpt_neox", "opt", "gpt2")

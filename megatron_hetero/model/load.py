@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
 from megatron_hetero.files import content_hash, read_json, read_text
 from megatron_hetero.model.arguments import (
     COMMAND_LINE,
-    Argument,
+    JobText,
     command_line_words,
     group_arguments,
+    leading_holes,
     merge_arguments,
 )
 from megatron_hetero.model.huggingface import megatron_words_from_huggingface
 from megatron_hetero.model.megatron_flags import workload_from_arguments
-from megatron_hetero.model.script import Word, read_megatron_words
+from megatron_hetero.model.script import read_script
 from megatron_hetero.model.spec import Workload
 
 
@@ -37,24 +38,18 @@ def load_workload(
         UnsupportedError: a flag or model that cannot be planned yet.
         UsageError: a typed flag is the plan's to decide (TP, PP, layout).
     """
-    source, arguments = load_arguments(path, megatron_args)
-    takes_flags = path is None or Path(path).suffix != ".json"
-    return workload_from_arguments(arguments, source, takes_flags, is_planned)
+    return workload_from_arguments(load_arguments(path, megatron_args), is_planned)
 
 
-def load_arguments(
-    path: Path | str | None, megatron_args: Sequence[str] = ()
-) -> tuple[str, tuple[Argument, ...]]:
-    """Read the name of the source and its arguments, from which `load_workload` starts.
+def load_arguments(path: Path | str | None, megatron_args: Sequence[str] = ()) -> JobText:
+    """Read the arguments and their source, from which `load_workload` starts.
 
     Raises:
         FileFormatError, ModelError, UsageError: as there, but nothing that is missing.
     """
-    source, words = COMMAND_LINE, tuple[Word, ...]()
-    if path is not None:
-        source, words = _read(Path(path))
+    read = JobText(COMMAND_LINE, ()) if path is None else _read(Path(path))
     typed = group_arguments(command_line_words(megatron_args))
-    return source, merge_arguments(group_arguments(words), typed)
+    return replace(read, arguments=merge_arguments(read.arguments, typed))
 
 
 def workload_hash(workload: Workload) -> str:
@@ -68,13 +63,15 @@ def workload_hash(workload: Workload) -> str:
     )
 
 
-def _read(path: Path) -> tuple[str, tuple[Word, ...]]:
-    """Read the name of a source and its Megatron words."""
+def _read(path: Path) -> JobText:
     if path.suffix == ".json":
-        return megatron_words_from_huggingface(read_json(path))
+        source, words = megatron_words_from_huggingface(read_json(path))
+        return JobText(source, group_arguments(words), takes_flags=False)
     if path.suffix in (".yaml", ".yml"):
         raise ModelError(
             f"{path}: a model is read from a bash script, a file of Megatron flags or a Hugging "
             "Face config.json, not from YAML"
         )
-    return str(path), read_megatron_words(path, read_text(path))
+    script = read_script(path, read_text(path))
+    unread = (*leading_holes(script.words), *script.unread_exports)
+    return JobText(str(path), group_arguments(script.words), True, unread, script.exports)

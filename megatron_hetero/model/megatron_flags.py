@@ -5,10 +5,9 @@ Sources: `megatron/training/arguments.py` (`validate_args`) and `core_transforme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, cast
 
-from megatron_hetero.model.arguments import Argument
+from megatron_hetero.model.arguments import JobText
 from megatron_hetero.model.flag_reader import FlagReader
 from megatron_hetero.model.spec import MAX_LAYERS, ModelSpec, Precision, TrainingSpec, Workload
 from megatron_hetero.model.tokenizer import Vocabulary, vocabulary_of
@@ -44,44 +43,35 @@ _UNSUPPORTED_UNLESS = {
     "--moe-layer-freq": ("a mixture of dense and expert layers", "1"),
     "--softmax-type": ("a softmax with an offset", "vanilla"),
 }
-_REQUIRED = {
-    "--num-layers": 32,
-    "--hidden-size": 4096,
-    "--num-attention-heads": 32,
-    "--vocab-size": 50257,
-    "--seq-length": 2048,
-    "--max-position-embeddings": 2048,
-    "--global-batch-size": 512,
-    "--micro-batch-size": 1,
-}
-"""Flags that a job cannot do without, with an example of each."""
+_REQUIRED = (
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--vocab-size",
+    "--seq-length",
+    "--max-position-embeddings",
+    "--global-batch-size",
+    "--micro-batch-size",
+)
 _WHY_REQUIRED = {"--vocab-size": "the tokenizer's flags and files here do not say it"}
-_UNKNOWN = " (without {}: set by the shell)"
-"""Behind the source, where a plan keeps it: flags whose values are not known."""
 _OPTIMIZERS = ("adam", "sgd")
 _POSITION_EMBEDDINGS = ("learned_absolute", "rope", "none")
 _RECOMPUTE = ("full", "selective")
 
 
-def workload_from_arguments(
-    arguments: Sequence[Argument],
-    source: str,
-    takes_flags: bool = True,
-    is_planned: bool = True,
-) -> Workload:
+def workload_from_arguments(job: JobText, is_planned: bool = True) -> Workload:
     """Build model and training from merged arguments (`model.arguments.merge_arguments`).
 
-    `megatron_args` keeps the arguments that are known without running the script; `source` names
+    `megatron_args` keeps the arguments that are known without running the script; `unread` names
     the others.
 
     Args:
-        takes_flags: a missing flag can be added to the source.
         is_planned: refuse what the cost model does not know.
     Raises:
         ModelError: a flag is missing, malformed, or contradicts another.
         UnsupportedError: a flag asks for what cannot be planned yet.
     """
-    flags = FlagReader(arguments, source, takes_flags, is_planned)
+    flags, source = FlagReader(job, is_planned), job.source
     for flag, what in _UNSUPPORTED.items():
         flags.refuse(flag, what)
     for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
@@ -91,20 +81,10 @@ def workload_from_arguments(
         flags.require(_REQUIRED, _WHY_REQUIRED)
     else:
         source += f" (vocabulary of {vocabulary.size}: {vocabulary.note})"
-        flags.require({f: v for f, v in _REQUIRED.items() if f != "--vocab-size"}, {})
+        flags.require([flag for flag in _REQUIRED if flag != "--vocab-size"], {})
     model = _model(flags, vocabulary)
     training = _training(flags, model)
-    unknown = flags.unknown()
-    note = _UNKNOWN.format(", ".join(unknown)) if unknown else ""
-    return Workload(model, training, flags.kept(), source + note)
-
-
-def flags_left_to_the_shell(workload: Workload) -> tuple[str, ...]:
-    """Return the flags of the script whose values only a running shell would know: no plan has
-    them."""
-    begin, end = _UNKNOWN.split("{}")
-    _, found, rest = workload.source.rpartition(begin)
-    return tuple(rest.removesuffix(end).split(", ")) if found and rest.endswith(end) else ()
+    return Workload(model, training, flags.kept(), source, flags.unread(), job.exports)
 
 
 def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:

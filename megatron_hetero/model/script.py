@@ -17,36 +17,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megatron_hetero.errors import ModelError
+from megatron_hetero.model.shell.arithmetic import evaluated
 from megatron_hetero.model.shell.conditions import Operand, ShellBody, negated, tested
 from megatron_hetero.model.shell.lexer import commands
+from megatron_hetero.model.shell.values import Word, assigned, concatenate, split, unknown
 from megatron_hetero.model.shell.words import Command, ShellWord, WordPart
+from megatron_hetero.model.spec import Unread
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<append>\+?)=")
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset", "eval", "env"}
+_OF_LIBRARIES = re.compile(
+    "(NCCL|RCCL|GLOO|TORCH_NCCL|TORCH_GLOO|NVTE|UCX|FI|OMP|CUDA|PYTORCH|HSA|HIP)_[A-Z0-9_]+"
+)
 _HEADS = {"for", "case", "select", "function"}
 _OPENING = {"if", "while", "until", "{", *_HEADS}
 _CLOSING = {"fi", "done", "esac", "}"}
 _BRANCHES = {"then", "else", "elif", "do"}
 _KEYWORDS = _OPENING | _CLOSING | _BRANCHES | {"!", "time"}
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a command line, and where it was written.
-
-    A `reason` says why the shell would have to be run to know the word; `text` is then what it may
-    be, or None.  `is_conditional`: the script sets it, but only under a condition.
-    """
-
-    text: str | None
-    where: str
-    reason: str = ""
-    is_conditional: bool = False
-
-    @property
-    def is_flag(self) -> bool:
-        """Return whether it begins a flag (`--x`, but not a bare `--` nor a negative number)."""
-        return self.text is not None and re.match(r"--[A-Za-z]", self.text) is not None
 
 
 @dataclass(frozen=True)
@@ -59,12 +46,14 @@ class _Variable:
 
 @dataclass
 class _Shell:
-    """Variables so far, and the commands met, expanded; `blocks` are the bodies that are open."""
+    """Variables so far, and the commands met, expanded; `blocks` are the bodies that are open and
+    `sourced` the files that it reads, each with its line."""
 
     path: Path
     variables: dict[str, _Variable] = field(default_factory=dict)
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     blocks: list[ShellBody] = field(default_factory=list)
+    sourced: list[str] = field(default_factory=list)
 
     @property
     def is_skipped(self) -> bool:
@@ -80,7 +69,22 @@ class _Shell:
         return ""
 
 
+@dataclass(frozen=True)
+class Script:
+    """What a script gives a job: the words behind `pretrain*.py`, and the variables of the job's
+    libraries, known and unknown."""
+
+    words: tuple[Word, ...]
+    exports: tuple[str, ...]
+    unread_exports: tuple[Unread, ...]
+
+
 def read_megatron_words(path: Path, text: str) -> tuple[Word, ...]:
+    """Read the words alone of `read_script`."""
+    return read_script(path, text).words
+
+
+def read_script(path: Path, text: str) -> Script:
     """Read Megatron's part of the command line of a script, or all words of a file of flags.
 
     The command is the last one that names a `pretrain*.py` (else any `.py`), and its flags are what
@@ -108,7 +112,22 @@ def read_megatron_words(path: Path, text: str) -> tuple[Word, ...]:
             f"{path}:1: no Megatron flags found; write them after pretrain_gpt.py, or one a line "
             "(--num-layers 32)"
         )
-    return words
+    return _with_exports(shell, words)
+
+
+def _with_exports(shell: _Shell, words: tuple[Word, ...]) -> Script:
+    """Return the script's words with the variables that it sets for NCCL, gloo and the like."""
+    exports: list[str] = []
+    unread: list[Unread] = []
+    for name, variable in shell.variables.items():
+        if not _OF_LIBRARIES.fullmatch(name) or variable.is_array:
+            continue
+        word = variable.words[0]
+        if word.text is not None and not word.reason:
+            exports.append(f"{name}={word.text}")
+        else:
+            unread.append(Unread(name, word.where, word.reason))
+    return Script(words, tuple(exports), tuple(unread))
 
 
 def _run(shell: _Shell, command: Command) -> None:
@@ -145,6 +164,8 @@ def _run(shell: _Shell, command: Command) -> None:
     expanded = tuple(word for w in words for word in _expand(shell, w))
     if expanded:
         shell.commands.append(expanded)
+    if len(expanded) > 1 and expanded[0].text in ("source", "."):
+        shell.sourced.append(f"{expanded[1].text or 'a file'} (line {command.line})")
 
 
 def _operand(shell: _Shell, word: ShellWord) -> Operand:
@@ -174,10 +195,11 @@ def _assign(shell: _Shell, word: ShellWord, reason: str) -> bool:
         rest = (WordPart("text", first.text[match.end() :]), *word.pieces[1:])
         joined = _joined(shell, rest, f"{shell.path}:{word.line}")
         value = (Word(None, joined.where, reason, is_conditional=True) if reason else joined,)
+        value = (assigned(value[0], match["name"], word.line),)
     known = shell.variables.get(match["name"])
     if match["append"] and known is not None:
         is_array = is_array or known.is_array
-        value = known.words + value if is_array else (_concatenate(known.words + value),)
+        value = known.words + value if is_array else (concatenate(known.words + value),)
     shell.variables[match["name"]] = _Variable(value, is_array)
     return True
 
@@ -188,29 +210,13 @@ def _expand(shell: _Shell, word: ShellWord) -> tuple[Word, ...]:
     arrays = [p for p in word.pieces if p.kind == "array"]
     if arrays and not any(p.text for p in word.pieces if p.kind != "array"):
         elements = shell.variables.get(arrays[0].text, _Variable((), True)).words
-        return tuple(w for e in elements for w in (_split(e) if word.splits else (e,)))
+        return tuple(w for e in elements for w in (split(e) if word.splits else (e,)))
     joined = _joined(shell, word.pieces, where)
-    return _split(joined) if word.splits else (joined,)
-
-
-def _split(word: Word) -> tuple[Word, ...]:
-    """Split the value of an unquoted expansion at blanks, as the shell does."""
-    if word.text is None:
-        return (word,)
-    return tuple(replace(word, text=text) for text in word.text.split())
+    return split(joined) if word.splits else (joined,)
 
 
 def _joined(shell: _Shell, pieces: tuple[WordPart, ...], where: str) -> Word:
-    return replace(_concatenate(tuple(_value(shell, p, where) for p in pieces)), where=where)
-
-
-def _concatenate(parts: tuple[Word, ...]) -> Word:
-    texts = []
-    for part in parts:
-        if part.text is None or part.reason:
-            return replace(part, text=None)
-        texts.append(part.text)
-    return Word("".join(texts), parts[0].where if parts else "")
+    return replace(concatenate(tuple(_value(shell, p, where) for p in pieces)), where=where)
 
 
 def _value(shell: _Shell, piece: WordPart, where: str) -> Word:
@@ -218,7 +224,13 @@ def _value(shell: _Shell, piece: WordPart, where: str) -> Word:
     if piece.kind == "text":
         return Word(piece.text, where)
     if piece.kind == "unknown":
-        return Word(None, where, f"{piece.text} is not run")
+        if piece.text.startswith("$((") and piece.text.endswith("))"):
+            return evaluated(
+                piece.text[3:-2],
+                where,
+                lambda name: _value(shell, WordPart("variable", name), where),
+            )
+        return unknown(where, piece.text, "is not run")
     variable = shell.variables.get(piece.text)
     is_empty = variable is not None and all(w.text == "" for w in variable.words)
     if piece.default is not None and (variable is None or (is_empty and ":" in piece.operator)):
@@ -227,11 +239,18 @@ def _value(shell: _Shell, piece: WordPart, where: str) -> Word:
             shell.variables[piece.text] = _Variable((default,), False)
         return default
     if variable is None:
-        return Word(None, where, f"${piece.text} is not set in the script")
+        return _unset(shell, piece.text, where)
     if piece.kind == "array":
         spaced = (w for element in variable.words for w in (Word(" ", where), element))
-        return _concatenate(tuple(spaced)[1:])
+        return concatenate(tuple(spaced)[1:])
     return variable.words[0] if variable.words else Word("", where)
+
+
+def _unset(shell: _Shell, name: str, where: str) -> Word:
+    if name.isdecimal():
+        return unknown(where, f"${name}", "is an argument of the script")
+    sourced = "".join(f"; perhaps in {file}, which is not read" for file in shell.sourced)
+    return unknown(where, f"${name}", f"is not set in the script{sourced}")
 
 
 def _launched(commands: list[tuple[Word, ...]]) -> tuple[Word, ...]:

@@ -82,14 +82,41 @@ class TrainingSpec:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """Part of a script that only a running shell knows, and that a plan therefore lacks.
+
+    `name` is the flag or the environment variable whose value it is, and empty for a word that may
+    hold flags or nothing; `where` is file and line, `reason` the variable and what it depends on.
+    """
+
+    name: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        if self.name:
+            return f"{self.where}: {self.name} is left out: {self.reason}"
+        return f"{self.where}: {self.reason}: the flags that it may hold are not in the plan"
+
+
+@dataclass(frozen=True)
 class Workload:
     """A model, its training, and the user's Megatron flags from which both were read.
 
     `megatron_args` is the user's argument vector without any flag that the plan decides (TP, PP,
-    layout): `flags` prints it back.  `source` says where it was read, for people.
+    layout): `flags` prints it back.  `source` says where it was read, for people.  `unread` is what
+    only running the script would tell; `exports` are the variables that it sets for the libraries
+    of the job (NCCL, gloo and the like), as NAME=VALUE.
     """
 
     model: ModelSpec
     training: TrainingSpec
     megatron_args: tuple[str, ...]
     source: str
+    unread: tuple[Unread, ...] = ()
+    exports: tuple[str, ...] = ()
+
+    @property
+    def unread_flags(self) -> tuple[str, ...]:
+        """Return the flags of the script whose values no plan has."""
+        return tuple(part.name for part in self.unread if part.name.startswith("--"))

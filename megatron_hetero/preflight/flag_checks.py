@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from megatron_hetero.flags.growing_batches import undivided_batches
 from megatron_hetero.flags.needed import missing_in_job, missing_line
+from megatron_hetero.flags.notes import LOSES_WORK, unread_parts
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.gpu_checks import capability
@@ -62,6 +63,22 @@ def the_job_is_complete(job: Job) -> Iterator[Finding]:
             f"the job cannot start without {missing_line(missing)}",
             f"add them to the script ({examples}) and plan again, or give them behind `--` to "
             "`doctor` and `launch`; `megatron-hetero init --job` writes a script that has them all",
+        )
+
+
+def the_script_is_read(job: Job) -> Iterator[Finding]:
+    """Find parts of the job's script that only running it would tell; the job starts without."""
+    for part in unread_parts(job.plan):
+        loses = part.name in LOSES_WORK
+        what = f"{part.name} is left out" if part.name else "a word that may hold flags is left out"
+        what += ", and the job trains without it" if loses else ""
+        yield Finding(
+            "flag-left-out",
+            "error" if loses else "warning",
+            part.where,
+            f"{what}: {part.reason}",
+            f"give {part.name or 'them'} behind `--` to `plan` or `launch`, or write the value into"
+            " the script and plan again",
         )
 
 
@@ -164,6 +181,7 @@ def overlap_has_its_partner(job: Job) -> Iterator[Finding]:
 CHECKS = (
     the_runtime_follows_every_flag,
     the_job_is_complete,
+    the_script_is_read,
     growing_batches_divide,
     launches_are_serialised,
     local_layers_have_their_kernels,

@@ -9,7 +9,7 @@ from functools import cached_property
 from megatron_hetero.cluster.spec import Cluster, GpuType, Node
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.launch import node_launches
-from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.plan.checks.violation import stages
 from megatron_hetero.plan.plan import Host, Plan, Stage
 

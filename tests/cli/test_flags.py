@@ -116,4 +116,7 @@ def test_it_says_which_flags_of_the_script_are_missing(tmp_path: Path, capsys) -
     lines = capsys.readouterr().out.splitlines()
     named = [line for line in lines if line.startswith("# Model: ")]
     assert len(named) == 1
-    assert "gpt.sh?rm -rf x (without --data-path: set by the shell)" in named[0]
+    assert "gpt.sh?rm -rf x" in named[0]
+    (note,) = (line for line in lines if "--data-path is left out" in line)
+    assert note.startswith("# NOTE: ")
+    assert "DATA_PATH (line 1) depends on $1, which is an argument of the script" in note

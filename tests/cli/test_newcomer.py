@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 from megatron_hetero.cli.main import main
 from megatron_hetero.cluster.file.description import cluster_hash, load_cluster
 from megatron_hetero.errors import ClusterError, PlanFormatError
-from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan, plan_to_data
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
+from megatron_hetero.report.text.refusals import refusal_lines
 from tests.cost.builders import CLUSTER, make_workload, place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,14 +119,16 @@ def test_flags_of_shell_variables_are_named_when_launch_files_are_written(
     assert main([*words, "--strategy", "symmetric", "-o", str(plan), "--json"]) == 0
     workload = load_plan(plan).workload
     assert workload is not None and plan_to_data(load_plan(plan))
-    assert flags_left_to_the_shell(workload) == ("--data-path", "--save")
+    assert workload.unread_flags == ("--data-path", "--save")
     launch = ["launch", str(plan), "--for", "torchrun", "-o"]
     capsys.readouterr()
     assert main([*launch, str(tmp_path / "one")]) == 0
-    assert "takes --data-path, --save from shell variables" in capsys.readouterr().err
+    error = " ".join(capsys.readouterr().err.split())
+    assert "gpt.sh:1: --data-path is left out: $DATA is not set in the script" in error
+    assert "the job starts without --data-path, --save" in error
     given = ["--", "--data-path", "x", "--save", "y"]
     assert main([*launch, str(tmp_path / "two"), *given]) == 0
-    assert "shell" not in capsys.readouterr().err
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_convert_takes_what_the_model_lacks_behind_the_dashes(tmp_path: Path, capsys) -> None:
@@ -140,7 +143,43 @@ def test_convert_takes_what_the_model_lacks_behind_the_dashes(tmp_path: Path, ca
     words = ["convert", str(layout), "--from", "hexiscale", "--model", str(model)]
     words += ["-o", str(tmp_path / "plan.json")]
     assert main(words) == 4
-    assert "-- --vocab-size 50257" in capsys.readouterr().err
+    assert "-- --vocab-size N" in capsys.readouterr().err
     assert main([*words, "--", "--vocab-size", "50257"]) == 0
     workload = load_plan(tmp_path / "plan.json").workload
     assert workload is not None and workload.model.vocab_size == 50257
+
+
+def test_what_a_script_takes_from_the_shell_is_named_by_every_verb(tmp_path: Path, capsys) -> None:
+    script = tmp_path / "gpt.sh"
+    flags = (LOST / "gpt-6.7b.flags").read_text().replace("\n", " ")
+    script.write_text(
+        "RUN=x-$(date +%Y%m%d)\nROOT=/data/runs/$RUN\n"
+        'OUT="--save $ROOT/ckpt --load $ROOT/ckpt --save-interval 500 --eval-interval 500"\n'
+        f"python pretrain_gpt.py {flags} --seed $SEED $OUT\n"
+    )
+    plan, cluster = tmp_path / "plan.json", str(LOST / "before.yaml")
+    words = ["plan", "--cluster", cluster, "--model", str(script), "--strategy", "symmetric"]
+    reason = "RUN (line 1) depends on $(date +%Y%m%d), which is not run"
+    assert main([*words, "-o", str(plan), "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    shown = "".join(str(line) for line in refusal_lines(load_plan(plan)))
+    for name in ("--save", "--load"):
+        note = f"{script}:4: {name} is left out: {reason}"
+        assert note in notes and note in shown
+    assert f"{script}:4: --seed is left out: $SEED is not set in the script" in notes
+    assert main(["flags", str(plan)]) == 0
+    shown = capsys.readouterr().out
+    assert "--save-interval 500" in shown and "--eval-interval 500" in shown
+    assert sum(line.startswith("# NOTE: ") and reason in line for line in shown.splitlines()) == 2
+    launch = ["launch", str(plan), "--for", "torchrun", "-o", str(tmp_path / "job")]
+    assert main(launch) == 0
+    assert " ".join(capsys.readouterr().err.split()).count(reason) == 2
+    doctor = ["doctor", str(plan), "--cluster", cluster, "--json"]
+    assert main(doctor) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    left = [finding for finding in findings if finding["id"] == "flag-left-out"]
+    assert [(f["severity"], f["what"].split()[0]) for f in left] == [
+        ("error", "--save"), ("error", "--load"), ("warning", "--seed"),
+    ]  # fmt: skip
+    main([*doctor, "--", "--save", "x", "--load", "x", "--seed", "1"])
+    assert "flag-left-out" not in capsys.readouterr().out

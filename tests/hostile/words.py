@@ -16,7 +16,7 @@ from megatron_hetero.flags.launch import node_launches
 from megatron_hetero.flags.launchers.job import LaunchJob
 from megatron_hetero.flags.launchers.node_script import node_script
 from megatron_hetero.flags.launchers.slurm import slurm_options
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.plan.plan import Plan
 from tests.plan.edits import PLAN
 

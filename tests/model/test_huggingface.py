@@ -187,8 +187,8 @@ def test_newer_files_keep_rope_in_one_place(tmp_path: Path) -> None:
 def test_the_batch_must_be_typed(tmp_path: Path) -> None:
     all_three = (
         "--seq-length, --global-batch-size and --micro-batch-size are missing; a config.json has "
-        "no such key: give them on our command line: -- --seq-length 2048 --global-batch-size 512 "
-        "--micro-batch-size 1"
+        "no such key: give them on our command line: -- --seq-length N --global-batch-size N "
+        "--micro-batch-size N"
     )
     with pytest.raises(ModelError, match=re.escape(all_three)):
         _load(tmp_path, LLAMA, [])

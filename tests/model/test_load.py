@@ -8,7 +8,6 @@ import pytest
 
 from megatron_hetero.errors import FileFormatError, ModelError, UnsupportedError, UsageError
 from megatron_hetero.model.load import load_workload, workload_hash
-from megatron_hetero.model.megatron_flags import flags_left_to_the_shell
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "a100-rtx4090" / "gpt-7b.sh"
@@ -156,7 +155,7 @@ def test_missing_flags_are_named_together(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"{path}: --vocab-size (the tokenizer's flags and files here do not say it), "
         "--max-position-embeddings and --global-batch-size are missing; add them there, or on our "
-        "command line: -- --vocab-size 50257 --max-position-embeddings 2048 --global-batch-size 512"
+        "command line: -- --vocab-size N --max-position-embeddings N --global-batch-size N"
     )
 
 
@@ -248,7 +247,7 @@ def test_a_needed_value_that_only_a_shell_knows_is_an_error(tmp_path: Path) -> N
         load_workload(path)
     assert str(error.value) == (
         f"{path}:1: --hidden-size cannot be known without running the script: $(size) is not run; "
-        "give the flag on our command line, after --"
+        "give it on our command line, after --: -- --hidden-size VALUE"
     )
     assert load_workload(path, ["--hidden-size", "64"]).model.hidden_size == 64
 
@@ -261,8 +260,50 @@ def test_other_unknown_values_are_left_out_and_named(tmp_path: Path) -> None:
     )
     workload = load_workload(path)
     assert workload.megatron_args == (*MINIMAL, "--split", "9,1", "--bf16")
-    assert workload.source == f"{path} (without --save, --seed: set by the shell)"
+    assert workload.source == str(path)
+    more = "$MORE is not set in the script"
+    assert [(part.name, part.reason) for part in workload.unread] == [
+        ("--save", "$1 is an argument of the script"),
+        ("--seed", "`date` is not run"),
+        ("", more),
+    ]
+    assert str(workload.unread[0]).startswith(f"{path}:1: --save is left out: $1 is an argument")
     assert workload.training.precision == "bf16"
+
+
+def test_a_switch_before_a_word_of_the_shell_is_kept_and_the_word_named(tmp_path: Path) -> None:
+    text = f"python pretrain_gpt.py {' '.join(MINIMAL)} --use-mcore-models $(cat x) --bf16 $MORE\n"
+    workload = load_workload(_script(tmp_path, text))
+    assert workload.megatron_args[-2:] == ("--use-mcore-models", "--bf16")
+    assert [part.name for part in workload.unread] == ["", ""]
+    assert "$(cat x) is not run: the flags that it may hold are not" in str(workload.unread[0])
+
+
+def test_what_may_hold_a_missing_flag_is_named(tmp_path: Path) -> None:
+    flags = " ".join(MINIMAL).replace("--num-layers 4", "")
+    with pytest.raises(
+        ModelError, match=r"--num-layers is missing.*\n.*:1: \$\(cat x\) is not run"
+    ):
+        load_workload(_script(tmp_path, f"python pretrain_gpt.py {flags} --bf16 $(cat x)\n"))
+
+
+def test_a_misspelt_flag_is_named_before_the_one_that_is_missing(tmp_path: Path) -> None:
+    flags = " ".join(MINIMAL).replace("--num-layers", "--num-layer")
+    with pytest.raises(ModelError) as error:
+        load_workload(_script(tmp_path, f"python pretrain_gpt.py {flags}\n"))
+    assert str(error.value).endswith(
+        "train.sh:1: --num-layer is no flag of Megatron; did you mean --num-layers?"
+    )
+
+
+def test_variables_of_the_libraries_are_kept(tmp_path: Path) -> None:
+    text = (
+        "export NCCL_DEBUG=INFO GLOO_SOCKET_IFNAME=$(ip r)\nA=1\n"
+        f"NVTE_DEBUG=$A python pretrain_gpt.py {' '.join(MINIMAL)}\n"
+    )
+    workload = load_workload(_script(tmp_path, text))
+    assert workload.exports == ("NCCL_DEBUG=INFO", "NVTE_DEBUG=1")
+    assert [part.name for part in workload.unread] == ["GLOO_SOCKET_IFNAME"]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +374,7 @@ def test_a_tokenizer_that_only_the_shell_knows(tmp_path: Path) -> None:
     )
     workload = load_workload(path)
     assert workload.model.vocab_size == 50257
-    assert flags_left_to_the_shell(workload) == ("--vocab-file", "--merge-file")
+    assert workload.unread_flags == ("--vocab-file", "--merge-file")
 
 
 @pytest.mark.parametrize("kind", ["NullTokenizer", "GPTSentencePieceTokenizer"])

@@ -32,6 +32,8 @@ FULLY_KNOWN = [
     "python pretrain_gpt.py --split 949,50,1 --neg -1 --path a/b_c.d 2>&1 | cat",
     "cd . && python pretrain_gpt.py --a",
     "# python pretrain_gpt.py --no\npython pretrain_gpt.py --yes # --no",
+    "M=4\nG=$((M*64))\npython pretrain_gpt.py --a $G --b $(( (M+1) * -2 )) --c $((-7/2)) $((-7%2))",
+    "A=3 B=010\npython pretrain_gpt.py --a $((2**A**2 - B)) --b $((${A}+$B+0x1f)) --c x$((A))y",
 ]  # fmt: skip
 
 
@@ -88,24 +90,66 @@ def test_where_a_word_was_written() -> None:
 @pytest.mark.parametrize(
     ("assignment", "reason"),
     [
-        ("X=$(date)", "$(date) is not run"),
-        ("X=`nproc`", "`nproc` is not run"),
-        ("X=$((2 * 3))", "$((2 * 3)) is not run"),
-        ("X=${Y%.sh}", "${Y%.sh} is not run"),
+        ("X=$(date)", "X (line 1) depends on $(date), which is not run"),
+        ("X=`nproc`", "X (line 1) depends on `nproc`, which is not run"),
+        ("X=$((2 ? 3 : 4))", "X (line 1) depends on $((2 ? 3 : 4)), which is not run"),
+        ("X=$((2 / 0))", "X (line 1) depends on $((2 / 0)), which is a division by zero"),
+        ("Y=a\nX=$((2 * Y))", 'X (line 2) depends on $((2 * Y)), which has Y, which is "a"'),
+        ("X=$((2 * $1))", "X (line 1) depends on $1, which is an argument of the script"),
+        ("Y=$(nproc)\nX=$((Y * 2))", "Y (line 1) depends on $(nproc), which is not run"),
+        ("X=${Y%.sh}", "X (line 1) depends on ${Y%.sh}, which is not run"),
         ("", "$X is not set in the script"),
-        ("X=$2", "$2 is not set in the script"),
-        ("if [ $Y ]; then\n X=1\nfi", "it is set inside the `if` of line 1, which is not run"),
-        ("for X in 1 2; do\nX=3; done", "it is set inside the `for` of line 1, which is not run"),
-        ("case $1 in\n a) X=1;;\nesac", "it is set inside the `case` of line 1, which is not run"),
-        ("[ $Y ] && X=1", "it is set after && or || on line 1, which is not run"),
-        ("f() {\n X=1\n}", "it is set inside the `{` of line 1, which is not run"),
+        (
+            "source ./env.sh",
+            "$X is not set in the script; perhaps in ./env.sh (line 1), which is not read",
+        ),
+        ('Y="--b $Z"\nX=$Y', "$Z (line 1) is not set in the script"),
+        ("X=$2", "X (line 1) depends on $2, which is an argument of the script"),
+        ("R=a-$(date is)\nX=/x/$R", "R (line 1) depends on $(date is), which is not run"),
+        (
+            "if [ $Y ]; then\n X=1\nfi",
+            "X (line 2) is set inside the `if` of line 1, which is not run",
+        ),
+        (
+            "for X in 1 2; do\nX=3; done",
+            "X (line 2) is set inside the `for` of line 1, which is not run",
+        ),
+        (
+            "case $1 in\n a) X=1;;\nesac",
+            "X (line 2) is set inside the `case` of line 1, which is not run",
+        ),
+        ("[ $Y ] && X=1", "X (line 1) is set after && or || on line 1, which is not run"),
+        ("f() {\n X=1\n}", "X (line 2) is set inside the `{` of line 1, which is not run"),
     ],
 )
 def test_what_only_a_shell_knows_has_a_reason(assignment: str, reason: str) -> None:
     text = f"{assignment}\npython pretrain_gpt.py --x $X"
-    flag, value = read_megatron_words(SCRIPT, text)
+    flag, *_, value = read_megatron_words(SCRIPT, text)
     assert (flag.text, flag.reason) == ("--x", "")
     assert (value.text, value.reason) == (None, reason)
+
+
+def test_the_known_words_of_a_variable_are_kept_beside_an_unknown_one() -> None:
+    text = (
+        "RUN=x-$(date +%Y%m%d)\nROOT=/data/runs/$RUN\n"
+        'OUT="--save $ROOT/ckpt --load $ROOT/ckpt --save-interval 500 --eval-interval 500"\n'
+        "python pretrain_gpt.py --bf16 $OUT"
+    )
+    words = read_megatron_words(SCRIPT, text)
+    shown = " ".join(word.text or "?" for word in words)
+    assert shown == "--bf16 --save ? --load ? --save-interval 500 --eval-interval 500"
+    reason = "RUN (line 1) depends on $(date +%Y%m%d), which is not run"
+    assert [word.reason for word in words if word.text is None] == [reason, reason]
+
+
+@given(st.integers(-99, 99), st.integers(1, 99), st.sampled_from(["+", "-", "*", "/", "%"]))
+def test_arithmetic_is_c_s(left: int, right: int, operator: str) -> None:
+    text = f"A={left}\npython pretrain_gpt.py --x=$((A {operator} {right}))"
+    exact = {
+        "+": left + right, "-": left - right, "*": left * right,
+        "/": int(left / right), "%": left - right * int(left / right),
+    }  # fmt: skip
+    assert _texts(text) == [f"--x={exact[operator]}"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from megatron_hetero.cluster.spec import Cluster, Limits, Link
 from megatron_hetero.errors import PlanFormatError, UsageError
 from megatron_hetero.flags.support.lookup import refused_options
+from megatron_hetero.model.spec import Unread
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import Plan
@@ -58,6 +59,13 @@ def in_bf16() -> tuple[Plan, Cluster]:
     assert plan.workload is not None
     training = replace(plan.workload.training, precision="bf16")
     return replace(plan, workload=replace(plan.workload, training=training)), cluster
+
+
+def without_words() -> tuple[Plan, Cluster]:
+    plan, cluster = MIXED
+    assert plan.workload is not None
+    unread = tuple(Unread(name, "gpt.sh:4", "$X is not set") for name in ("--save", "--seed", ""))
+    return replace(plan, workload=replace(plan.workload, unread=unread)), cluster
 
 
 def with_stage_precision() -> tuple[Plan, Cluster]:
@@ -110,6 +118,7 @@ FAULTS: tuple[
         lambda: flagged(MIXED, "--tokenizer-type=Llama2Tokenizer"),
         MIXED_NCCL,
     ),
+    ("flag-left-out", without_words, MIXED_NCCL),
     ("fp4-unsupported", lambda: flagged(planned(("h", "H100-80GB", 2)), "--fp4-format=e2m1"), ()),
     ("flash-attention-unsupported", lambda: flagged(TURING, "--attention-backend", "flash"), ()),
     ("flash-attention-untested",

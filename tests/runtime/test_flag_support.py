@@ -8,7 +8,7 @@ import pytest
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import named_flags, support_of
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.runtime.job.checks import support
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import REFUSED

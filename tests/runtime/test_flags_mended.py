@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.errors import EnvironmentMismatchError, HeteroError, UsageError
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.runtime.job.checks import needs
 from megatron_hetero.runtime.job.local_launch import run_jobs
 from tests.runtime.flag_runs import LAYOUT, one_process_job, plan_and_one, plan_job

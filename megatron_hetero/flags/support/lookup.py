@@ -15,7 +15,7 @@ from functools import cache
 
 from megatron_hetero.flags.support.kinds import Status, Support
 from megatron_hetero.flags.support.table import SUPPORT
-from megatron_hetero.flags.table import Flag, Option, flag_table, last_of_each
+from megatron_hetero.model.flag_table import Flag, Option, flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.stock import is_stock
 

@@ -10,7 +10,7 @@ from functools import cache
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import support_of
 from megatron_hetero.flags.support.verification_table import OF_STATUS, TABLE, Entry, Treatment
-from megatron_hetero.flags.table import Flag, Option
+from megatron_hetero.model.flag_table import Flag, Option
 
 
 @dataclass(frozen=True)

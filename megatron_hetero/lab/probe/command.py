@@ -21,9 +21,9 @@ from megatron_hetero import __version__
 from megatron_hetero.cost.work.profile import PIECES, PROFILE_SCHEMA_VERSION, load_profile
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.files import read_json, write_json
-from megatron_hetero.flags.table import flag_table, last_of_each
 from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Workload
 
 RANK_MODULE = "megatron_hetero.lab.probe.rank"

@@ -8,14 +8,15 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megatron_hetero.flags.growing_batches import undivided_batches
+from megatron_hetero.flags.notes import plan_notes
 from megatron_hetero.flags.other_objective import other_objective
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.plan.plan import Plan
 
 
 def refusal_lines(plan: Plan) -> Iterator[RenderableType]:
-    """Show the flags refused at start-up and a changed objective; nothing where the job may start
-    with its flags, and trains what they say."""
+    """Show the flags refused at start-up, what the plan leaves out of the script, and a changed
+    objective; nothing where the job may start with its flags, and trains what they say."""
     options, batches = refused_options(plan), undivided_batches(plan)
     if options:
         names = ", ".join(map(str, options))
@@ -31,6 +32,10 @@ def refusal_lines(plan: Plan) -> Iterator[RenderableType]:
             "micro-batches. Choose others, or limits.num_replicas: 1 and plan again.\n",
             style="bold red",
         )
+    for note in plan_notes(plan):
+        yield Text.assemble(("note  ", "cyan"), note)
+    if plan_notes(plan):
+        yield Text()
     other = other_objective(plan)
     if other is not None:
         yield Text(f"ANOTHER OBJECTIVE: {other}.\n", style="yellow")

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron_hetero.errors import HeteroError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.job.arguments import split_arguments
 from megatron_hetero.runtime.job.steps import job_of, job_on_plan

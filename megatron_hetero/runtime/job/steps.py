@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.emit import plan_arguments
-from megatron_hetero.flags.table import flag_table, last_of_each
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import NO_TRANSFORMER_ENGINE, backend
 from megatron_hetero.runtime.faults.drill import arm

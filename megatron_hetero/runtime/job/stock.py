@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_hetero.errors import CheckpointError, UsageError
 from megatron_hetero.files import content_hash
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend

@@ -16,7 +16,7 @@ from megatron_hetero.flags.support.lookup import (
     without_effect,
 )
 from megatron_hetero.flags.support.table import SUPPORT
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout

@@ -15,7 +15,7 @@ from megatron_hetero.flags.support.verification_table import (
     OF_STATUS,
     TABLE,
 )
-from megatron_hetero.flags.table import flag_table
+from megatron_hetero.model.flag_table import flag_table
 
 NAMES = {name for flag in flag_table().flags for name in flag.names}
 LOST = (

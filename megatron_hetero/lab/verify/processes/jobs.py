@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from megatron_hetero.flags.table import flag_table, last_of_each
 from megatron_hetero.lab.verify.distance.adam import AdamSettings
 from megatron_hetero.lab.verify.faults import catalogue
 from megatron_hetero.lab.verify.options import (
@@ -32,6 +31,7 @@ from megatron_hetero.lab.verify.processes.routing import Replay, Routers, replay
 from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags, without_flags
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
+from megatron_hetero.model.flag_table import flag_table, last_of_each
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan

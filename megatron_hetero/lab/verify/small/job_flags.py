@@ -15,8 +15,8 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.emit import check_user_flags, tokens_of
 from megatron_hetero.flags.support.lookup import refused_options, support_of
 from megatron_hetero.flags.support.verification import treat
-from megatron_hetero.flags.table import Option
 from megatron_hetero.lab.verify.small.shrink import RECOMPUTE_FLAGS, Shrunk, decides_recompute
+from megatron_hetero.model.flag_table import Option
 from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
 

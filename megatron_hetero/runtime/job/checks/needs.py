@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.needed import READ_A_MODEL
-from megatron_hetero.flags.table import Option, last_of_each
+from megatron_hetero.model.flag_table import Option, last_of_each
 
 PACKAGE_OF_TOKENIZER: Mapping[str, str] = {
     "HuggingFaceTokenizer": "transformers",

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.flags.support.lookup import refused_by_presence, without_effect
-from megatron_hetero.flags.table import Option
+from megatron_hetero.model.flag_table import Option
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.batches import global_batch_size

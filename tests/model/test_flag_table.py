@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_json
-from megatron_hetero.flags.table import TABLE_PATH, Flag, flag_table, last_of_each
+from megatron_hetero.model.flag_table import TABLE_PATH, Flag, flag_table, last_of_each
 
 TABLE = flag_table()
 

@@ -1,6 +1,6 @@
 """Megatron's flags as data, so that argument vectors can be read and printed without torch.
 
-`megatron_flags.json` is generated from the real parser by `tools/make_flag_table.py`; a test keeps
+`flag_table.json` is generated from the real parser by `tools/make_flag_table.py`; a test keeps
 the two equal.  Splitting follows argparse with `allow_abbrev=False`, as Megatron calls it.
 """
 
@@ -17,7 +17,7 @@ from typing import Literal
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import read_json
 
-TABLE_PATH = Path(__file__).with_name("megatron_flags.json")
+TABLE_PATH = Path(__file__).with_name("flag_table.json")
 
 Scalar = str | int | float | bool | None
 
@@ -98,6 +98,10 @@ class FlagTable:
     def by_name(self) -> dict[str, Flag]:
         return {name: flag for flag in self.flags for name in flag.names}
 
+    def near(self, name: str) -> tuple[str, ...]:
+        """Return up to three names that `name` may be a misspelling of, the nearest first."""
+        return tuple(difflib.get_close_matches(name, self.by_name, n=3))
+
     def option(self, name: str, *values: str) -> Option:
         """Return the option of a known name and valid values.
 
@@ -107,7 +111,7 @@ class FlagTable:
         """
         flag = self.by_name.get(name)
         if flag is None:
-            near = difflib.get_close_matches(name, self.by_name, n=3)
+            near = self.near(name)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise UsageError(
                 f"{name} is not a flag of Megatron {self.megatron_core_version}.{hint}"
