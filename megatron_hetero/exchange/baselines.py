@@ -1,0 +1,133 @@
+"""The exchanges that libraries and papers have, in the form of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_hetero.exchange.grouping import Grouping, even, grouped_plan
+from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose, plan_of
+from megatron_hetero.exchange.tree import LinkTree
+
+
+def ring(size: int, num_holders: int, purpose: Purpose = "all_reduce") -> ExchangePlan:
+    """Make a ring in the order of the holders: on a tree, from left to right, it crosses each
+    uplink once in each direction, which no other order beats."""
+    return grouped_plan("ring", purpose, size, even(range(num_holders), is_ring=True))
+
+
+def parameter_servers(size: int, num_holders: int, purpose: Purpose = "all_reduce") -> ExchangePlan:
+    """Make co-located parameter servers: every holder sends every other one the part that that one
+    owns, at once."""
+    return grouped_plan("parameter servers", purpose, size, even(range(num_holders)))
+
+
+def halving_doubling(size: int, num_holders: int, purpose: Purpose = "all_reduce") -> ExchangePlan:
+    """Make recursive halving and doubling (Thakur et al. 2005): neighbours exchange halves, then
+    pairs of pairs.  Holders beyond a power of two give theirs to a neighbour first."""
+    beyond = num_holders - (1 << (num_holders.bit_length() - 1))
+    members: list[Grouping | int] = []
+    holder = 0
+    while holder < num_holders:
+        if len(members) < beyond:
+            members.append(Grouping((holder, holder + 1), (1.0, 0.0)))
+            holder += 1
+        else:
+            members.append(holder)
+        holder += 1
+    while len(members) > 1:
+        members = [even(members[i : i + 2]) for i in range(0, len(members), 2)]
+    return grouped_plan("halving and doubling", purpose, size, members[0])
+
+
+def two_level(
+    size: int, num_holders: int, num_inside: int, purpose: Purpose = "all_reduce"
+) -> ExchangePlan:
+    """Make parameter servers in groups of `num_inside` neighbours, then between the groups.
+
+    Raises:
+        ValueError: the groups would not be equal.
+    """
+    if num_holders % num_inside:
+        raise ValueError(f"{num_holders} holders are no groups of {num_inside}")
+    groups = [even(range(first, first + num_inside)) for first in range(0, num_holders, num_inside)]
+    return grouped_plan(f"two levels, {num_inside} first", purpose, size, even(groups))
+
+
+def hierarchical_ring(size: int, tree: LinkTree, purpose: Purpose = "all_reduce") -> ExchangePlan:
+    """Make rings inside what joins devices, then rings between these, up to the root."""
+    groups: dict[int, Grouping | int] = {
+        number: holder
+        for holder, row in enumerate(tree.ancestors.tolist())
+        for number in (max(row),)
+    }
+    for number, children in reversed(list(tree.inner())):
+        members = [groups[child] for child in children]
+        groups[number] = members[0] if len(members) == 1 else even(members, is_ring=True)
+    return grouped_plan("hierarchical ring", purpose, size, groups[0])
+
+
+def double_binary_tree(
+    size: int, num_holders: int, purpose: Purpose = "all_reduce"
+) -> ExchangePlan:
+    """Make two binary trees of half of the buffer each (Sanders et al. 2009): what is a leaf of one
+    has children in the other."""
+    rows: list[tuple[int, int, int, int, int]] = []
+    owners = []
+    half = size // 2
+    for number, (start, stop) in enumerate(((0, half), (half, size))):
+        if start == stop:
+            continue
+        parents = _binary_tree(num_holders)
+        place = _other_places(num_holders) if number else list(range(num_holders))
+        heights = _heights(parents)
+        for child, parent in enumerate(parents):
+            if parent >= 0:
+                rows.append((heights[child], place[child], place[parent], start, stop))
+            else:
+                owners.append(Owned(start, stop, place[child]))
+    return plan_of("double binary tree", purpose, num_holders, size, rows, owners)
+
+
+def _binary_tree(num: int) -> list[int]:
+    """Return [place] -> parent of a tree whose even places, but for the first, have children on
+    both sides of them; the first is the root."""
+    parents = [-1]
+    for place in range(1, num):
+        low = place & -place
+        above = (place ^ low) | (low << 1)
+        parents.append(above if above < num else place ^ low)
+    return parents
+
+
+def _other_places(num: int) -> list[int]:
+    """Return the holders of the places of the second tree: mirrored, or shifted by one."""
+    if num % 2 == 0:
+        return list(reversed(range(num)))
+    return [(place + 1) % num for place in range(num)]
+
+
+def _heights(parents: Sequence[int]) -> list[int]:
+    """Return the rounds after which each has what its children send."""
+    heights = [0] * len(parents)
+    for _ in parents:
+        before = list(heights)
+        for child, parent in enumerate(parents):
+            if parent >= 0:
+                heights[parent] = max(heights[parent], heights[child] + 1)
+        if before == heights:
+            break
+    return heights
+
+
+def baselines(
+    size: int, tree: LinkTree, purpose: Purpose = "all_reduce"
+) -> tuple[ExchangePlan, ...]:
+    """Make all of them for a tree of two holders or more."""
+    num = tree.num_holders
+    return (
+        ring(size, num, purpose),
+        halving_doubling(size, num, purpose),
+        parameter_servers(size, num, purpose),
+        hierarchical_ring(size, tree, purpose),
+        double_binary_tree(size, num, purpose),
+    )

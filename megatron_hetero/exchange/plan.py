@@ -1,0 +1,160 @@
+"""An exchange as data: rounds of transfers between the holders of a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from megatron_hetero.exchange.tree import Ints
+
+Purpose = Literal["all_reduce", "reduce_scatter", "all_gather"]
+
+
+class Transfer(NamedTuple):
+    """Elements `start:stop` from one holder to another, which adds them to its own or, where it
+    does not reduce, puts them in the place of its own."""
+
+    round: int
+    source: int
+    destination: int
+    start: int
+    stop: int
+    reduces: bool
+
+
+class Owned(NamedTuple):
+    """Elements `start:stop` that a holder has in full after a reduce-scatter, and gives in an
+    all-gather."""
+
+    start: int
+    stop: int
+    holder: int
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """Rounds of transfers.  In a round all holders send what they had before it.
+
+    Attributes:
+        name: of what made it, for people.
+        purpose: what holders have in the end: all of the sum, their own parts of it, or all that
+            the owners had.
+        size: elements of the buffer.
+        table: [transfer, (round, source, destination, start, stop, reduces)], by rounds.
+        owners: of all elements, in order.
+        num_chunks: between any two edges of ranges, elements are cut into so many equal parts, each
+            of which goes through all rounds one round behind the part before it, so that links that
+            different rounds use work at the same time.
+    """
+
+    name: str
+    purpose: Purpose
+    num_holders: int
+    size: int
+    table: Ints
+    owners: tuple[Owned, ...]
+    num_chunks: int = 1
+
+    @property
+    def num_rounds(self) -> int:
+        """Count the rounds of one chunk."""
+        return int(self.table[-1, 0]) + 1 if len(self.table) else 0
+
+    @property
+    def num_rounds_in_all(self) -> int:
+        """Count the rounds until the last chunk is done."""
+        return self.num_rounds + self.num_chunks - 1 if len(self.table) else 0
+
+    @property
+    def num_messages(self) -> int:
+        """Count the messages: what one holder sends another in a round is one."""
+        return len(np.unique(self.table[:, :3], axis=0)) * self.num_chunks
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Yield the transfers of one chunk."""
+        for row in self.table.tolist():
+            yield Transfer(row[0], row[1], row[2], row[3], row[4], bool(row[5]))
+
+    def expanded(self) -> ExchangePlan:
+        """Return the same plan with every chunk written out."""
+        if self.num_chunks == 1:
+            return self
+        cuts = np.unique(self.table[:, 3:5])
+        first, last = (np.searchsorted(cuts, self.table[:, i]) for i in (3, 4))
+        row = np.repeat(np.arange(len(self.table)), last - first)
+        piece = np.arange(len(row)) - np.repeat(
+            np.cumsum(last - first) - (last - first), last - first
+        )
+        start = cuts[first[row] + piece]
+        width = cuts[first[row] + piece + 1] - start
+        parts = []
+        for chunk in range(self.num_chunks):
+            part = self.table[row]
+            part[:, 0] += chunk
+            part[:, 3] = start + width * chunk // self.num_chunks
+            part[:, 4] = start + width * (chunk + 1) // self.num_chunks
+            parts.append(part[part[:, 4] > part[:, 3]])
+        return replace(self, table=_sorted(np.concatenate(parts)), num_chunks=1)
+
+    def most_received(self, num_chunks: int = 1) -> int:
+        """Return the most elements that a holder receives in a round with so many chunks, rounded
+        up: what its buffers must hold."""
+        if not len(self.table):
+            return 0
+        place = self.table[:, 0] * self.num_holders + self.table[:, 2]
+        width = self.table[:, 4] - self.table[:, 3]
+        got = np.bincount(place, width, self.num_rounds * self.num_holders)
+        sums = np.cumsum(got.reshape(self.num_rounds, self.num_holders), axis=0)
+        before = np.zeros_like(sums)
+        before[num_chunks:] = sums[:-num_chunks]
+        return ceil(float((sums - before).max()) / num_chunks)
+
+    @cached_property
+    def sent(self) -> Ints:
+        """Return [holder] -> elements that it sends."""
+        width = self.table[:, 4] - self.table[:, 3]
+        return np.bincount(self.table[:, 1], width, self.num_holders).astype(np.int64)
+
+
+def _sorted(table: Ints) -> Ints:
+    return table[np.lexsort(table.T[::-1])]
+
+
+def plan_of(
+    name: str,
+    purpose: Purpose,
+    num_holders: int,
+    size: int,
+    reducing: Iterable[Sequence[int]],
+    owners: Sequence[Owned],
+) -> ExchangePlan:
+    """Make a plan from its reduce-scatter: an all-gather is the same backwards, an all-reduce one
+    after the other.
+
+    Args:
+        name: of what makes it.
+        purpose: which of the three.
+        num_holders: of the buffer.
+        size: elements of the buffer.
+        reducing: (round, source, destination, start, stop) of a reduce-scatter.
+        owners: where it leaves the sums.
+    """
+    rows = np.array([tuple(row) for row in reducing], np.int64).reshape(-1, 5)
+    ones = np.ones((len(rows), 1), np.int64)
+    forward = np.hstack([rows, ones])
+    last = int(rows[:, 0].max(initial=-1))
+    backward = np.hstack([rows[:, [0, 2, 1, 3, 4]], 0 * ones])
+    backward[:, 0] = last - backward[:, 0]
+    if purpose == "reduce_scatter":
+        table = forward
+    elif purpose == "all_gather":
+        table = backward
+    else:
+        backward[:, 0] += last + 1
+        table = np.concatenate([forward, backward])
+    return ExchangePlan(name, purpose, num_holders, size, _sorted(table), tuple(owners))

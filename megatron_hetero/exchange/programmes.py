@@ -1,0 +1,66 @@
+"""What each holder does in an exchange, round by round, and whether all come to their end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from megatron_hetero.exchange.plan import ExchangePlan, Transfer
+
+
+@dataclass
+class HolderRound:
+    """Transfers of one holder in one round, all under way at once."""
+
+    number: int
+    sends: list[Transfer] = field(default_factory=list)
+    receives: list[Transfer] = field(default_factory=list)
+
+
+def programmes(plan: ExchangePlan) -> tuple[tuple[HolderRound, ...], ...]:
+    """Return [holder] -> the rounds in which it has a part, in order.
+
+    Args:
+        plan: one whose chunks are written out, or which has one.
+    """
+    found: list[dict[int, HolderRound]] = [{} for _ in range(plan.num_holders)]
+    for transfer in plan.transfers():
+        number = transfer.round
+        source, destination = found[transfer.source], found[transfer.destination]
+        source.setdefault(number, HolderRound(number)).sends.append(transfer)
+        destination.setdefault(number, HolderRound(number)).receives.append(transfer)
+    return tuple(tuple(own.values()) for own in found)
+
+
+def stuck(of_holders: Sequence[Sequence[HolderRound]]) -> Mapping[int, int]:
+    """Run the rounds of all holders, each of which leaves one when both ends of all its transfers
+    are there.
+
+    Returns:
+        holder -> the round in which it waits for ever; empty where all come to their end.
+    """
+    at = [-1] * len(of_holders)
+    left = [0] * len(of_holders)
+    num_come: Counter[Transfer] = Counter()
+    ready = list(range(len(of_holders)))
+    while ready:
+        holder = ready.pop()
+        at[holder] += 1
+        if at[holder] == len(of_holders[holder]):
+            continue
+        own = of_holders[holder][at[holder]]
+        transfers = [*own.sends, *own.receives]
+        left[holder] = len(transfers)
+        for transfer in transfers:
+            num_come[transfer] += 1
+            if num_come[transfer] == 2:
+                for end in (transfer.source, transfer.destination):
+                    left[end] -= 1
+                    if not left[end]:
+                        ready.append(end)
+    return {
+        holder: of_holders[holder][place].number
+        for holder, place in enumerate(at)
+        if place < len(of_holders[holder])
+    }
