@@ -6,6 +6,7 @@ python tools/make_flags_page.py --check    # exit 1 if the page is out of date
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from megatron_hetero.flags.support.lookup import named_flags, support_of
 from megatron_hetero.model.flag_table import flag_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "megatron-flags.md"
+COUNTED = Path(__file__).parents[1] / "benchmarks" / "flags-refused-at-3614b8f.json"
+"""The flags that the tables of that commit refuse."""
+FOLLOWED: tuple[Status, ...] = ("proved", "passed on", "the plan's")
 
 
 def page() -> str:
@@ -39,10 +43,27 @@ def _lines() -> Iterator[str]:
     for neutral in get_args(Neutral):
         number = sum(support_of(flag).neutral == neutral for flag in table.flags)
         yield f"| {neutral} | {number} | {NEUTRAL[neutral]} |"
+    yield from _since_the_first_count()
     yield from ("", "| flag | on an asymmetric plan | |", "| --- | --- | --- |")
     for flag in table.flags:
         support = support_of(flag)
         yield f"| `{flag.names[0]}` | {_status(support)} | {support.note} |"
+
+
+def _since_the_first_count() -> Iterator[str]:
+    """Yield what became of the flags that an early commit refused."""
+    counted = json.loads(COUNTED.read_text())
+    table = flag_table().by_name
+    of_status: dict[str, list[str]] = {}
+    for name in counted["flags"]:
+        of_status.setdefault(support_of(table[name]).status, []).append(f"`{name}`")
+    total = len(counted["flags"])
+    followed = [name for status in FOLLOWED for name in of_status.get(status, [])]
+    yield ""
+    yield (
+        f"Of the {total} flags that commit {counted['commit']} refused, {len(followed)} are "
+        f"followed now: {', '.join(followed)}."
+    )
 
 
 def _status(support: Support) -> str:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.cost.memory.parameters import whole_latent_params
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
@@ -49,6 +50,7 @@ def free_groups_bound_s(costs: CostModel) -> float | None:
     """
     if costs.profile is not None:
         return None
+    costs = costs.of_least_layers()
     cluster, workload = costs.cluster, costs.workload
     counts: dict[str, int] = {}
     types: dict[str, GpuType] = {}
@@ -94,10 +96,11 @@ def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
     sequences = training.micro_batch_size
     products = 1 + _BACKWARD
     # Unfused scores also move memory: a bound may leave it out.
-    attention_flops = products * (sum(attention.gemm_flops) + sum(attention.attention_flops))
-    # The router of experts is on every member.
-    own = mlp.gemm_flops[1:] if model.num_experts else mlp.gemm_flops
     tokens = sequences * model.seq_length
+    # Projections to latents may be on every member, as the router of experts is.
+    divided = sum(attention.gemm_flops) - 2.0 * tokens * whole_latent_params(model)
+    attention_flops = products * (divided + sum(attention.attention_flops))
+    own = mlp.gemm_flops[1:] if model.num_experts else mlp.gemm_flops
     head_flops = 2.0 * tokens * model.vocab_size * model.hidden_size
     logits_bytes = float(tokens * model.vocab_size * training.element_bytes)
     memory_s = logits_bytes / shipped_calibration().memory_bytes_per_s(gpu)

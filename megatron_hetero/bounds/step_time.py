@@ -83,6 +83,7 @@ def step_time_bound(
         uneven: the space also has groups of one node in widths that do not divide the model, in
             shares as equal as can be.
     """
+    costs = costs.of_least_layers()
     classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     works_s = [_work_bound_s([of_size], classes) for of_size in sizes]
@@ -122,6 +123,7 @@ def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = Fal
             weight gradients need not be on its way through the model.
         uneven: as of `step_time_bound`.
     """
+    costs = costs.of_least_layers()
     classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
     if may_mix_sizes(costs):

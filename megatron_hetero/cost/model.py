@@ -78,12 +78,13 @@ class CostModel(UnitPrices):
         stage = replica.stages[index]
         first, last = index == 0, index == len(replica.stages) - 1
         costs = self.variant(recompute=stage.recompute)
-        pieces = costs.stage_pieces(stage, rows)
+        counts = self._kind_counts(replica, index)
+        pieces = costs.stage_pieces(stage, rows).with_layers(counts)
         times = pieces.stage(stage.num_layers, first, last)
         communication = pieces.communication.times(stage.num_layers)
         if stage.recompute_num_layers is not None:
             num_kept = stage.num_layers - stage.recompute_num_layers
-            plain = self.variant(recompute="none").stage_pieces(stage, rows)
+            plain = self.variant(recompute="none").stage_pieces(stage, rows).with_layers(counts)
             times = pieces.stage(stage.recompute_num_layers, first, last)
             times = times + plain.layer.times(num_kept)
             communication = pieces.communication.times(stage.recompute_num_layers)
@@ -144,9 +145,16 @@ class CostModel(UnitPrices):
                 if some is not None:
                     kept = self.variant(recompute="none").memory(*asked)
                     memory = with_some_layers_recomputed(kept, memory, some)
-                made[key] = memory
+                made[key] = memory.with_layers(self._kind_counts(replica, index))
             found.append(made[key])
         return tuple(found)
+
+    def _kind_counts(self, replica: PlacedReplica, index: int) -> tuple[int, ...]:
+        """Count the layers of each kind on stage `index`; empty where all layers are alike."""
+        model = self.workload.model
+        if not model.kinds:
+            return ()
+        return model.kind_counts(replica.first_layers[index], replica.stages[index].num_layers)
 
     def replica(self, replica: PlacedReplica, vocab_rows: int) -> ReplicaCost:
         """Price the stages, the hops and the pipeline of one replica.

@@ -74,6 +74,19 @@ class UnitPrices:
             self._variants[key] = made
         return self._variants[key]
 
+    def of_least_layers(self) -> Self:
+        """Return the price list for `ModelSpec.least`, which no bound may exceed; itself where all
+        layers are alike.  Its profile measures other layers, and is left out."""
+        least = self.workload.model.least
+        if least is self.workload.model:
+            return self
+        made = copy(self)
+        made.workload = replace(self.workload, model=least)
+        made.profile = None
+        made._variants = {}
+        made._forget()
+        return made
+
     def sharded_as(self, placement: Placement) -> Self:
         """Return the price list with optimizer states divided as the replicas of `placement` divide
         them; itself without the distributed optimizer."""

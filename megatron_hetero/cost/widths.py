@@ -19,9 +19,13 @@ def uneven_widths(cluster: Cluster, workload: Workload, node: Node) -> tuple[int
     """Return the widths that do not divide the model: groups in shares that differ by a head or
     so."""
     model = workload.model
-    most = min(model.num_query_groups, model.mlp_columns)
+    most = min(model.num_query_groups, *model.column_kinds)
     return tuple(
-        w for w in _allowed(cluster, workload, node) if w <= most and not _divides(w, model)
+        w
+        for w in _allowed(cluster, workload, node)
+        if w <= most
+        and not _divides(w, model)
+        and not any(size % w for size in model.divided_latents)
     )
 
 
@@ -38,8 +42,8 @@ def _allowed(cluster: Cluster, workload: Workload, node: Node) -> Iterator[int]:
 
 
 def _divides(width: int, model: ModelSpec) -> bool:
-    units = model.num_attention_heads, model.num_query_groups, model.mlp_columns
-    return not any(number % width for number in units)
+    units = model.num_attention_heads, model.num_query_groups, *model.column_kinds
+    return not any(number % width for number in (*units, *model.divided_latents))
 
 
 def usable_gpus(cluster: Cluster, node: Node) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatron_hetero.model.spec import ModelSpec, Workload
@@ -42,20 +42,10 @@ def blocks(workload: Workload, tensor_parallel_widths: Sequence[int] = (1,)) -> 
     """
     model = workload.model
     vocab_size = padded_vocab_size(model, tensor_parallel_widths)
-    layer = _layer(model)
+    layers = {kind: _layer(kind) for kind in model.kinds or (model,)}
     return (
         _embedding(model, vocab_size),
-        *(
-            Block(
-                f"layer {i}",
-                "layer",
-                layer.num_parameters,
-                layer.num_replicated_parameters,
-                layer.matmul_flops_forward,
-                layer.attention_flops_forward,
-            )
-            for i in range(model.num_layers)
-        ),
+        *(replace(layers[model.of_layer(i)], name=f"layer {i}") for i in range(model.num_layers)),
         _head(model, vocab_size),
     )
 
@@ -96,9 +86,8 @@ def _layer(model: ModelSpec) -> Block:
     attention, attention_replicated = attention_parameters(model)
     mlp, mlp_replicated = mlp_parameters(model)
     norms = 2 * norm_parameters(model)
-    query_size = model.num_attention_heads * model.kv_channels
     # Scores and weighted values: 2 products of s x s x channels a head, half of it causal.
-    attention_flops = 2.0 * model.seq_length**2 * query_size
+    attention_flops = float(model.seq_length**2 * sum(_score_sizes(model)))
     return Block(
         "layer",
         "layer",
@@ -111,12 +100,14 @@ def _layer(model: ModelSpec) -> Block:
 
 def _matmul_weights(model: ModelSpec) -> int:
     """Count the weights that one token is multiplied with in a layer."""
-    weights = model.hidden_size * (_qkv_size(model) + _query_size(model))
+    weights = attention_weights(model)
     matrices = 3 if model.gated_mlp else 2
     if not model.num_experts:
         return weights + matrices * model.hidden_size * model.ffn_hidden_size
-    experts = model.moe_router_topk * matrices * model.hidden_size * model.moe_ffn_hidden_size
-    return weights + experts + model.hidden_size * model.num_experts
+    columns = model.moe_router_topk * model.moe_ffn_hidden_size
+    columns += model.moe_shared_expert_intermediate_size
+    gates = model.num_experts + model.moe_shared_expert_gate
+    return weights + model.hidden_size * (matrices * columns + gates)
 
 
 def norm_parameters(model: ModelSpec, size: int | None = None) -> int:
@@ -127,15 +118,45 @@ def norm_parameters(model: ModelSpec, size: int | None = None) -> int:
 def attention_parameters(model: ModelSpec) -> tuple[int, int]:
     """Count the parameters of one attention, and those of them that every tensor-parallel rank
     holds."""
-    num_parameters = model.hidden_size * (_qkv_size(model) + _query_size(model))
+    num_parameters = attention_weights(model)
     num_replicated = 0
-    if model.add_bias_linear or model.add_qkv_bias:
+    if model.learns_softmax_offset:
+        num_parameters += model.num_attention_heads
+    if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):
         num_parameters += _qkv_size(model)
     if model.add_bias_linear:
         num_replicated += model.hidden_size
-    if model.qk_layernorm:
+    if model.qk_layernorm and model.kv_lora_rank:
+        num_replicated += norm_parameters(model, model.q_lora_rank + model.kv_lora_rank)
+    elif model.qk_layernorm:
         num_replicated += 2 * norm_parameters(model, model.kv_channels)
-    return num_parameters + num_replicated, num_replicated
+    num_whole = 0
+    if model.kv_lora_rank and not model.divides_latents:
+        latents = model.q_lora_rank + model.kv_lora_rank + model.qk_pos_emb_head_dim
+        num_whole = model.hidden_size * latents
+    return num_parameters + num_replicated, num_replicated + num_whole
+
+
+def attention_weights(model: ModelSpec) -> int:
+    """Count the elements of the matrices of one attention."""
+    if not model.kv_lora_rank:
+        return model.hidden_size * (_qkv_size(model) + _query_size(model))
+    heads = model.num_attention_heads
+    query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
+    queries = model.hidden_size * query
+    if model.q_lora_rank:
+        queries = model.q_lora_rank * (model.hidden_size + query)
+    down = model.hidden_size * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
+    up = model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim)
+    return queries + down + up + heads * model.v_head_dim * model.hidden_size
+
+
+def _score_sizes(model: ModelSpec) -> tuple[int, int]:
+    """Return the widths of all heads' queries and values."""
+    if model.kv_lora_rank:
+        query = model.qk_head_dim + model.qk_pos_emb_head_dim
+        return model.num_attention_heads * query, model.num_attention_heads * model.v_head_dim
+    return _query_size(model), _query_size(model)
 
 
 def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
@@ -151,8 +172,10 @@ def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
     if not model.num_experts:
         return sharded + replicated, replicated
     router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    router += model.hidden_size if model.moe_shared_expert_gate else 0
+    shared = model.moe_shared_expert_intermediate_size * (3 if model.gated_mlp else 2)
     return (
-        model.num_experts * (sharded + replicated) + router,
+        model.num_experts * (sharded + replicated) + router + shared * model.hidden_size,
         model.num_experts * replicated + router,
     )
 
@@ -162,4 +185,5 @@ def _query_size(model: ModelSpec) -> int:
 
 
 def _qkv_size(model: ModelSpec) -> int:
-    return (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels
+    heads = model.num_attention_heads * (2 if model.attention_output_gate else 1)
+    return (heads + 2 * model.num_query_groups) * model.kv_channels

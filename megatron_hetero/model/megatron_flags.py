@@ -9,20 +9,18 @@ from typing import Literal, cast
 
 from megatron_hetero.model.arguments import JobText
 from megatron_hetero.model.flag_reader import FlagReader
+from megatron_hetero.model.kinds_of_layers import latent_attention, layers_with_experts
 from megatron_hetero.model.spec import MAX_LAYERS, ModelSpec, Precision, TrainingSpec, Workload
 from megatron_hetero.model.tokenizer import Vocabulary, vocabulary_of
 
 _UNSUPPORTED = {
-    "--multi-latent-attention": "multi-latent attention",
     "--experimental-attention-variant": "an experimental attention variant",
-    "--attention-output-gate": "gated attention output",
     "--mtp-num-layers": "multi-token prediction",
     "--hybrid-layer-pattern": "a hybrid model",
     "--hybrid-override-pattern": "a hybrid model",
     "--is-hybrid-model": "a hybrid model",
     "--heterogeneous-layers-config-path": "layers of unlike shape",
     "--heterogeneous-layers-config-encoded-json": "layers of unlike shape",
-    "--moe-shared-expert-intermediate-size": "a shared expert",
     "--moe-latent-size": "latent experts",
     "--encoder-num-layers": "an encoder (a GPT takes --num-layers)",
     "--decoder-num-layers": "an encoder-decoder model",
@@ -40,8 +38,6 @@ _UNSUPPORTED = {
 }
 _UNSUPPORTED_UNLESS = {
     "--context-parallel-size": ("context parallelism", "1"),
-    "--moe-layer-freq": ("a mixture of dense and expert layers", "1"),
-    "--softmax-type": ("a softmax with an offset", "vanilla"),
 }
 _REQUIRED = (
     "--num-layers",
@@ -55,7 +51,8 @@ _REQUIRED = (
 )
 _WHY_REQUIRED = {"--vocab-size": "the tokenizer's flags and files here do not say it"}
 _OPTIMIZERS = ("adam", "sgd")
-_POSITION_EMBEDDINGS = ("learned_absolute", "rope", "none")
+_POSITION_EMBEDDINGS = ("learned_absolute", "rope", "yarn", "none")
+_SOFTMAXES = ("vanilla", "off-by-one", "learnable")
 _RECOMPUTE = ("full", "selective")
 
 
@@ -131,6 +128,10 @@ def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
             flags.size("--moe-ffn-hidden-size", ffn_hidden_size) if num_experts else 0
         ),
         make_vocab_size_divisible_by=flags.size("--make-vocab-size-divisible-by", 128),
+        learns_softmax_offset=flags.text("--softmax-type", "vanilla", _SOFTMAXES) == "learnable",
+        attention_output_gate=flags.switch("--attention-output-gate"),
+        **layers_with_experts(flags, num_layers, num_experts),
+        **latent_attention(flags),
     )
 
 
@@ -173,15 +174,15 @@ def _kv_channels(flags: FlagReader, hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _position_embedding(flags: FlagReader) -> Literal["learned_absolute", "rope", "none"]:
+def _position_embedding(flags: FlagReader) -> Literal["learned_absolute", "rope", "yarn", "none"]:
     if flags.switch("--use-rotary-position-embeddings"):
         return "rope"
     flag = "--position-embedding-type"
-    for kind in ("yarn", "mrope", "relative"):
+    for kind in ("mrope", "relative"):
         if flag in flags and flags.words(flag) == (kind,):
             flags.refuse(flag, f'"{kind}"')
     position = flags.text(flag, "learned_absolute", _POSITION_EMBEDDINGS)
-    return cast(Literal["learned_absolute", "rope", "none"], position)
+    return cast(Literal["learned_absolute", "rope", "yarn", "none"], position)
 
 
 def _moe_router_topk(flags: FlagReader, num_experts: int) -> int:

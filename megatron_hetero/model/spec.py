@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MAX_LAYERS = 100_000
 """Of a model that is read: a line of text must not be able to fill the memory."""
+ONLY_IF_SET: Mapping[str, bool] = {"only_if_set": True}
+"""Of a field that files have only where it differs from its default, so that a model without it
+has the bytes, and the hash, that it had before there was such a field."""
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -17,6 +23,13 @@ class ModelSpec:
 
     Sizes are in elements.  `num_query_groups` equals `num_attention_heads` without GQA;
     `num_experts` is 0 for a dense model.  `vocab_size` is the tokenizer's, not the padded one.
+
+    `moe_layer_freq` has 1 for each layer with experts and 0 for each dense one, shape [layer]; it
+    is empty where all layers are alike.  `kv_lora_rank` is 0 without multi-latent attention, of
+    which the five sizes from `q_lora_rank` on are (0: queries have no latents); `divides_latents`
+    says that a tensor-parallel group divides the projections to the latents, as Megatron's local
+    layers do and Transformer Engine's do not.  `learns_softmax_offset`: each head has an offset
+    of its softmax as a parameter.
     """
 
     num_layers: int
@@ -33,18 +46,90 @@ class ModelSpec:
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
-    position_embedding: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
+    position_embedding: Literal["learned_absolute", "rope", "yarn", "none"] = "learned_absolute"
     qk_layernorm: bool = False
     num_experts: int = 0
     moe_router_topk: int = 0
     moe_ffn_hidden_size: int = 0
     make_vocab_size_divisible_by: int = 128
+    moe_layer_freq: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
+    moe_shared_expert_intermediate_size: int = field(default=0, metadata=ONLY_IF_SET)
+    moe_shared_expert_gate: bool = field(default=False, metadata=ONLY_IF_SET)
+    attention_output_gate: bool = field(default=False, metadata=ONLY_IF_SET)
+    q_lora_rank: int = field(default=0, metadata=ONLY_IF_SET)
+    kv_lora_rank: int = field(default=0, metadata=ONLY_IF_SET)
+    qk_head_dim: int = field(default=0, metadata=ONLY_IF_SET)
+    qk_pos_emb_head_dim: int = field(default=0, metadata=ONLY_IF_SET)
+    v_head_dim: int = field(default=0, metadata=ONLY_IF_SET)
+    learns_softmax_offset: bool = field(default=False, metadata=ONLY_IF_SET)
+    divides_latents: bool = field(default=False, metadata=ONLY_IF_SET)
+
+    @property
+    def is_rotary(self) -> bool:
+        """Return whether queries and keys are rotated by their positions."""
+        return self.position_embedding in ("rope", "yarn")
 
     @property
     def mlp_columns(self) -> int:
         """Return the columns of every layer's MLP, or of each expert: the part that a
         tensor-parallel group divides."""
         return self.moe_ffn_hidden_size if self.num_experts else self.ffn_hidden_size
+
+    @property
+    def column_kinds(self) -> tuple[int, ...]:
+        """Return the columns of each kind of MLP that the model has, all of which a group
+        divides."""
+        kinds = (self.mlp_columns, self.moe_shared_expert_intermediate_size)
+        dense = self.ffn_hidden_size if self.moe_layer_freq else 0
+        return tuple(dict.fromkeys(size for size in (*kinds, dense) if size))
+
+    @property
+    def divided_latents(self) -> tuple[int, ...]:
+        """Return the widths of latents that a group divides evenly, under any shares."""
+        if not self.divides_latents:
+            return ()
+        sizes = self.q_lora_rank, self.kv_lora_rank + self.qk_pos_emb_head_dim
+        return tuple(size for size in sizes if size)
+
+    @cached_property
+    def kinds(self) -> tuple[ModelSpec, ...]:
+        """Return the model with experts in all layers, and with them in none; empty where all
+        layers are alike."""
+        if not self.moe_layer_freq:
+            return ()
+        sparse = replace(self, moe_layer_freq=())
+        dense = replace(
+            sparse,
+            num_experts=0,
+            moe_router_topk=0,
+            moe_ffn_hidden_size=0,
+            moe_shared_expert_intermediate_size=0,
+            moe_shared_expert_gate=False,
+        )
+        return sparse, dense
+
+    @property
+    def least(self) -> ModelSpec:
+        """Return a model of equal layers, none of which needs more of anything than any layer of
+        this one: what lower bounds are computed for.  The model itself where all layers are
+        alike."""
+        if not self.kinds:
+            return self
+        _, dense = self.kinds
+        active = self.moe_router_topk * self.moe_ffn_hidden_size
+        # Every width that divides both kinds divides this too.
+        unit = math.gcd(self.ffn_hidden_size, self.moe_ffn_hidden_size)
+        columns = min(self.ffn_hidden_size, active) // unit * unit
+        return replace(dense, ffn_hidden_size=columns)
+
+    def kind_counts(self, first_layer: int, num_layers: int) -> tuple[int, ...]:
+        """Count the layers of each of `kinds` among some that follow each other."""
+        sparse = sum(self.moe_layer_freq[first_layer : first_layer + num_layers])
+        return sparse, num_layers - sparse
+
+    def of_layer(self, layer: int) -> ModelSpec:
+        """Return a model all of whose layers are like number `layer`."""
+        return self.kinds[1 - self.moe_layer_freq[layer]] if self.moe_layer_freq else self
 
 
 @dataclass(frozen=True)

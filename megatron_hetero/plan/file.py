@@ -179,8 +179,12 @@ def _to_data(value: Any, hint: Any) -> Any:
     if value is None:
         return None
     if dataclasses.is_dataclass(hint):
-        hints = _hints(hint)
-        return {name: _to_data(getattr(value, name), of) for name, of in hints.items()}
+        hints, unset = _hints(hint), _unset(value)
+        return {
+            name: _to_data(getattr(value, name), of)
+            for name, of in hints.items()
+            if name not in unset
+        }
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         return [_to_data(item, arguments[0]) for item in value]
@@ -188,6 +192,15 @@ def _to_data(value: Any, hint: Any) -> Any:
         return {key: _to_data(item, arguments[1]) for key, item in value.items()}
     # 0.0 and -0.0, 2 and 2.0 are equal, and so must be their text.
     return float(value) + 0.0 if hint is float else value
+
+
+def _unset(value: Any) -> set[str]:
+    """Return the fields that are written only where they are set, and are not."""
+    return {
+        field.name
+        for field in dataclasses.fields(value)
+        if field.metadata.get("only_if_set") and getattr(value, field.name) == field.default
+    }
 
 
 def _without_none(hint: Any) -> Any:

@@ -171,12 +171,10 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
     ("flags", "feature"),
     [
         ("--context-parallel-size 2", "context parallelism"),
-        ("--multi-latent-attention", "multi-latent attention"),
         ("--mtp-num-layers 1", "multi-token prediction"),
         ("--rampup-batch-size 4 4 100", "a batch size that changes"),
-        ("--position-embedding-type yarn", '"yarn"'),
+        ("--position-embedding-type mrope", '"mrope"'),
         ("--optimizer muon", 'the optimizer "muon"'),
-        ("--moe-layer-freq 2", "a mixture of dense and expert layers"),
         ("--recompute-granularity selective --recompute-modules mlp", "without core_attn"),
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 2",

@@ -13,6 +13,15 @@ EXPERTS = (
     "--num-experts=4", "--moe-router-topk=2", "--sequence-parallel", "--disable-bias-linear",
     "--moe-aux-loss-coeff=0.5",
 )  # fmt: skip
+LATENT = (
+    "--multi-latent-attention", "--q-lora-rank=16", "--kv-lora-rank=16", "--qk-head-dim=8",
+    "--qk-pos-emb-head-dim=4", "--v-head-dim=12", "--rope-type=rope", "--normalization=RMSNorm",
+    "--init-method-std=0.2",
+)  # fmt: skip
+BIASED = (
+    "--moe-router-score-function=sigmoid", "--moe-router-enable-expert-bias", "--train-iters=4",
+)  # fmt: skip
+CAPACITY = ("--moe-expert-capacity-factor=0.6",)
 
 
 YARN = (
@@ -107,4 +116,24 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--moe-apply-probs-on-input", EXPERTS,
             "--moe-router-topk=1 --moe-router-pre-softmax"),
     _effect("--qk-l2-norm", EXPERTS),
+    _effect("--moe-layer-freq=2", EXPERTS),
+    _effect("--moe-layer-freq=[0]*2+[1]*2", EXPERTS),
+    _effect("--moe-shared-expert-intermediate-size=32", EXPERTS),
+    _effect("--moe-shared-expert-gate", EXPERTS, "--moe-shared-expert-intermediate-size=32"),
+    _effect("--moe-router-enable-expert-bias", EXPERTS, BIASED[0], BIASED[2],
+            "--moe-router-bias-update-rate=0.1"),
+    _effect("--moe-router-bias-update-rate=0.2", EXPERTS, BIASED),
+    _effect("--moe-expert-capacity-factor=0.6", EXPERTS),
+    _effect("--moe-token-drop-policy=position", EXPERTS, CAPACITY),
+    _effect(" ".join(LATENT)),
+    _effect("--q-lora-rank=8", LATENT),
+    _effect("--kv-lora-rank=8", LATENT),
+    _effect("--qk-head-dim=4", LATENT),
+    _effect("--qk-pos-emb-head-dim=8", LATENT),
+    _effect("--v-head-dim=8", LATENT),
+    _effect("--rope-type=yarn", LATENT, "--mscale=3 --rotary-scaling-factor=4"),
+    _effect("--qk-layernorm --multi-latent-attention", LATENT),
+    _effect("--attention-output-gate"),
+    _effect("--softmax-type=off-by-one"),
+    _effect("--softmax-type=learnable"),
 )  # fmt: skip

@@ -28,7 +28,6 @@ def _world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flags", "name"),
     [
         (["--iterations-to-skip", "2"], "--iterations-to-skip"),
-        (["--softmax-type=learnable"], "--softmax-type"),
         (["--ckpt-format=torch"], "--ckpt-format"),
         (["--reset-attention-mask"], "--reset-attention-mask"),
         (["--use-mp-args-from-checkpoint-args"], "--use-mp-args-from-checkpoint-args"),

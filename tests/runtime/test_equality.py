@@ -15,7 +15,7 @@ import pytest
 
 from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
-from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
+from tests.runtime.workloads import DEEPSEEK_LIKE, LATENT, LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "narrowing": ("tp2:3,tp1:1 @6", {}),
@@ -48,6 +48,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "tp3(2:1:1):2,tp1:2 @3 | tp2(1:3):4 @2",
         {**MIXTRAL_LIKE, "per_token_loss": True, "use_distributed_optimizer": True},
     ),
+    "latent attention": ("tp2:2,tp1:2 @3 | tp1:4 @2", {**LATENT, "per_token_loss": True}),
+    "latent attention in uneven shares": (
+        "tp3(2:1:1):2,tp1:2 @3 | tp2(1:3):4 @2",
+        {**LATENT, "q_lora_rank": 0, "qk_layernorm": False, "sequence_parallel": True},
+    ),
+    "dense layers below experts": ("tp2:3,tp1:1 @4 | tp1:2,tp2:2 @2", DEEPSEEK_LIKE),
+    "dense layers below experts in uneven shares": (
+        "tp3(2:1:1):2,tp1:2 @3 | tp2(1:3):4 @2",
+        {**DEEPSEEK_LIKE, "per_token_loss": True, "use_distributed_optimizer": True},
+    ),
+    "a gate of heads": (
+        "tp2:3,tp1:1 @4 | tp1:4 @2",
+        {**LLAMA_LIKE, "attention_output_gate": True, "sequence_parallel": True},
+    ),
     "recompute": ("tp2:2,tp1:2 @3 | tp1:4 @3", {"recompute": "full", "micro_batch_size": 2}),
 }
 
@@ -63,6 +77,10 @@ _SLOW = {
     "three replicas",
     "deep and shallow",
     "uneven shares",
+    "latent attention",
+    "latent attention in uneven shares",
+    "dense layers below experts in uneven shares",
+    "a gate of heads",
 }
 
 

@@ -20,7 +20,7 @@ from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.schedule.estimate import estimate_plan
 from tests.cost.builders import make_cluster, place_plan
-from tests.runtime.workloads import plan, workload
+from tests.runtime.workloads import DEEPSEEK_LIKE, LATENT, plan, workload
 
 CPU = GpuType("CPU", 1 << 40, 1e10, dict.fromkeys(("bf16", "fp16", "fp32"), 1e11), "8.0", "a test")
 
@@ -55,6 +55,21 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
             "moe_router_topk": 2,
             "moe_ffn_hidden_size": 192,
         },
+        (),
+    ),
+    "latent attention": (
+        "tp2:3,tp1:1 @4 | tp1:2,tp2:2 @2",
+        {"precision": "fp32", **LATENT, "normalization": "LayerNorm"},
+        (),
+    ),
+    "dense layers below experts": (
+        "tp2:3,tp1:1 @4 | tp1:2,tp2(1:3):2 @2",
+        {"precision": "fp32", **DEEPSEEK_LIKE, "normalization": "LayerNorm"},
+        (),
+    ),
+    "a gate of heads": (
+        "tp2:3,tp1:1 @4 | tp1:4 @2",
+        {"precision": "fp32", **LLAMA_LIKE, "attention_output_gate": True},
         (),
     ),
     "context parallel": (
@@ -104,7 +119,7 @@ def test_ranks_hold_what_the_plan_estimates(name: str, tmp_path: Path) -> None:
     estimated = estimated_parts(asked, shrunk.model, changes)
     # In fp32 scalars are left.  In bf16 a CPU keeps the statistics of norms in bf16 too, a GPU in
     # fp32, which at this size is a percent.
-    tolerance = 0.02 if changes["precision"] == "bf16" else 0.0005
+    tolerance = 0.02 if changes["precision"] == "bf16" else 0.001
     for rank in range(num_ranks):
         measured = json.loads((tmp_path / f"bytes-{rank}.json").read_text())
         for part in ("weights", "gradients", "optimizer"):

@@ -112,7 +112,7 @@ class ToyRank:
             width,
             self.place.tensor_rank,
             shard_edges(GROUPS, width, shares),
-            shard_edges(COLUMNS, width, shares),
+            *[shard_edges(COLUMNS, width, shares)] * 3,
             tuple(range(width + 1)),
             is_even=shares is None,
         )

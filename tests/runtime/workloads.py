@@ -54,3 +54,30 @@ MIXTRAL_LIKE: dict[str, Any] = {
     "sequence_parallel": True,
 }
 """Experts in place of the MLP; Megatron trains them on a group only with sequence parallelism."""
+
+LATENT: dict[str, Any] = {
+    "gated_mlp": True,
+    "normalization": "RMSNorm",
+    "add_bias_linear": False,
+    "position_embedding": "rope",
+    "tied_embeddings": False,
+    "qk_layernorm": True,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 16,
+    "divides_latents": True,
+}
+"""Multi-latent attention with norms of the latents, in a model that is Llama-like otherwise."""
+
+DEEPSEEK_LIKE: dict[str, Any] = {
+    **LATENT,
+    "num_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 96,
+    "moe_shared_expert_intermediate_size": 96,
+    "moe_layer_freq": (0, 1, 1, 1),
+    "sequence_parallel": True,
+}
+"""Latent attention, a dense layer below layers with experts, and a shared expert in each."""

@@ -9,6 +9,8 @@ where the job uses them: the scores under flash attention, the inner tensors of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megatron_hetero.cost.memory.parameters import attention_sizes
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
@@ -39,9 +41,11 @@ def layer_activation_bytes(
     whole += 2 * own_tokens * _norm_statistics(model)
     if model.num_experts:
         kept = _kept_by_experts(model, training, share)
+        kept += _kept_by_shared_expert(model, training, share)
     else:
         kept = tokens * element * _kept_by_mlp(model, training, share)
-    return whole + kept + _kept_by_attention(model, training, share, flash, recompute)
+    attention = _kept_by_latent_attention if model.kv_lora_rank else _kept_by_attention
+    return whole + kept + attention(model, training, share, flash, recompute)
 
 
 def _kept_by_mlp(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
@@ -85,7 +89,7 @@ def _kept_by_attention(
     query, key_value = attention_sizes(model, share)
     num_heads = query // model.kv_channels
     grouped = key_value < query
-    rotary = model.position_embedding == "rope"
+    rotary = model.is_rotary
     elements = 2 * query + 2 * key_value
     if not flash:
         if grouped and recompute == "none":
@@ -102,7 +106,13 @@ def _kept_by_attention(
         keeps_product = model.qk_layernorm or not (grouped or rotary)
         elements = 2 * query + (2 * key_value if keeps_product else 0)
         normalised = query if model.qk_layernorm else 0
-    kept = tokens * element * (elements + normalised)
+    if model.attention_output_gate:
+        # The gate, a copy of it for its sigmoid in fp32 and that, and the gated context.
+        elements += query
+        gate = tokens * query * (0 if element == 4 else 4) + tokens * query * 4
+    else:
+        gate = 0
+    kept = tokens * element * (elements + normalised) + gate
     if gathers:
         kept += _gathered_bytes(model, training, share, query if grouped else key_value)
     if rotary and not flash:
@@ -116,6 +126,49 @@ def _kept_by_attention(
         return kept + _STATISTIC_BYTES * tokens * num_heads  # log-sum-exp of each row
     scores = tokens * num_heads * model.seq_length
     # The softmax; with dropout what it leaves, and its mask.
+    return kept + scores * (2 * element + 1 if training.attention_dropout else element)
+
+
+def _kept_by_shared_expert(model: ModelSpec, training: TrainingSpec, share: TensorShare) -> int:
+    """Count the bytes kept by the expert that every token passes through."""
+    columns = share.shared_columns
+    if not columns:
+        return 0
+    element = training.element_bytes
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    kept = tokens * element * _kept_by_mlp(model, training, replace(share, mlp_columns=columns))
+    if model.moe_shared_expert_gate:
+        kept += own_tokens * element * (model.hidden_size + 1)
+    return kept
+
+
+def _kept_by_latent_attention(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, recompute: str
+) -> int:
+    """Count the bytes kept by multi-latent attention: latents, what they are projected up to, the
+    queries and keys put together of rotated and plain parts, values, context and scores."""
+    element = training.element_bytes
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    heads = share.query_groups
+    query, value = attention_sizes(model, share)
+    latents = model.q_lora_rank + model.kv_lora_rank
+    # Latents, with the rotary keys beside those of keys and values: a group that divides them
+    # gathers them for the whole sequence.  Their norms keep what they make of them as well.
+    of_latents = tokens if model.divides_latents else own_tokens
+    kept = of_latents * element * (latents + model.qk_pos_emb_head_dim)
+    if model.qk_layernorm:
+        kept += own_tokens * element * latents
+        num_norms = 2 if model.q_lora_rank else 1
+        kept += own_tokens * num_norms * _norm_statistics(model)
+    kept += tokens * element * (2 * query + 2 * value)
+    if not flash:
+        # Cosines and sines of the rotary part.
+        kept += 4 * model.seq_length * model.qk_pos_emb_head_dim * element
+    if recompute == "selective":
+        return kept
+    if flash:
+        return kept + _STATISTIC_BYTES * tokens * heads
+    scores = tokens * heads * model.seq_length
     return kept + scores * (2 * element + 1 if training.attention_dropout else element)
 
 

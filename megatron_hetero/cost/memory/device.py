@@ -83,12 +83,28 @@ EVERY_DEVICE = StateHolders()
 class StageMemory:
     """Bytes on one device of a stage: `base_bytes` without any layer, and what each layer adds.
 
-    Both are split by cause; keys are those of `plan.DeviceEstimate.parts_bytes`.
+    Both are split by cause; keys are those of `plan.DeviceEstimate.parts_bytes`.  Of a model with
+    layers of unlike kinds, `per_layer` is of no lighter layers than a quarter of the model in a row
+    has on average, and `kinds` has the memory of each kind (`with_layers`).
     """
 
     base: Mapping[str, int]
     per_layer: Mapping[str, int]
     capacity_bytes: int
+    kinds: tuple[StageMemory, ...] = ()
+
+    def with_layers(self, counts: Sequence[int]) -> StageMemory:
+        """Return the memory of a stage with so many layers of each kind; of that many alone."""
+        if not self.kinds:
+            return self
+        total = sum(counts)
+        base = {
+            part: size
+            + sum(n * kind.per_layer[part] for n, kind in zip(counts, self.kinds, strict=True))
+            - total * self.per_layer[part]
+            for part, size in self.base.items()
+        }
+        return replace(self, base=base, kinds=())
 
     def parts_bytes(self, num_layers: int) -> dict[str, int]:
         """Return the bytes by cause with `num_layers` layers."""
@@ -142,6 +158,23 @@ def stage_memory(
         holders: devices that share the distributed optimizer's states.
     """
     model, training = workload.model, workload.training
+    if model.kinds:
+        kinds = tuple(
+            stage_memory(
+                replace(workload, model=kind),
+                gpu,
+                share.of_kind(i),
+                first=first,
+                last=last,
+                num_in_flight=num_in_flight,
+                vocab_rows=vocab_rows,
+                reserve_bytes=reserve_bytes,
+                num_sends_kept=num_sends_kept,
+                holders=holders,
+            )
+            for i, kind in enumerate(model.kinds)
+        )
+        return _of_kinds(model, kinds)
     width = share.width
     vocab_rows = share.rows_as_if_even(model, vocab_rows)
     element = training.element_bytes
@@ -197,6 +230,26 @@ def stage_memory(
     return StageMemory(base, per_layer, gpu.memory_bytes)
 
 
+def _of_kinds(model: ModelSpec, kinds: tuple[StageMemory, ...]) -> StageMemory:
+    """Combine the memories of kinds of layers, see `StageMemory`."""
+    window = -(-model.num_layers // 4)
+    counts = max(
+        (model.kind_counts(first, window) for first in range(model.num_layers - window + 1)),
+        key=lambda c: sum(n * kind.bytes_per_layer for n, kind in zip(c, kinds, strict=True)),
+    )
+    return StageMemory(
+        {part: max(kind.base[part] for kind in kinds) for part in kinds[0].base},
+        {
+            part: _ceil(
+                sum(n * kind.per_layer[part] for n, kind in zip(counts, kinds, strict=True)), window
+            )
+            for part in kinds[0].per_layer
+        },
+        kinds[0].capacity_bytes,
+        kinds,
+    )
+
+
 def with_some_layers_recomputed(
     kept: StageMemory, recomputed: StageMemory, num_recomputed: int
 ) -> StageMemory:
@@ -208,6 +261,12 @@ def with_some_layers_recomputed(
         recomputed: the memory where all layers are recomputed.
         num_recomputed: layers of the stage that are recomputed.
     """
+    if kept.kinds:
+        kinds = zip(kept.kinds, recomputed.kinds, strict=True)
+        made = tuple(with_some_layers_recomputed(*pair, num_recomputed) for pair in kinds)
+        # Which of its layers a stage recomputes is not known here: those that save least.
+        base = {part: max(kind.base[part] for kind in made) for part in made[0].base}
+        return replace(kept, base=base)
     part = "activations"
     saved = kept.per_layer[part] - recomputed.per_layer[part]
     base = {**recomputed.base, part: recomputed.base[part] - num_recomputed * saved}
@@ -245,7 +304,7 @@ def _working_bytes(
     all it recomputes."""
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
-    widest = share.mlp_columns * (3 if model.gated_mlp else 2)
+    widest = max(share.mlp_columns, share.shared_columns) * (3 if model.gated_mlp else 2)
     working = tokens * element * (widest + 2 * model.hidden_size)
     if not flash:
         num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)

@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.device import state_bytes
-from megatron_hetero.cost.memory.parameters import head_params, layer_params, word_params
+from megatron_hetero.cost.memory.parameters import (
+    head_params,
+    layer_params,
+    shared_expert_matrices,
+    word_params,
+)
 from megatron_hetero.cost.placement import Placement
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.sharding.shards import shard_edges
@@ -93,13 +98,9 @@ class StateSizes:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         model, states = workload.model, state_bytes(workload.training)
-        whole = even_share(model, 1)
-        columns = whole.mlp_columns * (3 if model.gated_mlp else 2)
-        mlp = model.hidden_size * columns * (model.num_experts or 1)
+        self._layers = {kind: _layer_parts(kind) for kind in model.kinds or (model,)}
         rows = padded_vocab_size(model, (1,))
         self._params = {
-            "attention": layer_params(model, whole) - mlp,
-            "mlp": mlp,
             "embedding": word_params(model, 1, rows),
             "head": head_params(model, 1, rows, holds_embedding=False),
         }
@@ -107,7 +108,20 @@ class StateSizes:
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Return the bytes of a whole tensor."""
-        return self._params[tensor[0]] * self._bytes[tensor[2]]
+        name, layer, state = tensor
+        params = self._params.get(name)
+        if params is None:
+            params = self._layers[self.workload.model.of_layer(layer)][name]
+        return params * self._bytes[state]
+
+
+def _layer_parts(model: ModelSpec) -> dict[str, int]:
+    """Count the parameters of a layer's MLP or experts, the shared one included, and of all else of
+    the layer."""
+    share = even_share(model, 1)
+    columns = share.mlp_columns * (3 if model.gated_mlp else 2) * (model.num_experts or 1)
+    mlp = model.hidden_size * columns + sum(shared_expert_matrices(model, share))
+    return {"attention": layer_params(model, share) - mlp, "mlp": mlp}
 
 
 def holdings(workload: Workload, replicas: Sequence[Sequence[StagePart]]) -> Holdings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from megatron_hetero.cost.work.share import TensorShare
@@ -11,39 +12,111 @@ from megatron_hetero.model.spec import ModelSpec
 @lru_cache(maxsize=4096)
 def layer_params(model: ModelSpec, share: TensorShare) -> int:
     """Count the parameters of one decoder layer on one member of a group: its shard, and what every
-    member holds whole (norms, and the biases added after the row-parallel products)."""
+    member holds whole (norms, and the biases added after the row-parallel products).
+
+    Of layers of unlike kinds it is the mean, rounded up.
+    """
+    if model.kinds:
+        return mean_of_kinds(model, lambda kind, i: layer_params(kind, share.of_kind(i)))
     hidden, columns = model.hidden_size, share.mlp_columns
-    query, key_value = attention_sizes(model, share)
-    query_key_value = query + 2 * key_value
     first = columns * (2 if model.gated_mlp else 1)
     num_mlps = model.num_experts or 1
-    sharded = hidden * (query_key_value + query + num_mlps * (first + columns))
-    if model.add_bias_linear or model.add_qkv_bias:
-        sharded += query_key_value
+    sharded = sum(attention_matrices(model, share)) - whole_latent_params(model)
+    sharded += hidden * num_mlps * (first + columns) + sum(shared_expert_matrices(model, share))
+    if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):
+        sharded += query_key_value_size(model, share)
     if model.add_bias_linear:
         sharded += num_mlps * first
+    if model.learns_softmax_offset:
+        sharded += share.query_groups * (model.num_attention_heads // model.num_query_groups)
     return sharded + whole_layer_params(model)
+
+
+def mean_of_kinds(model: ModelSpec, number: Callable[[ModelSpec, int], int]) -> int:
+    """Return the mean over all layers of a number of each kind of layer, rounded up.
+
+    Args:
+        number: of a kind of layer, and the index of the kind.
+    """
+    counts = model.kind_counts(0, model.num_layers)
+    total = sum(
+        n * number(kind, i) for i, (n, kind) in enumerate(zip(counts, model.kinds, strict=True))
+    )
+    return -(-total // model.num_layers)
+
+
+def attention_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
+    """Count the elements of the matrices of one attention on a member, in the order of the forward
+    pass."""
+    hidden = model.hidden_size
+    if not model.kv_lora_rank:
+        query, _ = attention_sizes(model, share)
+        return hidden * query_key_value_size(model, share), query * hidden
+    heads, divisor = share.query_groups, share.width if model.divides_latents else 1
+    query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
+    latents = model.kv_lora_rank + model.qk_pos_emb_head_dim
+    queries: tuple[int, ...] = (hidden * query,)
+    if model.q_lora_rank:
+        queries = hidden * model.q_lora_rank // divisor, model.q_lora_rank * query
+    return (
+        *queries,
+        hidden * latents // divisor,
+        model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim),
+        heads * model.v_head_dim * hidden,
+    )
+
+
+def whole_latent_params(model: ModelSpec) -> int:
+    """Count the elements of projections to latents that every member of a group holds whole."""
+    if not model.kv_lora_rank or model.divides_latents:
+        return 0
+    latents = model.q_lora_rank + model.kv_lora_rank + model.qk_pos_emb_head_dim
+    return model.hidden_size * latents
+
+
+def shared_expert_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
+    """Count the elements of the two matrices of the shared expert on a member; none without one."""
+    columns = share.shared_columns
+    if not columns:
+        return ()
+    first = columns * (2 if model.gated_mlp else 1)
+    return model.hidden_size * first, columns * model.hidden_size
 
 
 def whole_layer_params(model: ModelSpec) -> int:
     """Count the parameters of a decoder layer that every member of a group holds whole."""
+    if model.kinds:
+        return mean_of_kinds(model, lambda kind, _: whole_layer_params(kind))
     norm_vectors = 2 if model.normalization == "LayerNorm" else 1
     whole = 2 * norm_vectors * model.hidden_size + router_params(model)
+    whole += whole_latent_params(model)
     if model.add_bias_linear:
         whole += (1 + (model.num_experts or 1)) * model.hidden_size
     if model.qk_layernorm:
-        whole += 2 * norm_vectors * model.kv_channels
+        latents = model.q_lora_rank + model.kv_lora_rank
+        whole += norm_vectors * (latents if model.kv_lora_rank else 2 * model.kv_channels)
     return whole
 
 
 def router_params(model: ModelSpec) -> int:
-    """Count the parameters that choose the experts of a layer; every member of a group holds them
-    whole."""
-    return model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    """Count the parameters that choose the experts of a layer, and that gate its shared expert;
+    every member of a group holds them whole."""
+    router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    return router + (model.hidden_size if model.moe_shared_expert_gate else 0)
+
+
+def query_key_value_size(model: ModelSpec, share: TensorShare) -> int:
+    """Return the width of a member's queries, keys and values, and of the gate of its output."""
+    query, key_value = attention_sizes(model, share)
+    return query * (2 if model.attention_output_gate else 1) + 2 * key_value
 
 
 def attention_sizes(model: ModelSpec, share: TensorShare) -> tuple[int, int]:
-    """Return the width of a member's queries, and of its keys (or values)."""
+    """Return the width of a member's queries, and of its keys (or values); of latent attention,
+    which has as many of both, the width of the queries and of the values."""
+    if model.kv_lora_rank:
+        query = model.qk_head_dim + model.qk_pos_emb_head_dim
+        return share.query_groups * query, share.query_groups * model.v_head_dim
     heads_per_group = model.num_attention_heads // model.num_query_groups
     key_value = share.query_groups * model.kv_channels
     return key_value * heads_per_group, key_value

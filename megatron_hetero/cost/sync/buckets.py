@@ -18,9 +18,10 @@ from fractions import Fraction
 from itertools import accumulate
 
 from megatron_hetero.cost.memory.parameters import (
-    attention_sizes,
+    attention_matrices,
     embedding_params,
     layer_params,
+    shared_expert_matrices,
     whole_layer_params,
 )
 from megatron_hetero.cost.placement import PlacedStage, Placement
@@ -109,13 +110,14 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     positions = embedding_params(model, 1, 0)
     if not model.tied_embeddings:
         yield _BucketSlice(last_stages, words, model.num_layers)
-    tensors, whole = layer_tensors(model), whole_layer_params(model)
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     for layer in reversed(range(model.num_layers)):
         for r, replica in enumerate(replicas):
             if replica.first_layers[stage_of[r]] > layer:
                 stage_of[r] -= 1
         holders = tuple(enumerate(stage_of))
+        kind = model.of_layer(layer)
+        tensors, whole = layer_tensors(kind), whole_layer_params(kind)
         for size in (*tensors[:-1], tensors[-1] - whole):
             yield _BucketSlice(holders, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
@@ -131,10 +133,11 @@ def layer_tensors(model: ModelSpec) -> tuple[int, ...]:
     """Count the parameters of a layer's matrices in the order of the backward pass, norms and
     biases with the last of them; a gated first matrix is two."""
     share = even_share(model, 1)
-    query, key_value = attention_sizes(model, share)
     hidden, columns = model.hidden_size, share.mlp_columns
     matrices = [hidden * columns] * (3 if model.gated_mlp else 2) * (model.num_experts or 1)
-    matrices.append(hidden * (query + 2 * key_value))
+    matrices += shared_expert_matrices(model, share)
+    # The last product's matrix is what is left, with norms and biases.
+    matrices += list(attention_matrices(model, share)[:-1])
     return (*matrices, layer_params(model, share) - sum(matrices))
 
 

@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.communication.communicators import (
     Communicator,
@@ -113,15 +113,26 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
         found |= dict.fromkeys(parts.whole(first, is_partial=False))
     found |= dict.fromkeys(parts.whole(last, workload.training.sequence_parallel))
     is_partial = workload.training.sequence_parallel or model.qk_layernorm
-    for holders in _layer_holders(plan):
-        for kind in ("groups", "columns"):
+    for holders, layer in _layer_holders(plan, model):
+        for kind in _kinds_of(model.of_layer(layer)):
             found |= dict.fromkeys(parts.cut(holders, kind))
         found |= dict.fromkeys(parts.whole(holders, is_partial))
     return tuple(found)
 
 
-def _layer_holders(plan: Plan) -> list[list[_Holder]]:
-    """Return the stages that hold a layer, for each distinct set of them."""
+def _kinds_of(model: ModelSpec) -> Iterator[str]:
+    """Yield the kinds of units in which a layer divides; those of latents always evenly."""
+    yield "groups"
+    yield "columns"
+    if model.moe_shared_expert_intermediate_size:
+        yield "shared"
+    if model.divided_latents:
+        yield "latents"
+
+
+def _layer_holders(plan: Plan, model: ModelSpec) -> list[tuple[list[_Holder], int]]:
+    """Return the stages that hold a layer, and the layer, for each distinct set of stages and kind
+    of layer."""
     stage_of = [
         {
             layer: s
@@ -131,10 +142,11 @@ def _layer_holders(plan: Plan) -> list[list[_Holder]]:
         }
         for replica in plan.replicas
     ]
-    distinct = dict.fromkeys(
-        tuple(stages[layer] for stages in stage_of) for layer in sorted(stage_of[0])
-    )
-    return [list(enumerate(stages)) for stages in distinct]
+    distinct: dict[tuple[ModelSpec, tuple[int, ...]], int] = {}
+    for layer in sorted(stage_of[0]):
+        stages = tuple(of_replica[layer] for of_replica in stage_of)
+        distinct.setdefault((model.of_layer(layer), stages), layer)
+    return [(list(enumerate(stages)), layer) for (_, stages), layer in distinct.items()]
 
 
 class _Parts:
@@ -183,13 +195,17 @@ class _Parts:
     def _edges(self, shape: StageShape, kind: str) -> list[Fraction]:
         """Return edges as parts of the whole; `runtime.parallel.tensor_place` has the same rule."""
         model, width, shares = self._model, shape.tensor_parallel, shape.shares
-        divides = not (model.num_query_groups % width or model.mlp_columns % width)
-        if shares is None or (len(set(shares)) == 1 and divides):
+        units = {
+            "groups": model.num_query_groups,
+            "columns": model.mlp_columns,
+            "shared": model.moe_shared_expert_intermediate_size,
+        }
+        divides = not any(size % width for size in (model.num_query_groups, *model.column_kinds))
+        if shares is None or kind == "latents" or (len(set(shares)) == 1 and divides):
             return [Fraction(i, width) for i in range(width + 1)]
         if kind == "vocabulary":
             divisor = model.make_vocab_size_divisible_by
             edges = vocabulary_edges(self._rows, divisor, width, shares)
         else:
-            units = model.num_query_groups if kind == "groups" else model.mlp_columns
-            edges = shard_edges(units, width, shares)
+            edges = shard_edges(units[kind], width, shares)
         return [Fraction(edge, edges[-1]) for edge in edges]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megatron_hetero.cost.memory.parameters import attention_sizes, router_params
+from megatron_hetero.cost.memory.parameters import (
+    attention_matrices,
+    attention_sizes,
+    router_params,
+    shared_expert_matrices,
+)
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
@@ -40,20 +45,42 @@ def attention_work(
     element = training.element_bytes
     tokens = share.num_tokens(model, training)
     query, key_value = attention_sizes(model, share)
-    weights = (model.hidden_size * (query + 2 * key_value), query * model.hidden_size)
-    scores = tokens * (query // model.kv_channels) * model.seq_length
+    weights = attention_matrices(model, share)
+    num_heads = share.query_groups * (model.num_attention_heads // model.num_query_groups)
+    scores = tokens * num_heads * model.seq_length
+    # Latent attention has value heads of another width, all others of the queries'.
+    widths = (query, key_value) if model.kv_lora_rank else (query, query)
     return Work(
-        tuple(2.0 * tokens * weight for weight in weights),
+        _attention_products(model, training, share),
         _norm_bytes(model, training, share),
         sum(weights),
         # Causal kernels skip half of the square; unfused products do not.
-        attention_flops=(2.0 * scores * model.kv_channels * (0.5 if flash else 1.0),) * 2,
+        attention_flops=tuple(
+            2.0 * tokens * width * model.seq_length * (0.5 if flash else 1.0) for width in widths
+        ),
         # Fused kernels keep the scores on chip.
         score_bytes=0.0 if flash else float(scores * element),
         # Dropout reads and writes each, and a byte of its mask.
         score_dropout_bytes=0.0
         if flash or not training.attention_dropout
         else scores * (2.0 * element + 1),
+    )
+
+
+def _attention_products(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare
+) -> tuple[float, ...]:
+    """Count the FLOPs of each projection.  Those to latents that every member holds whole are of
+    its own tokens where sequences are divided."""
+    tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    weights = attention_matrices(model, share)
+    is_whole = [False] * len(weights)
+    if model.kv_lora_rank and not model.divides_latents:
+        is_whole[-3] = True
+        is_whole[0] = bool(model.q_lora_rank)
+    return tuple(
+        2.0 * (own_tokens if whole else tokens) * weight
+        for weight, whole in zip(weights, is_whole, strict=True)
     )
 
 
@@ -96,10 +123,15 @@ def _experts_work(
     products = tuple(2.0 * routed / model.num_experts * weight for weight in weights)
     router = 2.0 * own_tokens * model.hidden_size * model.num_experts
     moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
+    shared = shared_expert_matrices(model, share)
+    if shared:
+        # Its activation, and the sum with what the experts give.
+        kept = (3 if model.gated_mlp else 2) * share.shared_columns
+        moved += (tokens * kept + 3 * own_tokens * model.hidden_size) * element
     return Work(
-        (router, *products * model.num_experts),
+        (router, *products * model.num_experts, *(2.0 * tokens * weight for weight in shared)),
         _norm_bytes(model, training, share) + moved,
-        model.num_experts * sum(weights) + router_params(model),
+        model.num_experts * sum(weights) + sum(shared) + router_params(model),
     )
 
 

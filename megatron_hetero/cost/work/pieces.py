@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.parameters import attention_sizes
@@ -31,7 +31,8 @@ class PieceTimes:
     """Embedding, one decoder layer and head at one width, communication in the stage included.
 
     `communication` is the part of `layer` that is communication (what was measured as part of the
-    layer does not count).
+    layer does not count).  Of a model with layers of unlike kinds, `layer` and its communication
+    are the mean of all of them, and `kinds` has the pieces of each kind (`ModelSpec.kinds`).
     """
 
     embedding: PassTimes
@@ -39,6 +40,25 @@ class PieceTimes:
     head: PassTimes
     communication: PassTimes
     measured: bool
+    kinds: tuple[PieceTimes, ...] = ()
+
+    def with_layers(self, counts: Sequence[int]) -> PieceTimes:
+        """Return the pieces of a stage with so many layers of each kind: `layer` is their mean."""
+        if not self.kinds:
+            return self
+        total = sum(counts)
+
+        def mean(times: Sequence[PassTimes]) -> PassTimes:
+            return PassTimes(
+                sum(n * t.forward_s for n, t in zip(counts, times, strict=True)) / total,
+                sum(n * t.backward_s for n, t in zip(counts, times, strict=True)) / total,
+            )
+
+        return replace(
+            self,
+            layer=mean([kind.layer for kind in self.kinds]),
+            communication=mean([kind.communication for kind in self.kinds]),
+        )
 
     def stage(self, num_layers: int, first: bool, last: bool) -> PassTimes:
         """Sum the times of `num_layers` layers and of the ends of the model that the stage
@@ -75,6 +95,22 @@ def price_pieces(
         link: the slowest of a tensor-parallel group.
         context_link: the slowest among GPUs that hold the same, and other parts of sequences.
     """
+    model = workload.model
+    if model.kinds:
+        # Measured layers are all of one kind.
+        kinds = tuple(
+            price_pieces(
+                replace(workload, model=kind),
+                None,
+                [(gpu, share.of_kind(i)) for gpu, share in members],
+                link,
+                vocab_rows,
+                context_link,
+            )
+            for i, kind in enumerate(model.kinds)
+        )
+        counts = model.kind_counts(0, model.num_layers)
+        return replace(kinds[0], kinds=kinds).with_layers(counts)
     context = members[0][1].context_parallel
     modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
     found = {
@@ -171,9 +207,11 @@ def _context_exchange(
     if context == 1:
         return PassTimes(0.0, 0.0)
     is_ring = all(uses_flash_attention(training, gpu) for gpu, _ in members)
-    key_value = max(attention_sizes(model, share)[1] for _, share in members)
+    sizes = [attention_sizes(model, share) for _, share in members]
+    # Latent attention has as wide keys as queries; else keys are as wide as values.
+    both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
     tokens = training.micro_batch_size * model.seq_length
-    num_bytes = 2 * tokens * key_value * training.element_bytes
+    num_bytes = both * tokens * training.element_bytes
     forward_s, backward_s = context_parallel_times(num_bytes, context, link, is_ring)
     if is_ring:
         core, hidden = core_attention_times(workload, members), (context - 1) / context

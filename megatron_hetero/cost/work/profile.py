@@ -49,6 +49,12 @@ class ShapeModel(_Strict):
     num_experts: Annotated[int, Field(ge=0)] = 0
     moe_router_topk: Annotated[int, Field(ge=0)] = 0
     moe_ffn_hidden_size: Annotated[int, Field(ge=0)] = 0
+    moe_shared_expert_intermediate_size: Annotated[int, Field(ge=0)] = 0
+    q_lora_rank: Annotated[int, Field(ge=0)] = 0
+    kv_lora_rank: Annotated[int, Field(ge=0)] = 0
+    qk_head_dim: Annotated[int, Field(ge=0)] = 0
+    qk_pos_emb_head_dim: Annotated[int, Field(ge=0)] = 0
+    v_head_dim: Annotated[int, Field(ge=0)] = 0
 
 
 class PointModel(_Strict):
@@ -235,4 +241,10 @@ def _shape_key(shape: ModelSpec | ShapeModel) -> tuple[int, ...]:
         shape.num_experts,
         shape.moe_router_topk,
         shape.moe_ffn_hidden_size,
+        shape.moe_shared_expert_intermediate_size,
+        shape.q_lora_rank,
+        shape.kv_lora_rank,
+        shape.qk_head_dim,
+        shape.qk_pos_emb_head_dim,
+        shape.v_head_dim,
     )

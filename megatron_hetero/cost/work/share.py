@@ -19,6 +19,10 @@ from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 class TensorShare:
     """One member of a group of `width`: its query groups and MLP columns of every layer.
 
+    `mlp_columns` are those of each expert where a layer has experts; `shared_columns` those of its
+    shared expert, and `dense_columns` those of the dense layers of a model with layers of unlike
+    kinds (`ModelSpec.kinds`).
+
     `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.  With
     `context_parallel` c it computes one c-th of every sequence.
     """
@@ -29,6 +33,14 @@ class TensorShare:
     shares: tuple[int, ...] | None = None
     index: int = 0
     context_parallel: int = 1
+    shared_columns: int = 0
+    dense_columns: int = 0
+
+    def of_kind(self, index: int) -> TensorShare:
+        """Return the share in a layer of number `index` of `ModelSpec.kinds`."""
+        if index == 0:
+            return replace(self, dense_columns=0)
+        return replace(self, mlp_columns=self.dense_columns, shared_columns=0, dense_columns=0)
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the tokens of a micro-batch that its group computes."""
@@ -67,26 +79,29 @@ def member_shares(
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
     groups = model.num_query_groups
-    columns = model.mlp_columns
-    if shares is not None and len(set(shares)) == 1 and groups % width == columns % width == 0:
+    dense = model.ffn_hidden_size if model.moe_layer_freq else 0
+    units = groups, model.mlp_columns, model.moe_shared_expert_intermediate_size, dense
+    if shares is not None and len(set(shares)) == 1 and not any(n % width for n in units):
         shares = None
+    own = [
+        [stop - start for start, stop in pairwise(shard_edges(number, width, shares))]
+        if number
+        else [0] * width
+        for number in units
+    ]
     return (
         tuple(
             TensorShare(
                 width,
-                group_stop - group_start,
-                column_stop - column_start,
+                own_groups,
+                columns,
                 shares,
                 index if shares is not None else 0,
                 context_parallel,
+                shared,
+                of_dense,
             )
-            for index, ((group_start, group_stop), (column_start, column_stop)) in enumerate(
-                zip(
-                    pairwise(shard_edges(groups, width, shares)),
-                    pairwise(shard_edges(columns, width, shares)),
-                    strict=True,
-                )
-            )
+            for index, (own_groups, columns, shared, of_dense) in enumerate(zip(*own, strict=True))
         )
         * context_parallel
     )
@@ -99,7 +114,7 @@ def even_share(model: ModelSpec, width: int) -> TensorShare:
 
 def even_share_or_none(model: ModelSpec, width: int) -> TensorShare | None:
     """Return `even_share`, or None where the width does not divide the model."""
-    if model.num_query_groups % width or model.mlp_columns % width:
+    if any(number % width for number in (model.num_query_groups, *model.column_kinds)):
         return None
     return even_share(model, width)
 
@@ -117,6 +132,13 @@ def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
     """Return the largest part of a layer's divided parameters that one member holds."""
     return max(
-        max(share.query_groups / model.num_query_groups, share.mlp_columns / model.mlp_columns)
+        held / number
         for share in shares
+        for held, number in (
+            (share.query_groups, model.num_query_groups),
+            (share.mlp_columns, model.mlp_columns),
+            (share.shared_columns, model.moe_shared_expert_intermediate_size),
+            (share.dense_columns, model.ffn_hidden_size),
+        )
+        if held
     )

@@ -27,7 +27,12 @@ FOLLOWED: tuple[Support, ...] = (
         "--no-weight-decay-cond-type --no-yarn-correction-range-round-to-int "
         "--null-tokenizer-eod-id --null-tokenizer-pad-id --qk-l2-norm --rotary-scaling-factor "
         "--spec --yarn-beta-fast --yarn-beta-slow --yarn-correction-range-round-to-int "
-        "--yarn-original-max-position-embeddings",
+        "--yarn-original-max-position-embeddings --multi-latent-attention --q-lora-rank "
+        "--kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --rope-type "
+        "--attention-output-gate --softmax-type --moe-layer-freq "
+        "--moe-shared-expert-intermediate-size "
+        "--moe-shared-expert-gate --moe-router-enable-expert-bias --moe-router-bias-update-rate "
+        "--moe-expert-capacity-factor --moe-token-drop-policy",
         "shown to act as in one process (tests/runtime/flag_effects.py)",
     ),
     Support(
@@ -42,8 +47,8 @@ FOLLOWED: tuple[Support, ...] = (
     Support(
         "proved",
         "--check-for-spiky-loss --skip-train --use-pytorch-profiler "
-        "--moe-token-dispatcher-type --profile --profile-ranks --profile-step-end "
-        "--profile-step-start --tensorboard-dir --mock-data",
+        "--moe-token-dispatcher-type --moe-grouped-gemm --profile --profile-ranks "
+        "--profile-step-end --profile-step-start --tensorboard-dir --mock-data",
         "compared with one process, or shown on a plan",
     ),
     Support(
@@ -97,6 +102,7 @@ FOLLOWED: tuple[Support, ...] = (
         "--flash-attention-version --fused-residual-rmsnorm --gpu-sniff-test-interval "
         "--train-sync-interval --use-grouped-gemm-for-dense-mlp --use-te-activation-func "
         "--use-transformer-engine-op-fuser --moe-permute-fusion --moe-router-fusion "
+        "--moe-shared-expert-overlap --mla-down-proj-fusion "
         "--te-rng-tracker --inference-rng-tracker --no-stream-ckpt-dequant "
         "--mrope-section",
         "untested, as everything on GPUs",

@@ -72,7 +72,7 @@ SUPPORT: tuple[Support, ...] = (
     Support(
         "refused",
         "--expert-model-parallel-size "
-        "--fp4-format --fp32-residual-connection --mtp-num-layers --multi-latent-attention "
+        "--fp4-format --fp32-residual-connection --mtp-num-layers "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
         "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
         "--hybrid-context-parallel --dataloader-inter-document-masking "
@@ -91,12 +91,6 @@ SUPPORT: tuple[Support, ...] = (
         "values other than Megatron's default",
     ),
     Support(
-        "refused",
-        "--softmax-type",
-        "learnable: Megatron does not say how this parameter is divided",
-        followed=("vanilla", "off-by-one"),
-    ),
-    Support(
         "passed on",
         "--log-straggler --straggler-* --disable-straggler-on-startup",
         "Megatron's detector with each rank's own part of the work; its sensors need a GPU, on "
@@ -113,7 +107,7 @@ SUPPORT: tuple[Support, ...] = (
         "--vision-pretraining --logits-save-dir --logits-load-dir --freeze-all-layers "
         "--fine-grained-activation-offloading --cpu-offloading-num-layers "
         "--overlap-param-gather-with-optimizer-step --enable-ft-package "
-        "--init-model-with-meta-device --ckpt-convert-format --attention-output-gate --replication "
+        "--init-model-with-meta-device --ckpt-convert-format --replication "
         "--run-workload-inspector-server",
         by_presence=True,
     ),
@@ -186,8 +180,7 @@ SUPPORT: tuple[Support, ...] = (
     *FOLLOWED,
     Support(
         "refused",
-        "--moe-layer-freq --moe-shared-expert-intermediate-size --moe-latent-size "
-        "--moe-grouped-gemm --moe-router-enable-expert-bias --moe-expert-capacity-factor "
+        "--moe-latent-size --moe-pad-expert-input-to-capacity "
         "--moe-use-upcycling --moe-input-jitter-eps --moe-router-force-biased "
         "--moe-router-force-load-balancing",
         "with --num-experts",
@@ -234,10 +227,8 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "elsewhere",
-        "--mamba-* --linear-* --disable-mamba-mem-eff-path --dsa-* --no-dsa-* --q-lora-rank "
-        "--kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim --v-head-dim --mla-* --mtp-* "
-        "--kitchen-* --use-kitchen-attention "
-        "--rope-type --qk-clip-* --hierarchical-context-parallel-sizes "
+        "--mamba-* --linear-* --disable-mamba-mem-eff-path --dsa-* --no-dsa-* --mtp-* "
+        "--kitchen-* --use-kitchen-attention --qk-clip-* --hierarchical-context-parallel-sizes "
         "--max-seqlen-per-dp-cp-rank --muon-* --lion-* "
         "--no-use-layer-wise-param-layout",
         "details of a model, an optimizer or a parallelism that is refused",

@@ -65,7 +65,9 @@ TABLE: tuple[Entry, ...] = (
         "--num-layers --encoder-num-layers --hidden-size --ffn-hidden-size "
         "--num-attention-heads --num-query-groups --kv-channels --seq-length "
         "--max-position-embeddings --num-experts --moe-router-topk --moe-ffn-hidden-size "
-        "--moe-router-num-groups --moe-router-group-topk --recompute-num-layers --window-size "
+        "--moe-router-num-groups --moe-router-group-topk --moe-shared-expert-intermediate-size "
+        "--moe-layer-freq --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim "
+        "--v-head-dim --recompute-num-layers --window-size "
         "--yarn-original-max-position-embeddings --mup-base-hidden-size --mup-base-head-dim "
         "--mrope-section",
         "the size of the model",
@@ -107,13 +109,14 @@ TABLE: tuple[Entry, ...] = (
     Entry("kept", "--transformer-impl", values=("local",)),
     Entry("kept", "--attention-backend", values=("auto", "local", "unfused")),
     Entry("kept", "--cross-entropy-fusion-impl", values=("native",)),
-    Entry("kept", "--moe-token-dispatcher-type", values=("allgather",)),
+    Entry("kept", "--moe-token-dispatcher-type", values=("allgather", "alltoall")),
     Entry(
         "left out",
         "--transformer-impl --attention-backend --flash-attention-version --use-flash-attn "
         "--cross-entropy-fusion-impl --fused-residual-rmsnorm --use-te-activation-func "
         "--use-transformer-engine-op-fuser --use-grouped-gemm-for-dense-mlp --te-rng-tracker "
-        "--inference-rng-tracker --moe-permute-fusion --moe-router-fusion --moe-grouped-gemm "
+        "--inference-rng-tracker --moe-permute-fusion --moe-router-fusion "
+        "--moe-shared-expert-overlap --use-grouped-gemm-for-shared-expert --mla-down-proj-fusion "
         "--moe-token-dispatcher-type --use-fused-weighted-squared-relu --deterministic-mode "
         "--use-precision-aware-optimizer --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
         "--main-params-dtype --te-precision-config-file --use-kitchen-attention "
@@ -157,14 +160,18 @@ TABLE: tuple[Entry, ...] = (
         "--squared-relu --use-mcore-models "
         "--use-rope-scaling --use-rotary-position-embeddings --window-attn-skip-freq "
         "--yarn-beta-fast --yarn-beta-slow --yarn-correction-range-round-to-int "
-        "--no-yarn-correction-range-round-to-int --softmax-type --fp32-residual-connection",
+        "--no-yarn-correction-range-round-to-int --softmax-type --fp32-residual-connection "
+        "--multi-latent-attention --rope-type --attention-output-gate",
         "the model",
     ),
     Entry(
         "kept",
         "--moe-aux-loss-coeff --moe-z-loss-coeff --moe-router-load-balancing-type "
         "--moe-router-dtype --moe-router-pre-softmax --moe-router-score-function "
-        "--moe-router-topk-scaling-factor --moe-apply-probs-on-input --moe-layer-recompute",
+        "--moe-router-topk-scaling-factor --moe-apply-probs-on-input --moe-layer-recompute "
+        "--moe-shared-expert-gate "
+        "--moe-router-enable-expert-bias --moe-router-bias-update-rate "
+        "--moe-expert-capacity-factor --moe-token-drop-policy --moe-grouped-gemm",
         "experts",
     ),
     Entry(

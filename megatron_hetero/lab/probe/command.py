@@ -144,7 +144,11 @@ def _existing(request: ProbeRequest) -> dict[str, Any]:
 def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, Any]:
     """Return the fields of a point that identify what was measured."""
     model, training = request.workload.model, request.workload.training
-    experts = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
+    only_if_used = (
+        "num_experts", "moe_router_topk", "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_head_dim",
+        "qk_pos_emb_head_dim", "v_head_dim",
+    )  # fmt: skip
     return {
         "gpu": request.gpu,
         "precision": training.precision,
@@ -162,7 +166,7 @@ def _key(request: ProbeRequest, width: int, size: int, piece: str) -> dict[str, 
             "seq_length": model.seq_length,
             "vocab_size": model.vocab_size,
             "gated_mlp": model.gated_mlp,
-            **({name: getattr(model, name) for name in experts} if model.num_experts else {}),
+            **{name: size for name in only_if_used if (size := getattr(model, name))},
         },
     }
 

@@ -18,7 +18,11 @@ def divided_sizes(model: ModelSpec) -> tuple[tuple[str, str, int], ...]:
     ]
     if model.num_experts:
         sizes.append(("columns of an expert", "--moe-ffn-hidden-size", model.moe_ffn_hidden_size))
-    else:
+    if model.moe_shared_expert_intermediate_size:
+        flag = "--moe-shared-expert-intermediate-size"
+        shared = model.moe_shared_expert_intermediate_size
+        sizes.append(("columns of the shared expert", flag, shared))
+    if not model.num_experts or model.moe_layer_freq:
         sizes.append(("MLP columns", "--ffn-hidden-size", model.ffn_hidden_size))
     return tuple(sizes)
 
@@ -29,8 +33,17 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
         return
     for r, s, stage in stages(plan):
         width, shares = stage.shape.tensor_parallel, stage.shape.shares
+        key = stage_key(r, s, "shape", "tensor_parallel")
+        for size in plan.workload.model.divided_latents:
+            if size % width:
+                yield Violation(
+                    key,
+                    f"{stage_name(r, s)}: tensor-parallel width {width} does not divide the "
+                    f"{size} latents (--q-lora-rank; --kv-lora-rank + --qk-pos-emb-head-dim), "
+                    "which Megatron's local layers divide evenly. Use another width, or "
+                    "--transformer-impl transformer_engine.",
+                )
         for words, flag, units in divided_sizes(plan.workload.model):
-            key = stage_key(r, s, "shape", "tensor_parallel")
             if shares is None and units % width:
                 yield Violation(
                     key,

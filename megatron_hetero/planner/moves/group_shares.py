@@ -147,11 +147,24 @@ def _share(costs: CostModel, width: int, part: int, units: int) -> TensorShare:
     Its rows of the vocabulary are the shares (part, rest), it being the first.
     """
     model = costs.workload.model
-    heads, columns = (
-        max(1, round(number * part / units))
-        for number in (model.num_query_groups, model.mlp_columns)
+    heads, columns, shared, dense = (
+        max(1, round(number * part / units)) if number else 0
+        for number in (
+            model.num_query_groups,
+            model.mlp_columns,
+            model.moe_shared_expert_intermediate_size,
+            model.ffn_hidden_size if model.moe_layer_freq else 0,
+        )
     )
     if width == 1:
-        return TensorShare(1, heads, columns)
+        return TensorShare(1, heads, columns, shared_columns=shared, dense_columns=dense)
     others = (max(1, (units - part) // (width - 1)),) * (width - 1)
-    return TensorShare(width, heads, columns, (part, *others), 0)
+    return TensorShare(
+        width,
+        heads,
+        columns,
+        (part, *others),
+        0,
+        shared_columns=shared,
+        dense_columns=dense,
+    )

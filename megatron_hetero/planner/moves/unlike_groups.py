@@ -87,7 +87,9 @@ def _may_be_a_group(problem: Problem, devices: tuple[Device, ...]) -> bool:
     """Return whether model and limits allow these devices as one tensor-parallel group."""
     limits, model = problem.cluster.limits, problem.workload.model
     width = len(devices)
-    if width > min(model.num_query_groups, model.mlp_columns):
+    if width > min(model.num_query_groups, *model.column_kinds):
+        return False
+    if any(size % width for size in model.divided_latents):
         return False
     if limits.max_tensor_parallel is not None and width > limits.max_tensor_parallel:
         return False

@@ -8,6 +8,7 @@ asymmetric    a job on an asymmetric plan
 attachments   additions of such a job to Megatron, in order
 stock         a job that stock Megatron runs alone
 arguments     our flags, and the flags that Megatron sees on each rank
+workload      the workload that parsed flags describe
 batches       global batches, divided among replicas
 world         the place of a process in its job, and the meeting of all processes
 one_machine   a job of one machine, on loopback alone

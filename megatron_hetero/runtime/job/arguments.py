@@ -20,7 +20,6 @@ from typing import Any
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.flags.emit import plan_arguments
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.file import load_plan
@@ -262,43 +261,3 @@ def virtual_world(plan: Plan, position: Position, argv: Sequence[str]) -> Iterat
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Workload:
-    """Build the workload that Megatron's parsed arguments describe, for the plan's own validation.
-
-    Args:
-        args: Megatron's parsed arguments.
-        megatron: Megatron's flags on the command line.
-        micro_batch_size: the job's; a replica's own size stands in the plan.
-    """
-    model = ModelSpec(
-        num_layers=args.num_layers,
-        hidden_size=args.hidden_size,
-        ffn_hidden_size=args.ffn_hidden_size,
-        num_attention_heads=args.num_attention_heads,
-        num_query_groups=(
-            args.num_query_groups if args.group_query_attention else args.num_attention_heads
-        ),
-        kv_channels=args.kv_channels,
-        vocab_size=args.padded_vocab_size,
-        seq_length=args.seq_length,
-        max_position_embeddings=args.max_position_embeddings,
-        gated_mlp=bool(args.swiglu),
-        tied_embeddings=not args.untie_embeddings_and_output_weights,
-        add_bias_linear=args.add_bias_linear,
-        add_qkv_bias=args.add_qkv_bias,
-        num_experts=args.num_experts or 0,
-        moe_router_topk=args.moe_router_topk if args.num_experts else 0,
-        moe_ffn_hidden_size=args.moe_ffn_hidden_size if args.num_experts else 0,
-        normalization=args.normalization,
-        make_vocab_size_divisible_by=1,
-    )
-    training = TrainingSpec(
-        global_batch_size=args.global_batch_size,
-        micro_batch_size=micro_batch_size,
-        precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
-        sequence_parallel="--sequence-parallel" in megatron,
-        per_token_loss=args.calculate_per_token_loss,
-    )
-    return Workload(model, training, tuple(megatron), "the command line")

@@ -26,7 +26,6 @@ from megatron_hetero.runtime.job.arguments import (
     shuffles_data,
     virtual_world,
     vocab_divisor,
-    workload_of,
 )
 from megatron_hetero.runtime.job.batches import (
     BatchSchedule,
@@ -43,6 +42,7 @@ from megatron_hetero.runtime.job.stock import (
     parsed,
     with_layer_spec,
 )
+from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World, join
 from megatron_hetero.runtime.model import fp8
 from megatron_hetero.schedule.of_plan import check_schedules

@@ -25,9 +25,10 @@ from megatron_hetero.runtime.megatron import (
     optimizer,
     parallel_state,
     training_log,
+    value_channels,
     vocabulary_range,
 )
-from megatron_hetero.runtime.model import experts, hooks
+from megatron_hetero.runtime.model import expert_bias, experts, hooks
 from megatron_hetero.runtime.observe import straggler
 from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
 from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
@@ -103,13 +104,18 @@ def _checkpoint_metadata(context: RankContext) -> None:
 
 def _expert_routing(context: RankContext) -> None:
     if context.args.num_experts is not None:
-        experts.follow_routing(context.plan, context.groups)
+        experts.follow_routing(context.plan, context.groups, context.args)
 
 
 def _jit_warm_up(context: RankContext) -> None:
     args = context.args
     if args.swiglu and args.ffn_hidden_size // context.groups.tensor.size() % 2:
         jit_warm_up.apply()
+
+
+def _value_channels(context: RankContext) -> None:
+    if context.args.multi_latent_attention and context.args.transformer_impl == "local":
+        value_channels.apply()
 
 
 def _vocabulary_rows(context: RankContext) -> None:
@@ -153,7 +159,7 @@ def _model_hooks(context: RankContext) -> None:
         hooks.marks_hook(context.groups),
         hooks.random_state_hook(context.groups),
         # Nothing has a gradient in a job that only evaluates.
-        *([] if context.args.skip_train else [synchronise]),
+        *([] if context.args.skip_train else [synchronise, expert_bias.expert_bias_hook]),
         hooks.checkpoint_hook(context.groups, states),
     ]
 
@@ -165,6 +171,7 @@ ATTACHMENTS = (
     Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
+    Attachment(_value_channels, "before the model is built, whose attention says their width"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
     Attachment(_log, "after the schedule; its lines stand in the order of the observers"),
     Attachment(_timeline, "after the log, so that a step's lines stand before its file is written"),

@@ -12,6 +12,8 @@ training_log         raw losses and norms for observers
 checkpoint_metadata  one key for each layer
 checkpoint_queue     a queue without a server
 vocabulary_range     vocabulary rows by shares
+value_channels       value heads of another width
+token_dropping       capacities of experts over a whole micro-batch
 jit_warm_up          a warm-up at a size that no rank has
 compile_helpers      the wheel has no Makefile
 """

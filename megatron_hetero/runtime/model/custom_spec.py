@@ -10,10 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
 from megatron_hetero.errors import UnsupportedError
 
 _KNOWN = ("megatron.", "megatron_hetero.", "torch.", "transformer_engine.", "apex.")
+
+
+OFFSET = ".core_attention.softmax_offset"
+"""Learnable offset of each head (`--softmax-type learnable`), which its layer divides unmarked."""
+
+
+def mark_offsets(model: Iterable[torch.nn.Module]) -> None:
+    """Mark the parameters that Megatron divides by heads without saying so."""
+    for chunk in model:
+        for name, parameter in chunk.named_parameters():
+            if name.endswith(OFFSET) and not hasattr(parameter, "tensor_model_parallel"):
+                set_tensor_model_parallel_attributes(parameter, True, 0, 1)
 
 
 def check_marked(model: Iterable[torch.nn.Module], width: int) -> None:

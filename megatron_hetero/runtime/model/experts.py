@@ -1,8 +1,10 @@
 """Mixture of experts on an asymmetric plan: refusals, and the routing losses of the log.
 
 Each stage holds all experts of its layers, every expert divided over the stage's tensor-parallel
-group as a dense MLP is (expert parallelism of 1). Routers are copies. A router sees the tokens of
-one micro-batch, over the whole group, so it chooses as one process does under any plan.
+group as a dense MLP is (expert parallelism of 1), and so is a shared expert. Routers are copies. A
+router sees the tokens of one micro-batch, over the whole group, so it chooses as one process does
+under any plan, drops the same tokens (`runtime.megatron.token_dropping`), and is biased by the
+tokens of the whole job (`runtime.model.expert_bias`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from megatron.core.transformer.moe.moe_logging import MoEMetricsTracker, set_moe
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.megatron import token_dropping
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
 _BALANCED_BY = {"aux_loss", "seq_aux_loss", "none"}
@@ -31,32 +34,17 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda a: a.add_bias_linear and a.transformer_impl == "local",
         "add --disable-bias-linear; Megatron's local experts fail in the backward pass with them",
     ),
-    ("--moe-layer-freq", lambda a: a.moe_layer_freq != 1, "use 1: experts in every layer"),
-    (
-        "--moe-shared-expert-intermediate-size",
-        lambda a: a.moe_shared_expert_intermediate_size is not None,
-        "leave it out",
-    ),
     ("--moe-latent-size", lambda a: a.moe_latent_size is not None, "leave it out"),
-    (
-        "--moe-grouped-gemm",
-        lambda a: a.moe_grouped_gemm,
-        "leave it out; its one module for all experts is not divided yet",
-    ),
     (
         "--moe-router-load-balancing-type",
         lambda a: not _BALANCED_BY.issuperset(_names(a.moe_router_load_balancing_type)),
         "use aux_loss, seq_aux_loss or none; the others count tokens over data-parallel groups",
     ),
     (
-        "--moe-router-enable-expert-bias",
-        lambda a: a.moe_router_enable_expert_bias,
-        "leave it out; the bias follows tokens counted over data-parallel groups",
-    ),
-    (
-        "--moe-expert-capacity-factor",
-        lambda a: a.moe_expert_capacity_factor is not None,
-        "leave it out; each rank would drop tokens by its own share of them",
+        "--moe-pad-expert-input-to-capacity",
+        lambda a: a.moe_pad_expert_input_to_capacity,
+        "leave it out; tokens beyond the capacity are dropped without it, and each rank would pad "
+        "to a capacity of its own",
     ),
     (
         "--moe-token-dispatcher-type flex",
@@ -83,12 +71,18 @@ def _names(kinds: str | list[str]) -> list[str]:
 
 
 def check_micro_batches(plan: Plan, args: Any) -> None:
-    """Refuse micro-batches of unlike size under a loss that balances experts within each.
+    """Refuse micro-batches of unlike size where experts are balanced, or drop, within each.
 
     Raises:
         UnsupportedError: the message has the sizes, and advice.
     """
     sizes = sorted({replica.micro_batch_size or args.micro_batch_size for replica in plan.replicas})
+    if len(sizes) > 1 and args.moe_expert_capacity_factor is not None:
+        raise UnsupportedError(
+            f"replicas have micro-batches of {' and '.join(map(str, sizes))} sequences, and "
+            "--moe-expert-capacity-factor gives each expert a capacity within a micro-batch: they "
+            "would drop differently. Leave it out, or use one size for all."
+        )
     if len(sizes) > 1 and "aux_loss" in _names(args.moe_router_load_balancing_type):
         raise UnsupportedError(
             f"replicas have micro-batches of {' and '.join(map(str, sizes))} sequences, and "
@@ -121,6 +115,8 @@ class JobMoEMetrics(MoEMetricsTracker):
             dist.all_reduce(entry.values)
 
 
-def follow_routing(plan: Plan, groups: RankGroups) -> None:
-    """Sum the routing losses of Megatron's log over the whole job."""
+def follow_routing(plan: Plan, groups: RankGroups, args: Any) -> None:
+    """Sum the routing losses of Megatron's log, and drop tokens, as the whole job does."""
     set_moe_metrics_tracker(JobMoEMetrics(plan, groups))
+    if args.moe_expert_capacity_factor is not None and groups.tensor.size() > 1:
+        token_dropping.apply(groups.tensor)

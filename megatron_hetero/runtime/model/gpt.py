@@ -16,6 +16,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.utils import (
     get_attr_wrapped_model,
     get_batch_on_this_cp_rank,
@@ -26,9 +28,11 @@ from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import stimer
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
+from megatron_hetero.runtime.model.latent_attention import LatentSelfAttention
 from megatron_hetero.runtime.model.norm import local_block_spec
 from megatron_hetero.runtime.model.provider import EveryRankProvider
-from megatron_hetero.runtime.parallel.context_attention import with_gathered_attention
+from megatron_hetero.runtime.model.spec_parts import with_parts
+from megatron_hetero.runtime.parallel.context_attention import GatheredAttention
 
 _SPIKY_LOSS_FACTOR = 10
 """A micro-batch's loss so many times above the largest of the first hundred is suspect; the factor
@@ -177,13 +181,14 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
 def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
     """Return Megatron's default layer spec.
 
-    Local layers get norms that allow sequence parallelism and attention that allows context
-    parallelism.
+    Latent attention sums the gradient of its shared keys (`runtime.model.latent_attention`). Local
+    layers get norms that allow sequence parallelism and attention that allows context parallelism.
     """
-    spec = default_layer_spec(model_config, vp_stage)
     config = model_config.transformer
+    parts: dict[type, type] = {MLASelfAttention: LatentSelfAttention}
     if config.transformer_impl == "local" and config.context_parallel_size > 1:
-        spec = with_gathered_attention(spec)
+        parts[DotProductAttention] = GatheredAttention
+    spec = with_parts(default_layer_spec(model_config, vp_stage), parts)
     if config.transformer_impl == "local" and config.sequence_parallel:
         return local_block_spec(spec, config, vp_stage)
     return spec

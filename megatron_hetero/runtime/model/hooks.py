@@ -13,7 +13,7 @@ from megatron.training.utils import print_rank_0
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync, set_gradient_sync
-from megatron_hetero.runtime.model.custom_spec import check_marked
+from megatron_hetero.runtime.model.custom_spec import check_marked, mark_offsets
 from megatron_hetero.runtime.model.initial_weights import initialise
 from megatron_hetero.runtime.observe.sync_report import gather_sync_plans, sync_lines
 from megatron_hetero.runtime.parallel.groups import RankGroups
@@ -57,9 +57,13 @@ def random_state_hook(groups: RankGroups) -> ModelHook:
 
 
 def marks_hook(groups: RankGroups) -> ModelHook:
-    """Return a `post_wrap_hook` that refuses layers which do not say how they are divided."""
+    """Return a `post_wrap_hook` that refuses layers which do not say how they are divided.
+
+    Those of Megatron that do not are told (`custom_spec.mark_offsets`).
+    """
 
     def hook(model: list[Any]) -> list[Any]:
+        mark_offsets(model)
         check_marked(model, groups.tensor.size())
         return model
 

@@ -4,7 +4,7 @@ Megatron draws each rank's shard from that rank's random state, so another layou
 Here every parameter is drawn whole, on the CPU, from a state seeded by its global name alone, and
 each rank keeps its shard.  The distributions are Megatron's (`init_method`,
 `output_layer_init_method`, `embedding_init_method` of the configuration); vectors (biases, norms)
-are constants already and stay.
+are constants already and stay, but for learnable offsets of the softmax.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from megatron.core.utils import get_model_config
 
+from megatron_hetero.runtime.model.custom_spec import OFFSET, mark_offsets
 from megatron_hetero.runtime.parallel.shards import TIED_EMBEDDING, global_parameters, shard_of
 
-_OUTPUT_LAYERS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+_OUTPUT_LAYERS = ("self_attention.linear_proj.weight", ".linear_fc2.weight")
 
 
 def initialise(model: Sequence[torch.nn.Module], seed: int) -> None:
@@ -27,8 +28,9 @@ def initialise(model: Sequence[torch.nn.Module], seed: int) -> None:
     At any moment one whole parameter is in host memory, in fp32.
     """
     config = get_model_config(model[0])
+    mark_offsets(model)
     for name, parameter in global_parameters(model):
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 and not name.endswith(OFFSET):
             continue
         shard = shard_of(name, parameter, config)
         whole = torch.empty(shard.global_shape, dtype=torch.float32, device="cpu")

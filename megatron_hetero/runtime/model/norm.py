@@ -7,16 +7,16 @@ attribute tells it; the arithmetic is torch's either way.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+
+from megatron_hetero.runtime.model.spec_parts import LayerSpec, with_parts
 
 
 class SequenceParallelTorchNorm:
@@ -35,35 +35,19 @@ class SequenceParallelTorchNorm:
         return norm
 
 
-def with_sequence_parallel_norms(layer: ModuleSpec) -> ModuleSpec:
-    """Replace torch's norms wherever they stand in a layer spec."""
-    submodules = layer.submodules
-    if submodules is None:
-        return layer
-    changed = {}
-    for name, value in vars(submodules).items():
-        if value is WrappedTorchNorm:
-            changed[name] = SequenceParallelTorchNorm
-        elif isinstance(value, ModuleSpec):
-            changed[name] = with_sequence_parallel_norms(value)
-    return replace(layer, submodules=replace(submodules, **changed))
-
-
 def local_block_spec(
-    spec: ModuleSpec | TransformerBlockSubmodules, config: Any, vp_stage: int | None
+    spec: LayerSpec, config: Any, vp_stage: int | None
 ) -> TransformerBlockSubmodules:
     """Return a block of `spec`'s layers for this stage, its final norm included.
 
     Args:
-        spec: the spec of every layer; or, as Megatron has it for experts, of the stage's layers.
+        spec: the spec of every layer, or of the stage's layers.
         config: Megatron's configuration of the transformer.
         vp_stage: number of the model chunk.
     """
+    spec = with_parts(spec, {WrappedTorchNorm: SequenceParallelTorchNorm})
     if isinstance(spec, TransformerBlockSubmodules):
-        layers = list(spec.layer_specs)
+        layers = list(spec.layer_specs or ())
     else:
         layers = [spec] * get_num_layers_to_build(config, vp_stage)
-    return TransformerBlockSubmodules(
-        layer_specs=[with_sequence_parallel_norms(layer) for layer in layers],
-        layer_norm=SequenceParallelTorchNorm,
-    )
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelTorchNorm)

@@ -77,7 +77,8 @@ def _products(model: ModelSpec, share: TensorShare) -> int:
     """Count the elements of a layer's matrices for one token on one rank, per hidden unit."""
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
     active = model.moe_router_topk if model.num_experts else 1
-    return 2 * sum(attention_sizes(model, share)) + active * columns
+    shared = share.shared_columns * (3 if model.gated_mlp else 2)
+    return 2 * sum(attention_sizes(model, share)) + active * columns + shared
 
 
 def _flops(block: Block) -> float:

@@ -9,14 +9,12 @@ summed). With Transformer Engine its own attention is used, with `--cp-comm-type
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from megatron_hetero.errors import UnsupportedError
@@ -95,16 +93,3 @@ def order_of_gathered(num_own: int, size: int, device: Any = None) -> Tensor:
     """Return, for each position, its index in the tensor gathered rank by rank."""
     gathered = torch.cat([own_positions(num_own, size, rank, device) for rank in range(size)])
     return torch.argsort(gathered)
-
-
-def with_gathered_attention(layer: ModuleSpec) -> ModuleSpec:
-    """Replace Megatron's local core attention wherever it stands in a layer spec."""
-    if layer.submodules is None:
-        return layer
-    changed = {}
-    for name, value in vars(layer.submodules).items():
-        if value is DotProductAttention:
-            changed[name] = GatheredAttention
-        elif isinstance(value, ModuleSpec):
-            changed[name] = with_gathered_attention(value)
-    return replace(layer, submodules=replace(layer.submodules, **changed))

@@ -9,6 +9,7 @@ the order in which they lie in memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +23,9 @@ from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 
 TIED_EMBEDDING = "embedding.word_embeddings.weight"
+_FIRST_OF_AN_MLP = ("linear_fc1.weight", "linear_fc1.bias")
+_GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
+"""Parameter of one expert in Transformer Engine's module of all (`--moe-grouped-gemm`)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
     place = tensor_place(config)
     shape = list(parameter.shape)
     # Transformer Engine's layers do not record the stride of a gated projection.
-    is_gated = config.gated_linear_unit and name.endswith(("linear_fc1.weight", "linear_fc1.bias"))
+    is_gated = config.gated_linear_unit and name.endswith(_FIRST_OF_AN_MLP)
     if not getattr(parameter, "tensor_model_parallel", False) or place.width == 1:
         dim = max(getattr(parameter, "partition_dim", 0), 0)
         # Two tensors in one, also where they are not divided: a checkpoint keeps them apart.
@@ -105,6 +109,9 @@ def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
         )
     if config.sequence_parallel and getattr(parameter, "sequence_parallel", False):
         return True
+    if config.multi_latent_attention:
+        # Norms of latents, which every rank has whole unless it has a part of the sequence.
+        return False
     return bool(config.qk_layernorm) and ("q_layernorm" in name or "k_layernorm" in name)
 
 
@@ -113,7 +120,8 @@ def global_parameters(
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield (global name, parameter) of every trainable parameter, in the model's own order.
 
-    Layer numbers are the whole model's, and a tied output layer has the name of the embedding.
+    Layer numbers are the whole model's, a tied output layer has the name of the embedding, and an
+    expert the same name in a module of its own and in one of all experts.
     """
     for chunk in unwrap_model(list(model)):
         layer_prefixes = {
@@ -128,6 +136,7 @@ def global_parameters(
                 if name.startswith(prefix + "."):
                     name = global_prefix + name[len(prefix) :]
                     break
+            name = _GROUPED_EXPERT.sub(r".experts.local_experts.\3.\1.\2", name)
             if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
                 name = TIED_EMBEDDING
             yield name, parameter

@@ -21,6 +21,8 @@ from megatron_hetero.plan.plan import StageShape
 from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
 
 _ATTRIBUTE = "hetero_tensor_place"
+_DIVIDED_EVENLY = (".self_attention.linear_q_down_proj.", ".self_attention.linear_kv_down_proj.")
+"""The ranks of latent attention: Megatron's local layers divide them, and gather them again."""
 _OVER_THE_VOCABULARY = (
     "embedding.word_embeddings.weight",
     "output_layer.weight",
@@ -32,22 +34,25 @@ _OVER_THE_VOCABULARY = (
 class TensorPlace:
     """Place `index` of `width` in a tensor-parallel group.
 
-    `query_groups`, `mlp_columns` and `vocabulary_rows` are the edges of all ranks' parts
-    (`plan.sharding.shards.shard_edges`); a group that divides everything evenly has one unit for
-    each rank.
+    `query_groups`, `vocabulary_rows` and the three kinds of columns are the edges of all ranks'
+    parts (`plan.sharding.shards.shard_edges`); a group that divides everything evenly has one unit
+    for each rank. `mlp_columns` are those of dense layers, `expert_columns` of each expert,
+    `shared_columns` of the shared expert; of what a model does not have the edges are even.
     """
 
     width: int
     index: int
     query_groups: tuple[int, ...]
     mlp_columns: tuple[int, ...]
+    expert_columns: tuple[int, ...]
+    shared_columns: tuple[int, ...]
     vocabulary_rows: tuple[int, ...]
     is_even: bool = True
 
     @classmethod
     def even(cls, width: int, index: int) -> TensorPlace:
         edges = tuple(range(width + 1))
-        return cls(width, index, edges, edges, edges)
+        return cls(width, index, edges, edges, edges, edges, edges)
 
     @classmethod
     def of_stage(cls, shape: StageShape, index: int, args: Any) -> TensorPlace:
@@ -57,26 +62,27 @@ class TensorPlace:
             PlanFormatError: there are fewer query groups or columns than ranks.
         """
         width, shares = shape.tensor_parallel, shape.shares
-        groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
-        columns = mlp_columns(args)
-        divisible = groups % width == 0 and columns % width == 0
+        units = divided_units(args)
+        divisible = all(number % width == 0 for number in units.values())
         if shares is None or (len(set(shares)) == 1 and divisible):
             return cls.even(width, index)
-        return cls(
-            width,
-            index,
-            shard_edges(groups, width, shares),
-            shard_edges(columns, width, shares),
-            vocabulary_edges(
-                args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
-            ),
-            is_even=False,
+        edges = dict.fromkeys(_UNITS, tuple(range(width + 1)))
+        edges |= {name: shard_edges(number, width, shares) for name, number in units.items()}
+        rows = vocabulary_edges(
+            args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
         )
+        return cls(width, index, vocabulary_rows=rows, is_even=False, **edges)
 
     def edges_of(self, name: str) -> tuple[int, ...]:
         """Return the edges, in units of its own, of the divided dimension of parameter `name`."""
+        if any(part in name for part in _DIVIDED_EVENLY):
+            return tuple(range(self.width + 1))
         if ".self_attention." in name:
             return self.query_groups
+        if ".mlp.shared_experts." in name:
+            return self.shared_columns
+        if ".mlp.experts." in name:
+            return self.expert_columns
         if ".mlp." in name:
             return self.mlp_columns
         if name in _OVER_THE_VOCABULARY:
@@ -89,17 +95,18 @@ class TensorPlace:
         if self.is_even:
             yield
             return
-        groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
-        heads_per_group = args.num_attention_heads // groups
+        units = divided_units(args)
+        heads_per_group = args.num_attention_heads // units["query_groups"]
         own_groups = self._own(self.query_groups) * self.width
         sizes: dict[str, Any] = {
             "num_attention_heads": own_groups * heads_per_group,
-            "ffn_hidden_size": self._own(self.mlp_columns) * self.width,
-            "moe_ffn_hidden_size": self._own(self.mlp_columns) * self.width,
             "padded_vocab_size": self._own(self.vocabulary_rows) * self.width,
         }
-        if args.num_experts is None:
-            del sizes["moe_ffn_hidden_size"]
+        sizes |= {
+            size: self._own(getattr(self, name)) * self.width
+            for name, size in _COLUMNS.items()
+            if name in units
+        }
         if args.group_query_attention:
             sizes["num_query_groups"] = own_groups
         saved = {name: getattr(args, name) for name in sizes}
@@ -113,11 +120,32 @@ class TensorPlace:
         return edges[self.index + 1] - edges[self.index]
 
 
-def mlp_columns(args: Any) -> int:
-    """Return the columns of every layer's MLP, or of each of its experts, in the whole model."""
-    if args.num_experts is None:
-        return int(args.ffn_hidden_size)
-    return int(args.moe_ffn_hidden_size)
+_COLUMNS = {
+    "mlp_columns": "ffn_hidden_size",
+    "expert_columns": "moe_ffn_hidden_size",
+    "shared_columns": "moe_shared_expert_intermediate_size",
+}
+"""Megatron's argument with the width of each kind of MLP."""
+_UNITS = ("query_groups", *_COLUMNS)
+
+
+def divided_units(args: Any) -> dict[str, int]:
+    """Count the units of the whole model that a group divides, by the field of `TensorPlace`."""
+    groups = args.num_query_groups if args.group_query_attention else args.num_attention_heads
+    kinds = set() if args.num_experts is None else {"expert_columns"}
+    if args.num_experts is None or has_dense_layers(args):
+        kinds.add("mlp_columns")
+    if args.num_experts is not None and args.moe_shared_expert_intermediate_size is not None:
+        kinds.add("shared_columns")
+    return {"query_groups": int(groups)} | {
+        name: int(getattr(args, size)) for name, size in _COLUMNS.items() if name in kinds
+    }
+
+
+def has_dense_layers(args: Any) -> bool:
+    """Tell if `--moe-layer-freq` leaves some layers of a model of experts dense."""
+    frequency = args.moe_layer_freq
+    return frequency > 1 if isinstance(frequency, int) else 0 in frequency
 
 
 def set_tensor_place(config: Any, place: TensorPlace) -> None:

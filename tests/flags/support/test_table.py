@@ -79,16 +79,16 @@ def test_refused_options_are_those_that_ask_for_something() -> None:
     flags = (
         "--num-experts",
         "4",
-        "--moe-grouped-gemm",
+        "--moe-use-upcycling",
         "--lr",
         "1e-3",
         "--qk-clip",
         "--moe-layer-freq",
         "1",
     )
-    assert refused("tp2:2,tp1:2 @4", *flags) == ["--moe-grouped-gemm", "--qk-clip"]
-    assert refused("tp2:2,tp1:2 @4", "--num-experts", "4", "--moe-layer-freq", "2") == [
-        "--moe-layer-freq 2"
+    assert refused("tp2:2,tp1:2 @4", *flags) == ["--moe-use-upcycling", "--qk-clip"]
+    assert refused("tp2:2,tp1:2 @4", "--num-experts", "4", "--moe-input-jitter-eps", "0.1") == [
+        "--moe-input-jitter-eps 0.1"
     ]
     assert refused("tp2:2,tp2:2 @4", *flags) == []
     fp8 = ("--fp8-format", "hybrid")

@@ -50,10 +50,9 @@ def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--moe-layer-freq=2"],
-        ["--moe-shared-expert-intermediate-size=64"],
+        ["--moe-latent-size=16"],
         ["--moe-router-load-balancing-type=sinkhorn"],
-        ["--moe-expert-capacity-factor=1.0", "--moe-router-load-balancing-type=none"],
+        ["--moe-pad-expert-input-to-capacity", "--moe-expert-capacity-factor=1.0"],
     ],
     ids=lambda flags: flags[0],
 )

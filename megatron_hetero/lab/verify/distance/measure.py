@@ -141,7 +141,7 @@ def key_bias_rows(name: str, model: ModelSpec) -> _Rows | None:
     Adding one vector to every key shifts all scores of a query alike, which softmax ignores. Such a
     bias has no gradient, unless positions or a norm come between the bias and the score.
     """
-    if model.position_embedding == "rope":
+    if model.is_rotary:
         return None
     if name.endswith("k_layernorm.bias"):
         return 1, 0, 1

@@ -3,7 +3,8 @@
 Model, groups, schedule, data loader, gradient sync, optimizer and loop are Megatron's. Batch, loss
 and choice of datasets, which Megatron leaves to the training script, are written here once more, so
 that an error in `runtime.model.gpt` cannot hide by being on both sides. From this package come only
-the CPU bridge and the wheel's missing Makefile.
+the CPU bridge, the wheel's missing Makefile, and the width of latent attention's value heads, which
+Megatron's local attention does not take.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from megatron_hetero.errors import UsageError
 from megatron_hetero.runtime import backend
-from megatron_hetero.runtime.megatron import compile_helpers
+from megatron_hetero.runtime.megatron import compile_helpers, value_channels
 
 if TYPE_CHECKING:
     from megatron_hetero.lab.verify.processes.record import Recorder
@@ -49,6 +50,8 @@ def train(
     except AssertionError as error:
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise UsageError(f"Megatron refuses the flags: {said}") from error
+    if args.multi_latent_attention and args.transformer_impl == "local":
+        value_channels.apply()
     provider: Any = _datasets
     if recorder is not None:
         recorder.observe_log()

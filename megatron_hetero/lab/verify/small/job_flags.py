@@ -151,7 +151,7 @@ class _Values:
             UnsupportedError: the value is a list with an entry for each layer, and fewer layers are
                 left.
         """
-        per_layer = ("--no-rope-freq", "--window-attn-skip-freq", "--moe-layer-freq")
+        per_layer = ("--no-rope-freq", "--window-attn-skip-freq")
         if option.name in per_layer and not option.values[0].lstrip("-").isdigit():
             raise UnsupportedError(
                 f"{option}: a list of layers cannot be verified, because the model is trained with "

@@ -8,8 +8,10 @@ stage can still have one. `small.job_flags` treats the job's other flags.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
+from typing import Any
 
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.plan.chunks import chain, stage_chunks
@@ -89,7 +91,10 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     if groups != heads:
         args += ["--group-query-attention", f"--num-query-groups={groups}"]
     args += _switches(model, workload.megatron_args)
-    args += _experts(model, ffn)
+    pattern = _sparse_layers(model, num_layers) if model.moe_layer_freq else ()
+    args += _experts(model, ffn, pattern)
+    latents = _latent_sizes(model, unit)
+    args += _latent_attention(latents)
     if training.sequence_parallel:
         args.append("--sequence-parallel")
     if training.per_token_loss:
@@ -107,7 +112,11 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         num_experts=min(model.num_experts, _MAX_EXPERTS),
         moe_router_topk=min(model.moe_router_topk, _MAX_EXPERTS),
         moe_ffn_hidden_size=ffn if model.num_experts else 0,
+        moe_shared_expert_intermediate_size=ffn if _has_shared_expert(model) else 0,
+        moe_layer_freq=pattern,
         seq_length=sequence,
+        divides_latents=bool(latents),
+        **latents,
     )
     changes = [
         f"{f} {getattr(model, f)} -> {getattr(small, f)}"
@@ -144,6 +153,13 @@ _SHOWN = (
     "num_experts",
     "moe_router_topk",
     "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_layer_freq",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
 )
 
 
@@ -172,12 +188,58 @@ def _recompute(training: TrainingSpec) -> list[str]:
     return flags
 
 
-def _experts(model: ModelSpec, columns: int) -> list[str]:
+def _sparse_layers(model: ModelSpec, num_layers: int) -> tuple[int, ...]:
+    """Choose the layers with experts of the small model: as in the real one at the same depth, and
+    at least one of each kind."""
+    real = model.moe_layer_freq
+    pattern = [real[i * len(real) // num_layers] for i in range(num_layers)]
+    for kind, place in ((1, -1), (0, 0)):
+        if kind in real and kind not in pattern and num_layers > 1:
+            pattern[place] = kind
+    return tuple(pattern)
+
+
+def _has_shared_expert(model: ModelSpec) -> bool:
+    return model.moe_shared_expert_intermediate_size > 0
+
+
+def _latent_sizes(model: ModelSpec, unit: int) -> dict[str, Any]:
+    """Return the small sizes of multi-latent attention, which every width divides."""
+    if not model.kv_lora_rank:
+        return {}
+    rank = _multiple(2 * _HEAD_SIZE, unit)
+    # Even, and with the rank a multiple of the unit; heads of unlike widths, as the real ones.
+    rotary = lcm(2, unit) if unit < _HEAD_SIZE else 2 * unit
+    return {
+        "q_lora_rank": rank if model.q_lora_rank else 0,
+        "kv_lora_rank": rank,
+        "qk_head_dim": _HEAD_SIZE,
+        "qk_pos_emb_head_dim": rotary,
+        "v_head_dim": _HEAD_SIZE + 4,
+    }
+
+
+def _latent_attention(sizes: Mapping[str, int]) -> list[str]:
+    if not sizes:
+        return []
+    flags = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items() if size]
+    return ["--multi-latent-attention", *flags]
+
+
+def _experts(model: ModelSpec, columns: int, pattern: Sequence[int]) -> list[str]:
     """Return the flags of up to eight experts, with a loss that balances them."""
     if not model.num_experts:
         return []
     num_experts = min(model.num_experts, _MAX_EXPERTS)
+    more = []
+    if 0 in pattern:
+        more.append(f"--moe-layer-freq={list(pattern)}".replace(" ", ""))
+    if _has_shared_expert(model):
+        more.append(f"--moe-shared-expert-intermediate-size={columns}")
+    if model.moe_shared_expert_gate:
+        more.append("--moe-shared-expert-gate")
     return [
+        *more,
         f"--num-experts={num_experts}",
         f"--moe-router-topk={min(model.moe_router_topk, num_experts)}",
         f"--moe-ffn-hidden-size={columns}",
@@ -193,6 +255,7 @@ def _switches(model: ModelSpec, job: tuple[str, ...]) -> list[str]:
         "--disable-bias-linear": not model.add_bias_linear,
         "--add-qkv-bias": model.add_qkv_bias,
         "--qk-layernorm": model.qk_layernorm,
+        "--attention-output-gate": model.attention_output_gate,
     }
     return [flag for flag, on in switches.items() if on]
 

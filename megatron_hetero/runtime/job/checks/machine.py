@@ -132,6 +132,12 @@ _PLANNED_MODEL = (
     "seq_length",
     "gated_mlp",
     "tied_embeddings",
+    "num_experts",
+    "moe_layer_freq",
+    "moe_shared_expert_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "v_head_dim",
 )
 
 

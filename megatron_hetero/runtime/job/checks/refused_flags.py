@@ -29,7 +29,6 @@ REFUSED: tuple[Rule, ...] = (
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
     ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),
     ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
-    ("--multi-latent-attention", lambda a: a.multi_latent_attention, "use standard attention"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
     ("--use-megatron-fsdp", lambda a: a.use_megatron_fsdp, "leave it out"),
@@ -85,11 +84,6 @@ REFUSED: tuple[Rule, ...] = (
         "--optimizer muon / adaptive_muon / soap",
         lambda a: a.optimizer not in ("adam", "sgd", "lion"),
         "use adam, sgd or lion; an update that looks at whole matrices depends on their shards",
-    ),
-    (
-        "--softmax-type learnable",
-        lambda a: a.softmax_type == "learnable",
-        "use vanilla; Megatron does not say how this parameter is divided",
     ),
     (
         "--experimental-attention-variant",

@@ -156,9 +156,7 @@ MIXTRAL = """
             MIXTRAL,
             {
                 "--moe-permute-fusion",
-                "--moe-token-dispatcher-type",
                 "--tp-comm-overlap",
-                "--moe-grouped-gemm",
             },
         ),
     ],

@@ -1,0 +1,87 @@
+"""Flags of what a layer is made of beside Megatron's plain one: its experts, latent attention."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from megatron_hetero.model.flag_reader import FlagReader
+
+_TERM = re.compile(r"\(?\[([01](?:,[01])*)\]\)?(?:\*(\d+))?")
+"""A list of zeros and ones, and how often it comes, in Megatron's `--moe-layer-freq`."""
+
+
+def layers_with_experts(flags: FlagReader, num_layers: int, num_experts: int) -> dict[str, Any]:
+    """Read which layers have experts, and the shared expert: fields of `ModelSpec`.
+
+    Args:
+        flags: the job's flags.
+        num_layers: of the model.
+        num_experts: of each layer that has them; 0 for a dense model, which none of this concerns.
+    """
+    if not num_experts:
+        return {}
+    pattern = _moe_layer_freq(flags, num_layers)
+    if 1 not in pattern:
+        flags.fail(
+            ["--moe-layer-freq"],
+            f"--moe-layer-freq leaves none of {num_layers} layers with experts; leave "
+            "--num-experts out to train a dense model",
+        )
+    return {
+        "moe_layer_freq": pattern if 0 in pattern else (),
+        "moe_shared_expert_intermediate_size": flags.size(
+            "--moe-shared-expert-intermediate-size", 0
+        ),
+        "moe_shared_expert_gate": flags.switch("--moe-shared-expert-gate"),
+    }
+
+
+def _moe_layer_freq(flags: FlagReader, num_layers: int) -> tuple[int, ...]:
+    """Read 1 for each layer with experts and 0 for each other: every so many layers, or as a list
+    that Megatron would evaluate, such as "([0]*3+[1]*58)"."""
+    flag = "--moe-layer-freq"
+    words = flags.words(flag)
+    text = "".join(words or ("1",)).replace(" ", "").strip("\"'")
+    if text.isascii() and text.isdecimal() and int(text):
+        return tuple(int(i % int(text) == 0) for i in range(num_layers))
+    while text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    pattern: list[int] = []
+    for term in text.split("+"):
+        found = _TERM.fullmatch(term)
+        count = 1 if found is None else int(found[2] or 1)
+        if found is None or count > num_layers:
+            flags.fail(
+                [flag],
+                f'{flag} is "{" ".join(words or ())}"; it must be a number (2 is every second '
+                'layer) or a list such as "([0]*3+[1]*58)"',
+            )
+        pattern += [int(x) for x in found[1].split(",")] * count
+    if len(pattern) != num_layers:
+        flags.fail(
+            [flag],
+            f"{flag} says which of {len(pattern)} layers have experts; --num-layers is "
+            f"{num_layers}",
+        )
+    return tuple(pattern)
+
+
+def latent_attention(flags: FlagReader) -> dict[str, Any]:
+    """Read the sizes of multi-latent attention, with Megatron's defaults: fields of `ModelSpec`."""
+    if not flags.switch("--multi-latent-attention"):
+        return {}
+    if flags.switch("--group-query-attention"):
+        flags.fail(
+            ["--group-query-attention"],
+            "--group-query-attention and --multi-latent-attention are both given; Megatron takes "
+            "one of them",
+        )
+    return {
+        "q_lora_rank": flags.size("--q-lora-rank", 0),
+        "kv_lora_rank": flags.size("--kv-lora-rank", 32),
+        "qk_head_dim": flags.size("--qk-head-dim", 128),
+        "qk_pos_emb_head_dim": flags.size("--qk-pos-emb-head-dim", 64),
+        "v_head_dim": flags.size("--v-head-dim", 128),
+        "divides_latents": flags.known_text("--transformer-impl") == "local",
+    }
