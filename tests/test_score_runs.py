@@ -54,7 +54,7 @@ def test_errors_are_those_of_the_prediction(folder: Path) -> None:
     plan = score_runs.load_plan(folder / "plan.json")
     predicted = estimate_plan(plan, cluster)
     device = predicted.devices["a:0"]
-    held = device.peak_bytes - device.parts_bytes.get("reserve", 0)
+    held = device.tensor_bytes
     path = runs_file(
         folder,
         step_time_s=[predicted.step_time_s, predicted.step_time_s * 2, 9.0e4],

@@ -139,7 +139,7 @@ def _figures(run: Run, predicted: Estimates, path: Path) -> Iterator[tuple[str, 
                 f"it has {', '.join(predicted.devices)}"
             )
         estimate = predicted.devices[device]
-        held = estimate.peak_bytes - estimate.parts_bytes.get("reserve", 0)
+        held = estimate.tensor_bytes
         yield "bytes", device, held, num_bytes
 
 

@@ -11,6 +11,7 @@ from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Limits
+from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, MARGIN_PART
 from megatron_hetero.errors import UsageError
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner.advise.holding import GPUS_OF_A_NODE, Holding, holdings
@@ -40,10 +41,15 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json({"gpus": [_data(holding) for holding in found], "cannot_train": unable})
         return 0
-    training, reserve_gib = workload.training, limits.memory_reserve_bytes / GIB
+    training, kept = workload.training, limits.memory_reserve_bytes
+    reserve = (
+        f"{MARGIN_PART:.0%} of each GPU ({LEAST_MARGIN_BYTES / 1e9:g} GB at least)"
+        if kept is None
+        else f"{kept / GIB:.3g} GiB of each GPU"
+    )
     output.show(
         f"The fewest GPUs of each type that hold {workload.source}, in one pipeline of equal "
-        f"groups of up to {GPUS_OF_A_NODE} and {reserve_gib:.3g} GiB of each GPU in reserve",
+        f"groups of up to {GPUS_OF_A_NODE} and {reserve} in reserve",
         _table(found),
         f"as given: with --micro-batch-size {training.micro_batch_size} and "
         f"{training.recompute} recompute of the job, which plans may change. "

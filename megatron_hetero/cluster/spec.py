@@ -135,8 +135,9 @@ class Limits:
     """Names of `CHOICES`: what every stage does as the job's flags say, not as the search finds."""
     library: Library | None = None
     """GPUs with another communication library stay unused."""
-    memory_reserve_bytes: int = 1 << 30
-    """Kept free on every device for the CUDA context, libraries and fragmentation."""
+    memory_reserve_bytes: int | None = None
+    """Kept free on every device for CUDA, libraries and fragments; None: what these are predicted
+    to take, and a margin (`cost.memory.libraries`)."""
 
 
 @dataclass(frozen=True)

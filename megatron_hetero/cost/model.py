@@ -17,6 +17,7 @@ from megatron_hetero.cost.memory.device import (
     updated_bytes,
     with_some_layers_recomputed,
 )
+from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
@@ -39,7 +40,7 @@ from megatron_hetero.cost.sync.least import (
 from megatron_hetero.cost.unit_prices import UnitPrices
 from megatron_hetero.cost.work.compute import update_time_s
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.cost.work.share import TensorShare, even_share, member_shares
+from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
 
 
@@ -129,13 +130,13 @@ class CostModel(UnitPrices):
             # than the launch counts differ; `stage_memory` counts that one itself.
             for before, after in pairwise(num_in_flight[max(index - 1, 0) : index + 2]):
                 num_sends_kept += max(before - after, 0)
-        model, made = self.workload.model, dict[tuple[str, int, TensorShare], StageMemory]()
+        model, made = self.workload.model, dict[tuple[object, ...], StageMemory]()
         some = stage.recompute_num_layers
         found = []
         shares = member_shares(model, stage.width, stage.shares, stage.context_parallel)
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]
-            key = (node.gpu_type.name, node.gpu_type.memory_bytes, share)
+            key = (*memory_kind(node), share)
             if key not in made:
                 asked = (
                     *(node, stage.width, first, last, num_in_flight[index], rows),

@@ -10,6 +10,7 @@ from typing import Self
 
 from megatron_hetero.cluster.spec import Cluster, Device, Node
 from megatron_hetero.cost.memory.device import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
+from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
 from megatron_hetero.cost.network.seconds import (
     BoundaryTime,
     boundary_time,
@@ -44,6 +45,7 @@ class UnitPrices:
     def _forget(self) -> None:
         self._pieces: dict[tuple[object, ...], PieceTimes] = {}
         self._memories: dict[tuple[object, ...], StageMemory] = {}
+        self._kept: dict[tuple[str, int, int], KeptFree] = {}
         self._hops: dict[tuple[object, ...], BoundaryTime] = {}
         self._of_plain_links: Self | None = None
 
@@ -195,8 +197,9 @@ class UnitPrices:
             share: what it holds of a group in unequal shares; None is an equal one, or the least
                 that a width which does not divide the model leaves to one.
         """
+        kept = self._kept_free(node, width, (not first) + (not last))
         key = (
-            (node.gpu_type.name, node.gpu_type.memory_bytes),
+            (node.gpu_type.name, node.gpu_type.memory_bytes, kept),
             width if share is None else share,
             first,
             last,
@@ -213,11 +216,17 @@ class UnitPrices:
                 last=last,
                 num_in_flight=num_in_flight,
                 vocab_rows=vocab_rows,
-                reserve_bytes=self.cluster.limits.memory_reserve_bytes,
+                kept_free=kept,
                 num_sends_kept=num_sends_kept,
                 holders=self.holders,
             )
         return self._memories[key]
+
+    def _kept_free(self, node: Node, width: int, num_neighbours: int) -> KeptFree:
+        key = node.name, width, num_neighbours
+        if key not in self._kept:
+            self._kept[key] = kept_free(self.cluster, node, width, num_neighbours)
+        return self._kept[key]
 
     def hop(self, senders: Sequence[Device], receivers: Sequence[Device]) -> BoundaryTime:
         """Time one crossing of a stage boundary."""

@@ -189,7 +189,7 @@ def _estimates(before: Plan, after: Plan) -> Iterator[Difference]:
 
 
 def _fullest(estimates: Estimates) -> float | None:
-    parts = (device.peak_bytes / device.capacity_bytes for device in estimates.devices.values())
+    parts = (device.used_part for device in estimates.devices.values())
     return max(parts, default=None)
 
 

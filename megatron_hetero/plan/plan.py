@@ -186,11 +186,29 @@ class Host:
 @dataclass(frozen=True)
 class DeviceEstimate:
     """Predicted peak memory of one device, bytes, and its parts (keys: weights, gradients,
-    optimizer, activations, buffers, reserve)."""
+    optimizer, activations, buffers, libraries, reserve).
+
+    `libraries` is what CUDA and its libraries take, `reserve` what the plan leaves free.
+    """
 
     capacity_bytes: int
     peak_bytes: int
     parts_bytes: Mapping[str, int]
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the peak without what is left free."""
+        return self.peak_bytes - self.parts_bytes.get("reserve", 0)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Return the peak of the tensors, which PyTorch's allocator counts."""
+        return self.used_bytes - self.parts_bytes.get("libraries", 0)
+
+    @property
+    def used_part(self) -> float:
+        """Return the part of the memory that is used at the peak."""
+        return self.used_bytes / self.capacity_bytes
 
 
 @dataclass(frozen=True)

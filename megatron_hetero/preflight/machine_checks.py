@@ -181,8 +181,7 @@ def memory_is_free(job: Job, facts: Facts) -> Iterator[Finding]:
         estimate = job.plan.estimates.devices.get(device)
         if fact.free_bytes is None or estimate is None:
             continue
-        # The reserve is there for the CUDA context, which this process has taken already.
-        needed = estimate.peak_bytes - estimate.parts_bytes.get("reserve", 0)
+        needed = estimate.tensor_bytes  # this process has its CUDA context already
         if fact.free_bytes < needed:
             yield Finding(
                 "memory-taken",

@@ -90,7 +90,7 @@ def memory_suffices(
                 "warning",
                 name,
                 f"{left / GIB:.2f} GiB are left beside the reserve of "
-                f"{cluster.limits.memory_reserve_bytes / GIB:.1f} GiB",
+                f"{device.parts_bytes['reserve'] / GIB:.1f} GiB",
                 f"{ALLOCATOR_VARIABLE}=expandable_segments:True, or a larger "
                 "limits.memory_reserve and plan again",
             )

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_hetero.cost.memory.libraries import CONNECTION_BYTES
 from megatron_hetero.cost.sync.communicators import (
-    NCCL_CONNECTION_BYTES,
     by_rank,
     gradient_holders,
     job_communicators,
@@ -77,9 +77,9 @@ def test_bytes_follow_the_connections() -> None:
     # The world and a group of two with two connections each; two ways of a boundary with one peer;
     # the last stages; halves and whole of the tied embedding.
     assert ranks[0].uses.count("gradients") == 1
-    assert ranks[0].bytes_per_channel == ranks[0].num_connections * NCCL_CONNECTION_BYTES
+    assert ranks[0].bytes_per_channel == ranks[0].num_connections * CONNECTION_BYTES
     assert ranks[0].num_connections == 2 * 3 + 2
-    assert pytest.approx(9.19 * 2**20, rel=1e-3) == NCCL_CONNECTION_BYTES
+    assert pytest.approx(9.19 * 2**20, rel=1e-3) == CONNECTION_BYTES
 
 
 def _copies(layout: str, number: int) -> Plan:

@@ -8,6 +8,8 @@ from tools.by_hand.gpus import GPUS, Gpu
 from tools.by_hand.paper import Job, Paper, Replica, Stage
 from tools.by_hand.site import Site
 
+_HOPPER_ON = {"H100-80GB", "H100-PCIe", "RTX-5090"}
+
 
 def model_flops(job: Job, rows: int) -> float:
     """Count the FLOPs of a step: two for each weight that a token meets and each score of the
@@ -100,6 +102,31 @@ def layer_activations(
     return norms + masks + attention + mlp
 
 
+def bytes_not_of_tensors(site: Site, replica: Replica, index: int, member: int) -> float:
+    """Sum what CUDA and NCCL keep of a GPU, and what a plan leaves.
+
+    666.6 MB for PyTorch's kernels; 4 MiB of workspace, 32 from Hopper on, for each of cuBLAS,
+    cuBLASLt and Transformer Engine; 9.19 MiB for each connection of each NCCL channel, of which
+    groups of two have 2, larger ones 3, neighbours 1 each, gradients and the whole job 3 each; and
+    5 % of the card, 1.5 GB at least.
+    """
+    if site.reserve is not None:
+        return site.reserve
+    stage = replica.stages[index]
+    node = stage.devices[member].partition(":")[0]
+    name, gpu = site.gpu(stage.devices[member]), GPUS[site.gpu(stage.devices[member])]
+    total = 666.6e6 + max(0.05 * gpu.gib * 2**30, 1.5e9)
+    total += 3 * (32 if name in _HOPPER_ON else 4) * 2**20
+    if sum(int(n["count"]) for n in site.nodes.values()) == 1:
+        return total
+    channels = 2.0
+    if site.nodes[node]["count"] > 1:
+        channels = min(24, 2 * max(1, site.inside(node)[0] // 25e9))
+    connections = 6 + (index > 0) + (index + 1 < len(replica.stages))
+    connections += {1: 0, 2: 2}.get(stage.width, 3)
+    return total + connections * channels * 9.19 * 2**20
+
+
 def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member: int) -> float:
     """Sum all bytes on one GPU at its fullest."""
     job, stage = paper.job, replica.stages[index]
@@ -107,7 +134,7 @@ def device_bytes(paper: Paper, site: Site, replica: Replica, index: int, member:
     has = held(paper, stage, member)
     weight, gradient, states = bytes_of_parameter(job)
     params = has.layer * stage.layers + has.words + has.positions + has.final_norm + has.output
-    total = site.reserve + params * (weight + gradient)
+    total = bytes_not_of_tensors(site, replica, index, member) + params * (weight + gradient)
 
     layers = range(stage.first, stage.end)
     kept = sum(_own_part(paper, stage, holders_of_layer(paper, layer)) for layer in layers)

@@ -66,8 +66,8 @@ class Site:
                 raise NotByHandError(f"no data sheet of {node['gpu']} is typed in tools/by_hand")
             if more := node.keys() - _NODE_KEYS:
                 raise NotByHandError(f"node {node['name']} has {', '.join(sorted(more))}")
-        reserve = self._data.get("limits", {}).get("memory_reserve", "1 GiB")
-        self.reserve = quantity(reserve)
+        reserve = self._data.get("limits", {}).get("memory_reserve")
+        self.reserve = None if reserve is None else quantity(reserve)
 
     def gpu(self, device: str) -> str:
         """Return the name of a GPU's type."""

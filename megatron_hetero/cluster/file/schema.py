@@ -225,7 +225,16 @@ class LimitsSection(_Section):
     max_price_per_hour: Price | None = None
     as_given: tuple[str, ...] = ()
     library: Annotated[Library, Field(description="Only GPUs with it are used.")] | None = None
-    memory_reserve: MemorySize = 1 << 30
+    memory_reserve: (
+        Annotated[
+            MemorySize,
+            Field(
+                description="Kept free on every GPU for CUDA, libraries and fragments. Left out: "
+                "what these are predicted to take, and 5 % of the card (1.5 GB at least) beside it."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class ClusterSection(_Section):

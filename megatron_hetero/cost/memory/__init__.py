@@ -1,6 +1,7 @@
 """Bytes on one device: weights, optimizer states, activations.
 
 device       all parts of one device of a stage
+libraries    what CUDA and its libraries take, and the margin beside them
 parameters   parameters on one device
 activations  bytes kept from forward to backward, tensor by tensor
 holdings     state that each device of a plan keeps, as intervals

@@ -19,6 +19,7 @@ from megatron_hetero.cost.memory.activations import (
     mask_bytes,
     own_mask_bytes,
 )
+from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.memory.parameters import layer_params, stage_params, word_params
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.cost.work.share import TensorShare
@@ -139,7 +140,7 @@ def stage_memory(
     last: bool,
     num_in_flight: int,
     vocab_rows: int,
-    reserve_bytes: int,
+    kept_free: KeptFree,
     num_sends_kept: int | None = None,
     holders: StateHolders = EVERY_DEVICE,
 ) -> StageMemory:
@@ -152,7 +153,7 @@ def stage_memory(
         first, last: whether the stage holds the embedding, the head.
         num_in_flight: micro-batches kept for backward at the peak.
         vocab_rows: rows of the padded vocabulary.
-        reserve_bytes: memory that is left to others.
+        kept_free: memory that holds no tensors of Megatron's.
         num_sends_kept: tensors kept because they may still be under way to a neighbour; None is one
             for each neighbour, as in stock Megatron.
         holders: devices that share the distributed optimizer's states.
@@ -168,7 +169,7 @@ def stage_memory(
                 last=last,
                 num_in_flight=num_in_flight,
                 vocab_rows=vocab_rows,
-                reserve_bytes=reserve_bytes,
+                kept_free=kept_free,
                 num_sends_kept=num_sends_kept,
                 holders=holders,
             )
@@ -214,7 +215,8 @@ def stage_memory(
         "activations": num_in_flight * kept_once,
         "buffers": (num_hops + num_sends_kept) * boundary
         + max(_working_bytes(model, training, share, flash), logits_bytes),
-        "reserve": reserve_bytes,
+        "libraries": kept_free.libraries,
+        "reserve": kept_free.reserve,
     }
     kept = layer_activation_bytes(model, training, share, flash, training.recompute)
     if not (first or last):
@@ -225,6 +227,7 @@ def stage_memory(
         "optimizer": _ceil(layer * states.optimizer, holders.layers),
         "activations": num_in_flight * kept,
         "buffers": layer * _FP8_COPIES_BYTES if training.fp8 else 0,
+        "libraries": 0,
         "reserve": 0,
     }
     return StageMemory(base, per_layer, gpu.memory_bytes)

@@ -4,10 +4,9 @@ The gradient exchange has one communicator for each set of ranks that hold the s
 (`runtime.gradients.buckets` finds them from the parameters themselves; here they follow from plan
 and model).  Replicas that are cut alike add ranks to these sets, and no set.
 
-NCCL keeps, for each connection of a channel, one buffer for each of its three protocols
-(`computeBuffSizes` in src/init.cc and `p2pRecvSetup` in src/transport/p2p.cc of NVIDIA/nccl;
-`NCCL_BUFFSIZE` in its user guide).  The number of channels it chooses by what it finds between the
-GPUs, so bytes are given for one.  They are counted here and are in no plan's memory yet.
+NCCL keeps buffers for each connection of a channel (`cost.memory.libraries`).  The number of
+channels it chooses by what it finds between the GPUs, so bytes are given for one; the memory of a
+stage has them for the usual number.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from megatron_hetero.cost.memory.libraries import CONNECTION_BYTES
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
@@ -29,9 +29,6 @@ from megatron_hetero.plan.communication.communicators import (
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
-
-NCCL_CONNECTION_BYTES = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + (4 << 20)
-"""LL, LL128 and Simple: 0.5, 4.7 and 4 MiB."""
 
 _Holder = tuple[int, int]
 """(replica, stage)."""
@@ -52,7 +49,7 @@ class RankCommunicators:
     @property
     def bytes_per_channel(self) -> int:
         """Return the bytes of NCCL's buffers for each channel that it opens."""
-        return self.num_connections * NCCL_CONNECTION_BYTES
+        return self.num_connections * CONNECTION_BYTES
 
 
 def job_communicators(plan: Plan, workload: Workload) -> tuple[Communicator, ...]:

@@ -2,7 +2,7 @@
 
 The prediction is the planner's own, from a profile that `lab.probe` measures here first; the rank
 trains on the own runtime.  On a GPU the memory is torch's peak of allocated bytes against the
-plan's peak without its reserve; on a CPU, whose allocator counts nothing, the bytes of live tensors
+plan's peak of tensors; on a CPU, whose allocator counts nothing, the bytes of live tensors
 against the parts of the prediction.
 """
 
@@ -77,7 +77,7 @@ def forecast(
     parts = {
         name: (estimate.parts_bytes[name], measured["parts"][name]) for name in measured["parts"]
     }
-    predicted = estimate.peak_bytes - estimate.parts_bytes.get("reserve", 0)
+    predicted = estimate.tensor_bytes
     held = measured["peak_bytes"]
     if held is None:
         predicted, held = (sum(side) for side in zip(*parts.values(), strict=True))

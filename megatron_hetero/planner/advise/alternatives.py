@@ -71,17 +71,17 @@ def layout_text(placement: Placement) -> str:
 def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
     """Return what a placement lacks on the stage that lacks most."""
     stages = [
-        (cost.missing_bytes, stage)
+        (cost, stage)
         for replica, replica_cost in zip(miss.placement.replicas, miss.cost.replicas, strict=True)
         for stage, cost in zip(replica.stages, replica_cost.stages, strict=True)
     ]
-    missing_bytes, stage = max(stages, key=lambda item: item[0])
+    cost, stage = max(stages, key=lambda item: item[0].missing_bytes)
     return Shortage(
         layout_text(miss.placement),
         tuple(device.name for device in stage.devices),
         problem.cluster.node_by_name[stage.devices[0].node].gpu_type.name,
-        missing_bytes,
-        problem.cluster.limits.memory_reserve_bytes,
+        cost.missing_bytes,
+        cost.memory.base["reserve"],
     )
 
 

@@ -13,6 +13,7 @@ from math import prod
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.choices import may_choose
+from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.planner.problem import Problem
 
 _MAX_STATES = 1 << 15
@@ -78,10 +79,10 @@ def may_fit(problem: Problem, more: MoreGpus | None = None) -> bool:
 
 
 def _pools(problem: Problem, more: MoreGpus | None) -> list[_Pool]:
-    found: dict[tuple[str, int, tuple[int, ...]], _Pool] = {}
+    found: dict[tuple[object, ...], _Pool] = {}
 
     def add(node: Node, num_gpus: int, widths: tuple[int, ...]) -> None:
-        key = (node.gpu_type.name, node.gpu_type.memory_bytes, widths)
+        key = (memory_kind(node), widths)
         before = found[key].num_gpus if key in found else 0
         if num_gpus and widths:
             found[key] = _Pool(node, before + num_gpus, widths)

@@ -32,7 +32,7 @@ class Holding:
 
     `num_gpus_as_given` is with the job's own micro-batch size and recompute, where `num_gpus` has
     those that take the least memory; None is none in nodes of 8 with a layer or more to a stage.
-    `fullest` is the part of the memory in use on the fullest GPU, the reserve in it.
+    `fullest` is the part of the memory in use on the fullest GPU.
     """
 
     gpu: GpuType
@@ -84,7 +84,8 @@ def _holding(gpu: GpuType, problem: Problem) -> Holding:
     parts = []
     for place, stage in enumerate(stages):
         memory = _memory(least, stage.tensor_parallel, place, len(stages))
-        parts.append(memory.peak_bytes(stage.num_layers) / memory.capacity_bytes)
+        used = memory.peak_bytes(stage.num_layers) - memory.base["reserve"]
+        parts.append(used / memory.capacity_bytes)
     return Holding(gpu, fewest.num_devices, fewest, size, recompute, max(parts), as_given)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.memory.device import StageMemory, StateHolders
+from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
 from megatron_hetero.cost.placement import Recompute
@@ -72,10 +73,7 @@ class StageWays:
 
     def _key(self, place: StagePlace) -> Hashable:
         cluster = self.costs.cluster
-        gpus = tuple(
-            (gpu.name, gpu.memory_bytes)
-            for gpu in (cluster.gpu_type(device) for device in place.devices)
-        )
+        gpus = tuple(memory_kind(cluster.node_by_name[device.node]) for device in place.devices)
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
         kept = place.num_in_flight, place.num_sends_kept, place.holders
@@ -130,7 +128,7 @@ class StageWays:
         width = len(place.devices)
         shares = member_shares(costs.workload.model, width, place.shares)
         unlike = {
-            (costs.cluster.gpu_type(device).name, share): (device, share)
+            (memory_kind(costs.cluster.node_by_name[device.node]), share): (device, share)
             for device, share in zip(place.devices, shares, strict=True)
         }
         return tuple(

@@ -29,7 +29,7 @@ GIB = 1 << 30
 _MAX_LINKS = 8
 _LABELS, _VALUES = 300.0, 150.0
 _ROOM = PAGE_WIDTH - _LABELS - _VALUES
-PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "reserve")
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "libraries", "reserve")
 
 
 def memory_bars(content: Content) -> Figure:
@@ -38,7 +38,7 @@ def memory_bars(content: Content) -> Figure:
     devices = content.estimates.devices
     largest = max(device.capacity_bytes for device in devices.values())
     rows = [
-        (r, s, max(stage.devices, key=lambda d: devices[d].peak_bytes / devices[d].capacity_bytes))
+        (r, s, max(stage.devices, key=lambda d: devices[d].used_part))
         for r, s, stage in stages(content.plan)
     ]
 
@@ -57,7 +57,7 @@ def memory_bars(content: Content) -> Figure:
         r, s, fullest = row.first
         device = devices[fullest]
         gpu, capacity_bytes = kind(row.first)
-        peaks = [devices[name].peak_bytes for *_, name in row.rows]
+        peaks = [devices[name].used_bytes for *_, name in row.rows]
         part = span([peak / capacity_bytes for peak in peaks], "{:.0%}".format)
         words = f"of {capacity_bytes / GIB:.1f} GiB"
         words = f"{part} {words}" if row.num_more else f"{peaks[0] / GIB:.1f} {words} ({part})"

@@ -171,7 +171,7 @@ def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     yield _section(
         "Memory",
         "Predicted peak on the fullest GPU of each stage; the line at the end is what the GPU has. "
-        "The reserve is kept free for CUDA and fragmentation.",
+        "The plan leaves the reserve free.",
     )
     yield _draw(drawn["memory"])
 

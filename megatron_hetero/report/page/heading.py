@@ -94,8 +94,8 @@ def _tiles(content: Content) -> Iterator[tuple[str, str]]:
     used = utilization_of(content.plan, content.cluster, content.explanation.step_time_s)
     if used is not None and used.mfu is not None:
         yield f"{used.mfu:.1%}", f"MFU, {used.flops_per_s_per_gpu / 1e12:,.3g} TFLOP/s per GPU"
-    fullest = max(d.peak_bytes / d.capacity_bytes for d in estimates.devices.values())
-    yield f"{fullest:.0%}", "of the fullest GPU's memory is used, its reserve counted"
+    fullest = max(device.used_part for device in estimates.devices.values())
+    yield f"{fullest:.0%}", "of the fullest GPU's memory is in use"
 
 
 def model_name(content: Content) -> str:

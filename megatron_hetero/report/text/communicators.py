@@ -41,6 +41,6 @@ def communicator_lines(plan: Plan, ranks: Sequence[RankCommunicators]) -> Iterat
         ("Communicators", "bold"),
         f"  up to {len(most.uses)} ({f'rank {most.rank}' if device is None else device}: {uses}); "
         f"NCCL keeps {format_bytes(most.bytes_per_channel)} of buffers for them for each channel "
-        "that it opens, which no figure of memory here holds",
+        "that it opens, about 2 over PCIe and 24 over NVLink; the memory of a plan has them",
     )
     yield Text()

@@ -32,7 +32,7 @@ AHEAD_COLUMN: tuple[str, Literal["left", "right"]] = ("ahead", "right")
 """Shown after the layers, if some stage has a launch count of its own."""
 RECOMPUTE_COLUMN: tuple[str, Literal["left", "right"]] = ("recompute", "left")
 STAGE_LEGEND = (
-    "time: one micro-batch forward and backward; memory: the stage's fullest GPU, its reserve in it"
+    "time: one micro-batch forward and backward; memory: in use on the stage's fullest GPU"
 )
 AHEAD_LEGEND = "ahead: forwards before the first backward, which hide slow hops"
 FOLDED_LEGEND = "of several stages or replicas in one row: the longest time, the fullest GPU"
@@ -242,7 +242,7 @@ def _layers(stage: Stage) -> str:
 
 def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | None:
     known = [estimates.devices[device] for device in devices if device in estimates.devices]
-    return max(known, key=lambda d: d.peak_bytes / d.capacity_bytes, default=None)
+    return max(known, key=lambda d: d.used_part, default=None)
 
 
 def _memory(device: DeviceEstimate | None, is_crammed: bool) -> Text:
@@ -250,11 +250,11 @@ def _memory(device: DeviceEstimate | None, is_crammed: bool) -> Text:
     in 80."""
     if device is None:
         return Text("-")
-    part = device.peak_bytes / device.capacity_bytes
+    part = device.used_part
     capacity = f"{device.capacity_bytes / GIB:.1f} GiB"
     if is_crammed:
         text = f"{part:.0%} of {capacity}"
     else:
-        text = f"{device.peak_bytes / GIB:.1f} / {capacity} {part:4.0%}"
+        text = f"{device.used_bytes / GIB:.1f} / {capacity} {part:4.0%}"
     style = "red" if part > 1 else "yellow" if part > TIGHT_MEMORY else ""
     return Text(text, style=style)

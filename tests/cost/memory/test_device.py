@@ -12,6 +12,7 @@ from megatron_hetero.cost.memory.device import (
     state_bytes,
     with_some_layers_recomputed,
 )
+from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.memory.parameters import layer_params, stage_params
 from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.blocks import padded_vocab_size
@@ -101,18 +102,18 @@ def test_activations_are_those_of_korthikanti(width: int, sequence_parallel: boo
 
 def memory_of(workload: Workload, width: int = 1, **changes: Any) -> StageMemory:
     asked = {"first": False, "last": False, "num_in_flight": 1, "vocab_rows": 1024}
-    asked |= {"reserve_bytes": 0, "share": even_share(workload.model, width)} | changes
+    asked |= {"kept_free": KeptFree(0, 0), "share": even_share(workload.model, width)} | changes
     return stage_memory(workload, FAST, **asked)
 
 
 def test_memory_is_linear_in_layers_and_adds_up() -> None:
     workload = make_workload()
-    memory = memory_of(workload, 2, first=True, num_in_flight=3, reserve_bytes=12345)
+    memory = memory_of(workload, 2, first=True, num_in_flight=3, kept_free=KeptFree(54321, 12345))
     assert memory.capacity_bytes == FAST.memory_bytes
     for layers in (0, 1, 7):
         parts = memory.parts_bytes(layers)
         assert sum(parts.values()) == memory.peak_bytes(layers)
-        assert parts["reserve"] == 12345
+        assert (parts["libraries"], parts["reserve"]) == (54321, 12345)
         share = even_share(workload.model, 2)
         params = stage_params(workload.model, share, layers, True, False, 1024)
         assert parts["weights"] + parts["gradients"] + parts["optimizer"] == 18 * params

@@ -1,0 +1,112 @@
+"""Bytes of a GPU that belong to CUDA and its libraries, and the margin that plans leave.
+
+None of this is Megatron's: PyTorch's allocator does not count it, `nvidia-smi` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_hetero.cluster.spec import Cluster, GpuType, Node
+
+CONTEXT_BYTES = 666_632_192
+"""Of a process with all of PyTorch's kernels loaded (measured in pytorch/pytorch#86509; 426 MiB
+before the first kernel in unslothai/unsloth-zoo#1053)."""
+
+CONNECTION_BYTES = 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8 + (4 << 20)
+"""Receive buffers of one connection on one channel, for NCCL's protocols LL, LL128 and Simple: 0.5,
+4.7 and 4 MiB (`computeBuffSizes` in src/init.cc and `p2pRecvSetup` in src/transport/p2p.cc of
+NVIDIA/nccl; `NCCL_BUFFSIZE` in its user guide)."""
+
+_NVLINK_BYTES_PER_S = 25e9
+"""One direction of an NVLink (second generation on)."""
+_MOST_CHANNELS = 24
+"""NCCL's on eight A100 or H100 behind NVSwitch."""
+_WORKSPACE_BYTES, _HOPPER_WORKSPACE_BYTES = 4 << 20, 32 << 20
+"""NVIDIA's recommended size (cuBLAS, cublasSetWorkspace), up to and from Hopper on."""
+_NUM_WORKSPACES = 3
+"""cuBLAS, cuBLASLt and Transformer Engine have one each."""
+
+MARGIN_PART, LEAST_MARGIN_BYTES = 0.05, 1_500_000_000
+"""Part of a card, and bytes at least, that plans leave for fragments of the allocator and for what
+no term has."""
+
+
+@dataclass(frozen=True)
+class KeptFree:
+    """Bytes of a GPU that hold none of Megatron's tensors.
+
+    Attributes:
+        libraries: CUDA's context, buffers of communicators, workspaces.
+        reserve: what the plan leaves beside them.
+    """
+
+    libraries: int
+    reserve: int
+
+
+def kept_free(cluster: Cluster, node: Node, width: int, num_neighbours: int) -> KeptFree:
+    """Return what a GPU of a stage keeps free of tensors: `limits.memory_reserve`, or what its
+    libraries take and a margin.
+
+    Args:
+        cluster: a reserve given in its limits covers libraries and margin; of a single GPU no
+            communicator has another member.
+        node: the GPU's node.
+        width: GPUs of its tensor-parallel group.
+        num_neighbours: stages that it receives from: one at either end of a pipeline, none without.
+    """
+    given = cluster.limits.memory_reserve_bytes
+    if given is not None:
+        return KeptFree(0, given)
+    gpu = node.gpu_type
+    libraries = CONTEXT_BYTES + workspace_bytes(gpu)
+    if len(cluster.nodes) > 1 or node.num_gpus > 1:
+        libraries += communicators_bytes(node, width, num_neighbours)
+    return KeptFree(libraries, margin_bytes(gpu))
+
+
+def memory_kind(node: Node) -> tuple[str, int, int]:
+    """Return what the memory of a stage asks of its node: equal for GPUs that hold as much."""
+    return node.gpu_type.name, node.gpu_type.memory_bytes, num_channels(node)
+
+
+def margin_bytes(gpu: GpuType) -> int:
+    """Return what a plan leaves of a card."""
+    return max(round(MARGIN_PART * gpu.memory_bytes), LEAST_MARGIN_BYTES)
+
+
+def workspace_bytes(gpu: GpuType) -> int:
+    """Return the workspaces of matrix products."""
+    capability = gpu.compute_capability
+    is_hopper = capability is not None and float(capability) >= 9
+    return _NUM_WORKSPACES * (_HOPPER_WORKSPACE_BYTES if is_hopper else _WORKSPACE_BYTES)
+
+
+def communicators_bytes(node: Node, width: int, num_neighbours: int) -> int:
+    """Return the buffers of a rank's communicators: its tensor-parallel group, the one of the
+    gradients, the whole job, and one with each neighbour.
+
+    The group of the gradients is counted whether or not the plan has several replicas.  A
+    communicator makes its buffers at first use: those of a ring of two, and of a ring and a tree of
+    more, receive on 2 and on 3 connections of each channel.  On four A100 with 24 channels that is
+    441 and 662 MiB; NVIDIA/nccl#964 measured 544 and 688.
+    """
+    inside = CONNECTION_BYTES * num_channels(node)
+    num_connections = num_neighbours
+    if width > 1:
+        num_connections += _num_connections(width)
+    num_connections += 2 * _num_connections(3)
+    return inside * num_connections
+
+
+def num_channels(node: Node) -> int:
+    """Return NCCL's channels between GPUs of a node: two for every NVLink's worth of bandwidth,
+    two over a PCIe bus."""
+    if node.num_gpus == 1:
+        return 2
+    return min(_MOST_CHANNELS, 2 * max(1, int(node.link.bytes_per_s / _NVLINK_BYTES_PER_S)))
+
+
+def _num_connections(num_ranks: int) -> int:
+    return 2 if num_ranks == 2 else 3

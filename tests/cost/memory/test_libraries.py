@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.spec import Cluster, Limits, Link, Node
+from megatron_hetero.cost.memory.libraries import (
+    CONTEXT_BYTES,
+    KeptFree,
+    communicators_bytes,
+    kept_free,
+    margin_bytes,
+    memory_kind,
+    num_channels,
+)
+
+MIB = 1 << 20
+NVLINK, BRIDGE, BUS = Link(300e9, 1e-6), Link(56e9, 2e-6), Link(24e9, 5e-6)
+
+
+def node(gpu: str = "A100-80GB", num_gpus: int = 4, link: Link = NVLINK) -> Node:
+    return Node("a", gpu_type(gpu), num_gpus, "main", "a", link)
+
+
+def cluster(*nodes: Node, reserve: int | None = None) -> Cluster:
+    return Cluster(nodes, {}, Limits(memory_reserve_bytes=reserve))
+
+
+@pytest.mark.parametrize(
+    "link, num_gpus, channels",
+    [(NVLINK, 8, 24), (BRIDGE, 2, 4), (BUS, 4, 2), (Link(450e9, 1e-6), 8, 24), (NVLINK, 1, 2)],
+)
+def test_channels_follow_the_links(link: Link, num_gpus: int, channels: int) -> None:
+    assert num_channels(node(num_gpus=num_gpus, link=link)) == channels
+
+
+def test_a_group_takes_about_what_was_measured_on_four_a100() -> None:
+    """NVIDIA/nccl#964: 544 MB for a group of two, 688 MB for three and four."""
+    others = communicators_bytes(node(), 1, 0)
+    two, four = (communicators_bytes(node(), width, 0) - others for width in (2, 4))
+    assert 0.8 * 544 < two / 1e6 < 544
+    assert 0.9 * 688 < four / 1e6 < 1.02 * 688
+    assert communicators_bytes(node(), 3, 0) == four + others
+
+
+def test_each_neighbour_adds_a_connection() -> None:
+    one, two = (communicators_bytes(node(link=BUS), 1, n) for n in (1, 2))
+    assert two - one == one - communicators_bytes(node(link=BUS), 1, 0) > 0
+
+
+def test_a_given_reserve_covers_everything() -> None:
+    assert kept_free(cluster(node(), reserve=5), node(), 2, 2) == KeptFree(0, 5)
+    assert kept_free(cluster(node(), reserve=0), node(), 2, 2) == KeptFree(0, 0)
+
+
+def test_without_one_libraries_and_a_margin_are_kept() -> None:
+    alone = node("RTX-3090", 1)
+    kept = kept_free(cluster(alone), alone, 1, 0)
+    assert kept.libraries == CONTEXT_BYTES + 12 * MIB
+    assert kept.reserve == 1_500_000_000
+    # On a machine with others there is somebody to talk to.
+    other = replace(alone, name="b", host="b")
+    assert kept_free(cluster(alone, other), alone, 1, 1).libraries > kept.libraries
+
+
+def test_large_cards_keep_a_twentieth() -> None:
+    card = gpu_type("A100-80GB")
+    assert margin_bytes(card) == round(0.05 * card.memory_bytes)
+    assert margin_bytes(gpu_type("RTX-3080")) == 1_500_000_000
+
+
+def test_hopper_has_larger_workspaces() -> None:
+    h100, a100 = node("H100-80GB", 1), node("A100-80GB", 1)
+    difference = kept_free(cluster(h100), h100, 1, 0).libraries
+    difference -= kept_free(cluster(a100), a100, 1, 0).libraries
+    assert difference == 3 * (32 - 4) * MIB
+
+
+def test_kinds_differ_where_the_memory_does() -> None:
+    assert memory_kind(node()) == memory_kind(replace(node(), name="b"))
+    assert memory_kind(node()) != memory_kind(node(link=BUS))

@@ -1,0 +1,95 @@
+"""What plans leave of their cards, and what that costs: the examples with two kinds of reserve.
+
+    python tools/bench_memory.py [--clusters FOLDER ...]
+
+A folder has cluster.yaml (or before.yaml) and models.  Each job is planned with 1 GiB in reserve on
+every card, as plans were before CUDA's context, NCCL's buffers and a margin were counted, and with
+what `cost/memory/libraries.py` counts.  "in use" and "left" are of the fullest card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from megatron_hetero.cluster.file.description import load_cluster  # noqa: E402
+from megatron_hetero.cluster.spec import Cluster  # noqa: E402
+from megatron_hetero.errors import InfeasiblePlanError  # noqa: E402
+from megatron_hetero.model.load import load_workload  # noqa: E402
+from megatron_hetero.model.spec import Workload  # noqa: E402
+from megatron_hetero.plan.layout import format_layout  # noqa: E402
+from megatron_hetero.plan.plan import Plan  # noqa: E402
+from megatron_hetero.planner import plan_and_explain  # noqa: E402
+from tools.bench_settings import files_of  # noqa: E402
+from tools.results import Table  # noqa: E402
+
+GIB = 1 << 30
+OPTIONS = {"config.json": "--seq-length 2048 --micro-batch-size 1 --global-batch-size 64 --bf16"}
+"""Flags of the jobs whose file has only the model."""
+COLUMNS = (
+    "example", "step, 1 GiB in reserve", "step", "ratio", "plan", "libraries", "in use", "left"
+)  # fmt: skip
+
+
+def jobs(folders: list[Path]) -> list[tuple[str, Cluster, Workload]]:
+    """Return the name, the cluster and the job of every model in the folders."""
+    found = []
+    for folder in folders:
+        cluster = load_cluster(files_of(folder)[0])
+        models = [*folder.glob("*.flags"), *folder.glob("*.sh"), *folder.glob("config.json")]
+        for model in sorted(models):
+            workload = load_workload(model, OPTIONS.get(model.name, "").split())
+            found.append((f"{folder.name}, {model.stem}", cluster, workload))
+    return found
+
+
+def planned(cluster: Cluster, workload: Workload, reserve_bytes: int | None) -> Plan | None:
+    """Return the plan with this reserve; None where none fits."""
+    limits = replace(cluster.limits, memory_reserve_bytes=reserve_bytes)
+    try:
+        return plan_and_explain(replace(cluster, limits=limits), workload)[0]
+    except InfeasiblePlanError:
+        return None
+
+
+def row(name: str, cluster: Cluster, workload: Workload) -> list[str]:
+    """Plan one job in both ways."""
+    before, now = (planned(cluster, workload, reserve) for reserve in (GIB, None))
+    old_s = None if before is None or before.estimates is None else before.estimates.step_time_s
+    old = "none fits" if old_s is None else f"{old_s:.3f} s"
+    if now is None or now.estimates is None:
+        return [name, old, "none fits", "", "", "", "", ""]
+    estimates = now.estimates
+    fullest = max(estimates.devices.values(), key=lambda device: device.used_part)
+    same = before is not None and format_layout(before.layout) == format_layout(now.layout)
+    step_s = estimates.step_time_s
+    return [
+        name,
+        old,
+        f"{step_s:.3f} s",
+        "" if old_s is None else f"{step_s / old_s:.4f}",
+        "the same layout" if same else f"`{format_layout(now.layout)}`".replace("|", "\\|"),
+        f"{fullest.parts_bytes['libraries'] / GIB:.2f} GiB",
+        f"{fullest.used_part:.1%}",
+        f"{(fullest.capacity_bytes - fullest.used_bytes) / GIB:.2f} GiB",
+    ]
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    folders = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir())
+    parser.add_argument("--clusters", nargs="+", type=Path, default=folders, metavar="FOLDER")
+    rows = [row(*job) for job in jobs(parser.parse_args().clusters)]
+    print(Table(COLUMNS, rows).markdown(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
