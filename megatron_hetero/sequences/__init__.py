@@ -1,0 +1,7 @@
+"""The deal of unlike sequences to groups of GPUs, step by step.  Rooms: `price`, what sequences
+cost on a group; `deal`, which group trains which.
+
+tree            groups of ranks, nested in each other
+cluster_groups  the groups of a job on a described cluster
+lengths         files and distributions of lengths
+"""

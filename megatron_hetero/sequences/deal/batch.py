@@ -1,0 +1,168 @@
+"""The deal of a step: the batch cut into micro-batches, and each of these dealt.
+
+As FlexSP does (arXiv 2412.01523, section 4.2), sequences are sorted by length and cut into runs of
+about equal memory, so that those of a micro-batch are alike; several numbers of micro-batches are
+tried, and the fastest deal is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from megatron_hetero.sequences.deal.dealt import Deal, MicroBatch, check_deal, check_lengths
+from megatron_hetero.sequences.deal.greedy import greedy_parts
+from megatron_hetero.sequences.deal.micro_batch import (
+    deal_micro_batch,
+    least_seconds,
+    made_micro_batch,
+)
+from megatron_hetero.sequences.deal.price_table import PriceTable, price_table
+from megatron_hetero.sequences.price.group_price import Floats
+from megatron_hetero.sequences.tree import GroupTree
+
+_TRIED = 3
+_FULLER = 1.03
+_MOST_MORE = 8
+
+
+def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | None = None) -> Deal:
+    """Deal the sequences of a step to groups, so that all are done soonest.
+
+    The same sequences on the same groups are always dealt alike.
+
+    Args:
+        tree: the groups of the job.
+        lengths: of the sequences, in tokens.
+        names: of their documents, for messages; None is "sequence 0" and so on.
+    Raises:
+        InfeasiblePlanError: a sequence is longer than any group can hold.
+        PlanFormatError: there are no sequences, or an empty one.
+    """
+    check_lengths(tree, lengths, names)
+    table = price_table(tree, lengths)
+    fewest = fewest_micro_batches(table)
+    best = _filled(table, 1.0)
+    tried: set[tuple[tuple[int, ...], ...]] = set()
+    for number in range(fewest, min(len(lengths), fewest + _MOST_MORE) + 1):
+        if len(tried) >= _TRIED or least_of_batch(table, number) >= _seconds(best):
+            break
+        level = float(table.ranks_filled.sum()) / table.tree.num_ranks / number
+        for parts in (runs(table, number), _filled_parts(table, _FULLER * level)):
+            key = tuple(tuple(sorted(part)) for part in parts)
+            if key in tried:
+                continue
+            found = _dealt(table, parts, _seconds(best))
+            if found is None:
+                continue
+            tried.add(key)
+            if _seconds(found) < _seconds(best):
+                best = found
+    deal = Deal(tuple(best), least_of_batch(table, fewest), tree.num_ranks)
+    check_deal(tree, lengths, deal)
+    return deal
+
+
+def greedy_deal(tree: GroupTree, lengths: Sequence[int], reason: str) -> Deal:
+    """Deal without the solver; `reason` says why.
+
+    Args:
+        tree: the groups of the job.
+        lengths: of the sequences, in tokens.
+        reason: for the log.
+    Raises:
+        InfeasiblePlanError: a sequence is longer than any group can hold.
+    """
+    check_lengths(tree, lengths)
+    table = price_table(tree, lengths)
+    made = tuple(replace(m, reason=reason) for m in _filled(table, 1.0))
+    return Deal(made, least_of_batch(table, fewest_micro_batches(table)), tree.num_ranks)
+
+
+def fewest_micro_batches(table: PriceTable) -> int:
+    """Return the least number of micro-batches that memory could allow: what the sequences need at
+    their leanest, over what all ranks have."""
+    return max(1, int(np.ceil(float(table.ranks_filled.sum()) / table.tree.num_ranks - 1e-9)))
+
+
+def least_of_batch(table: PriceTable, number: int) -> float:
+    """Return what no deal in `number` or more micro-batches, cut in any way, is faster than: each
+    has its fixed seconds, and all ranks' seconds are divided evenly; the longest is in one."""
+    fixed_s = float(table.fixed_s.min())
+    level = number * fixed_s + float(table.rank_seconds.sum()) / table.tree.num_ranks
+    alone = float((table.seconds + table.fixed_s[:, None]).min(axis=0).max())
+    return max(level, alone + (number - 1) * fixed_s)
+
+
+def runs(table: PriceTable, number: int) -> list[list[int]]:
+    """Cut the sequences, the longest first, into `number` runs of which the fullest fills the
+    least memory.
+
+    Args:
+        table: prices of the batch.
+        number: of runs, at most as many as sequences.
+    """
+    order = np.argsort(-table.lengths, kind="stable")
+    filled = table.ranks_filled[order]
+    low, high = float(max(filled.max(), filled.sum() / number)), float(filled.sum())
+    for _ in range(40):
+        middle = (low + high) / 2
+        if len(_cut(filled, middle)) > number:
+            low = middle
+        else:
+            high = middle
+    cuts = _cut(filled, high)
+    while len(cuts) < number:
+        # Fewer were enough: the run with the most sequences is halved.
+        widest = max(range(len(cuts)), key=lambda i: cuts[i][1] - cuts[i][0])
+        first, stop = cuts[widest]
+        cuts[widest : widest + 1] = [(first, (first + stop) // 2), ((first + stop) // 2, stop)]
+    return [[int(k) for k in order[first:stop]] for first, stop in cuts]
+
+
+def _cut(filled: Floats, most: float) -> list[tuple[int, int]]:
+    """Cut greedily: each run as long as it can be."""
+    cuts, first, total = [], 0, 0.0
+    for i, part in enumerate(filled):
+        if i > first and total + part > most * (1 + 1e-12):
+            cuts.append((first, i))
+            first, total = i, 0.0
+        total += float(part)
+    cuts.append((first, len(filled)))
+    return cuts
+
+
+def _filled_parts(table: PriceTable, fill: float) -> list[list[int]]:
+    """Cut the batch as the greedy deal does."""
+    return [part for _, part in greedy_parts(table, range(len(table.lengths)), fill)]
+
+
+def _filled(table: PriceTable, fill: float) -> list[MicroBatch]:
+    """Deal greedily, which needs no solver."""
+    return [
+        made_micro_batch(packing, part, least_seconds(table.of(part)), "no search was faster")
+        for packing, part in greedy_parts(table, range(len(table.lengths)), fill)
+    ]
+
+
+def _dealt(
+    table: PriceTable, parts: Sequence[Sequence[int]], limit_s: float
+) -> list[MicroBatch] | None:
+    """Deal each run; None where one does not fit into one micro-batch, or all together cannot be
+    done within `limit_s`."""
+    least = [least_seconds(table.of(part)) for part in parts]
+    found: list[MicroBatch] = []
+    for number, part in enumerate(parts):
+        if _seconds(found) + sum(least[number:]) >= limit_s:
+            return None
+        micro_batch = deal_micro_batch(table, part)
+        if micro_batch is None:
+            return None
+        found.append(micro_batch)
+    return found
+
+
+def _seconds(micro_batches: Sequence[MicroBatch]) -> float:
+    return sum(m.seconds for m in micro_batches)

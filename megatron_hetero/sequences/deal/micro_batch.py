@@ -1,0 +1,222 @@
+"""The deal of one micro-batch: the aggregated search, with its bound.
+
+A time at which the aggregated programme has no solution is a lower bound; the least time at which
+it has one is found by bisection; at that time and a little above, its solutions are packed, and the
+best packing is the deal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from megatron_hetero.sequences.deal.buckets import Buckets, bucketed
+from megatron_hetero.sequences.deal.dealt import DealtGroup, MicroBatch
+from megatron_hetero.sequences.deal.greedy import greedy_parts
+from megatron_hetero.sequences.deal.packing import Packing, packed
+from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
+from megatron_hetero.sequences.deal.price_table import PriceTable
+from megatron_hetero.sequences.deal.programme import Programme
+
+ENOUGH = 0.008
+"""A deal so little above its bound is not improved further."""
+_BISECTED = 0.006
+_EXACT = 0.001
+_MAX_BISECTIONS = 10
+_ABOVE = (0.006, 0.015, 0.03)
+_MAX_PACKED = 6
+_ROOMS = (1.0, 0.96, 0.92)
+
+
+def least_seconds(table: PriceTable) -> float:
+    """Return a bound that needs no solver: the sequence that takes longest on its best group, and
+    all ranks' seconds divided evenly."""
+    alone = (table.seconds + table.fixed_s[:, None]).min(axis=0)
+    level = float(table.rank_seconds.sum()) / table.tree.num_ranks + float(table.fixed_s.min())
+    return max(float(alone.max()), level)
+
+
+@dataclass
+class _Search:
+    """The best packing so far, and the bound."""
+
+    table: PriceTable
+    buckets: Buckets
+    low_s: float
+    best: Packing | None = None
+    reason: str = ""
+
+    @property
+    def best_s(self) -> float:
+        """Return the seconds of the best packing."""
+        return float("inf") if self.best is None else self.best.busiest_s
+
+    @property
+    def is_enough(self) -> bool:
+        """Return whether the best packing is close to the bound."""
+        return self.best_s <= self.low_s * (1 + ENOUGH)
+
+    def offer(self, packing: Packing | None) -> None:
+        """Keep a packing if it is the best, improved."""
+        if packing is None:
+            return
+        packing.improve(self.low_s * (1 + ENOUGH / 4))
+        if packing.busiest_s < self.best_s:
+            self.best = packing
+
+
+def deal_micro_batch(table: PriceTable, sequences: Sequence[int]) -> MicroBatch | None:
+    """Deal some sequences of a batch in one micro-batch.
+
+    Args:
+        table: prices of the batch.
+        sequences: numbers in the batch.
+    Returns:
+        None where they do not fit in one micro-batch, as far as is known.
+    """
+    own = table.of(sequences)
+    search = _Search(own, bucketed(own), least_seconds(own))
+    greedy = greedy_parts(own, range(len(sequences)))
+    if len(greedy) == 1:
+        packing, order = greedy[0]
+        again = Packing(own, [int(way) for way in packing.ways])
+        for position, sequence in enumerate(order):
+            again.put(sequence, int(packing.group_of[position]))
+        search.offer(again)
+    is_greedy = True
+    if not search.is_enough:
+        before = search.best
+        _bisect(search)
+        is_greedy = search.best is before and bool(search.reason)
+        if search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
+            _by_patterns(search)
+    if search.best is None:
+        return None
+    return made_micro_batch(
+        search.best,
+        sequences,
+        min(search.low_s, search.best_s),
+        search.reason if is_greedy else "",
+    )
+
+
+def _bisect(search: _Search) -> None:
+    """Raise the bound by bisection, and pack the programme's solutions a little above it."""
+    programme = Programme(search.buckets)
+    high_s = search.best_s
+    if not np.isfinite(high_s):
+        # One after the other on the slowest groups that hold them: only memory is asked for.
+        seconds = np.where(np.isfinite(search.table.seconds), search.table.seconds, 0.0)
+        high_s = float(search.table.fixed_s.max() + seconds.max(axis=0).sum())
+        if programme.solve(high_s).answer == "impossible":
+            return
+    trial_s = search.low_s
+    for _ in range(_MAX_BISECTIONS):
+        answer = programme.solve(trial_s).answer
+        if answer == "impossible":
+            search.low_s = trial_s
+        else:
+            # Without an answer the bound stays what is proved.
+            high_s = trial_s
+        if high_s <= search.low_s * (1 + _BISECTED):
+            break
+        trial_s = (search.low_s * high_s) ** 0.5
+    for room in _ROOMS:
+        above, tried = 0, 0
+        while above < len(_ABOVE) and tried < _MAX_PACKED and not search.is_enough:
+            trial_s = search.low_s * (1 + _ABOVE[above])
+            solution = programme.solve(trial_s, room, whole=True)
+            tried += 1
+            if solution.answer == "impossible" and room == 1.0:
+                search.low_s = min(trial_s, search.best_s)
+                continue
+            above += 1
+            if solution.num_groups is None or solution.dealt is None:
+                search.reason = f"the solver gave no deal within {trial_s:.4g} s"
+                continue
+            search.offer(
+                packed(search.table, search.buckets, solution.num_groups, solution.dealt, trial_s)
+            )
+        if search.best is not None:
+            return
+
+
+def _by_patterns(search: _Search) -> None:
+    """Raise the bound, and find better deals, by patterns where there are few sequences."""
+    patterns = patterns_within(search.table, search.best_s * (1 - 1e-9))
+    if patterns is None:
+        return
+    programme = PatternProgramme(search.table, patterns)
+    times = programme.times
+    if times is None:
+        _raise_bound(search, programme)
+        return
+    times = times[times >= search.low_s * (1 - 1e-12)]
+    # No deal lies between two neighbouring times; times[low] is too little, the next may be enough.
+    low, high = -1, len(times)
+    middle = high - 1
+    while high - low > 1:
+        answer, packing = programme.solve(float(times[middle]))
+        if answer == "unknown":
+            return
+        if answer == "impossible":
+            low = middle
+            beyond = float(times[low + 1]) if low + 1 < len(times) else search.best_s
+            search.low_s = max(search.low_s, min(beyond, search.best_s))
+        else:
+            high = middle
+            if packing is not None and packing.busiest_s < search.best_s:
+                search.best = packing
+            if low >= 0 and times[high] <= times[low + 1] * (1 + _EXACT):
+                return
+        middle = (low + high) // 2
+
+
+def _raise_bound(search: _Search, programme: PatternProgramme) -> None:
+    """Raise the bound by bisection up to the best deal."""
+    high_s, trial_s = search.best_s, search.best_s * (1 - _EXACT)
+    for _ in range(_MAX_BISECTIONS):
+        if trial_s <= search.low_s or high_s <= search.low_s * (1 + _BISECTED):
+            return
+        if programme.solve(trial_s)[0] == "impossible":
+            search.low_s = trial_s
+        else:
+            high_s = trial_s
+        trial_s = (search.low_s * high_s) ** 0.5
+
+
+def made_micro_batch(
+    packing: Packing, sequences: Sequence[int], bound_s: float, reason: str
+) -> MicroBatch:
+    """Put the groups of a packing on ranks.
+
+    Args:
+        packing: of the sequences.
+        sequences: their numbers in the batch.
+        bound_s: that no deal of them is faster than.
+        reason: why this is the greedy deal; empty where it is not.
+    """
+    table, tree = packing.table, packing.table.tree
+    used = [g for g in range(len(packing.ways)) if len(packing.members(g))]
+    counts = [0] * len(tree.kinds)
+    for g in used:
+        counts[int(table.kind_of_way[packing.ways[g]])] += 1
+    placed = tree.placed(counts)
+    if placed is None:
+        raise RuntimeError("the packing has groups that the ranks cannot form")
+    first_way = np.searchsorted(table.kind_of_way, np.arange(len(tree.kinds)))
+    groups = []
+    for g in used:
+        way = int(packing.ways[g])
+        kind = int(table.kind_of_way[way])
+        place = tree.groups[placed[kind].pop(0)]
+        own = packing.members(g)
+        seconds = float(table.fixed_s[way] + table.seconds[way, own].sum())
+        numbers = tuple(sorted(int(sequences[int(k)]) for k in own))
+        price = way - int(first_way[kind])
+        groups.append(DealtGroup(place.first, place.stop, kind, price, numbers, seconds))
+    groups.sort(key=lambda group: group.first)
+    method = "greedy" if reason else "search"
+    return MicroBatch(tuple(groups), bound_s, "greedy" if method == "greedy" else "search", reason)

@@ -1,0 +1,292 @@
+"""Sequences in groups: longest first to the least busy group, then moves and exchanges.
+
+The aggregated programme says how many groups of each kind there are and how many sequences each
+kind takes; here every sequence gets a group, within memory, and whatever lowers the busiest group
+is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_hetero.sequences.deal.buckets import Buckets
+from megatron_hetero.sequences.deal.price_table import PriceTable
+from megatron_hetero.sequences.price.group_price import Floats
+
+_GAIN = 1e-9
+_MAX_MOVES = 400
+_TIE = 1e-7
+_LATER = 0.01
+_LOOKED_AT = 50
+
+
+class Packing:
+    """Groups, each of one way, and the sequences in them; of one micro-batch, or of several.
+
+    `micro_batch[g]` is the number of the micro-batch of group g.  What is lowered is the sum, over
+    micro-batches, of the seconds of the busiest group.
+    """
+
+    def __init__(
+        self, table: PriceTable, ways: Sequence[int], micro_batch: Sequence[int] | None = None
+    ) -> None:
+        self.table = table
+        self.micro_batch = np.asarray(
+            [0] * len(ways) if micro_batch is None else micro_batch, dtype=np.int64
+        )
+        self._num_batches = int(self.micro_batch.max(initial=0)) + 1
+        self.ways = np.asarray(ways, dtype=np.int64)
+        num_groups, num_sequences = len(self.ways), len(table.lengths)
+        self.group_of = np.full(num_sequences, -1, dtype=np.int64)
+        self.seconds: Floats = np.zeros(num_groups)
+        """Of each group, without its fixed seconds."""
+        most_rows = max(rows.stop - rows.start for rows in table.rows)
+        # Rows that a way does not have take nothing and hold anything.
+        self._need = np.zeros((num_groups, most_rows, num_sequences))
+        self._room = np.ones((num_groups, most_rows))
+        for g, way in enumerate(self.ways):
+            rows = table.rows[way]
+            count = rows.stop - rows.start
+            self._need[g, :count] = table.memory[rows]
+            self._room[g, :count] = table.room[rows] * (1 + 1e-9)
+        self._used = np.zeros((num_groups, most_rows))
+        self._cost = table.seconds[self.ways]
+        self._fixed_s = table.fixed_s[self.ways]
+
+    @property
+    def busiest_s(self) -> float:
+        """Return the seconds of the busiest group, summed over micro-batches."""
+        return float(self._tops(self._done()).sum())
+
+    def _done(self) -> Floats:
+        """Return the seconds of each group; 0 where it has no sequence."""
+        return np.where(self.seconds > 0, self.seconds + self._fixed_s, 0.0)
+
+    def _tops(self, done: Floats) -> Floats:
+        """Return the seconds of the busiest group of each micro-batch."""
+        tops = np.zeros(self._num_batches)
+        np.maximum.at(tops, self.micro_batch, done)
+        return tops
+
+    def members(self, group: int) -> npt.NDArray[np.int64]:
+        """Return the sequences of a group."""
+        return np.flatnonzero(self.group_of == group)
+
+    def put(self, sequence: int, group: int) -> None:
+        """Give a sequence that has no group to one."""
+        self.group_of[sequence] = group
+        self.seconds[group] += self._cost[group, sequence]
+        self._used[group] += self._need[group, :, sequence]
+
+    def place(
+        self,
+        sequence: int,
+        among: npt.NDArray[np.int64],
+        in_time_s: float | None = None,
+    ) -> bool:
+        """Give a sequence to a group with room; False where none has any.
+
+        Args:
+            sequence: that has no group.
+            among: numbers of groups.
+            in_time_s: the fullest group that is done in this time; None is the one that is done
+                first.
+        """
+        if not len(among):
+            return False
+        used = self._used[among] + self._need[among, :, sequence]
+        fits = (used <= self._room[among]).all(axis=1)
+        done = self.seconds[among] + self._fixed_s[among] + self._cost[among, sequence]
+        if in_time_s is None:
+            rank = done
+        else:
+            fits &= done <= in_time_s
+            rank = -(used / self._room[among]).max(axis=1)
+        rank = np.where(fits & np.isfinite(done), rank, np.inf)
+        best = int(np.argmin(rank))
+        if not np.isfinite(rank[best]):
+            return False
+        self.put(sequence, int(among[best]))
+        return True
+
+    def improve(self, enough_s: float, max_moves: int = _MAX_MOVES) -> None:
+        """Move or exchange sequences of the busiest groups while that lowers the sum.
+
+        Args:
+            enough_s: stop when the sum is no more.
+            max_moves: stop after so many.
+        """
+        for _ in range(max_moves):
+            done = self._done()
+            tops = self._tops(done)
+            if tops.sum() <= enough_s:
+                return
+            for number in np.argsort(-tops, kind="stable"):
+                own = self.micro_batch == number
+                busiest = int(np.argmax(np.where(own, done, -1.0)))
+                others = own & (np.arange(len(done)) != busiest)
+                second = float(done[others].max(initial=0.0))
+                if self._move(busiest, second, done, tops) or self._exchange(
+                    busiest, second, done, tops
+                ):
+                    break
+            else:
+                return
+
+    def _move(self, busiest: int, second: float, done: Floats, tops: Floats) -> bool:
+        """Make the best move of one sequence out of a busiest group; False where none helps.
+
+        Args:
+            busiest: the group.
+            second: seconds of the second busiest group of its micro-batch.
+            done: seconds of each group.
+            tops: seconds of each micro-batch.
+        """
+        own = self.members(busiest)
+        number = self.micro_batch[busiest]
+        after = self.seconds[:, None] + self._cost[:, own] + self._fixed_s[:, None]
+        fits = (self._used[:, :, None] + self._need[:, :, own] <= self._room[:, :, None]).all(1)
+        fits[busiest] = False
+        left = done[busiest] - self._cost[busiest, own]
+        if len(own) == 1:
+            left = np.zeros(1)
+        remaining = np.maximum(left, second)[None, :]
+        is_here = (self.micro_batch == number)[:, None]
+        there = np.where(is_here, 0.0, np.maximum(after - tops[self.micro_batch][:, None], 0.0))
+        here = np.where(is_here, np.maximum(after, remaining), remaining)
+        # Of moves that gain the same, one that leaves the lower group.
+        gain = np.where(fits, tops[number] - here - there, -np.inf)
+        gain = np.where(fits, gain - _TIE * np.maximum(after, left[None, :]), -np.inf)
+        group, place = np.unravel_index(int(np.argmax(gain)), gain.shape)
+        if not gain[group, place] > _GAIN * done[busiest]:
+            return False
+        self._take(int(own[place]))
+        self.put(int(own[place]), int(group))
+        return True
+
+    def _exchange(self, busiest: int, second: float, done: Floats, tops: Floats) -> bool:
+        """Make the best exchange of a sequence of a busiest group for one of another group.
+
+        Args: as of `_move`.
+        """
+        own = self.members(busiest)
+        others = np.flatnonzero((self.group_of != busiest) & (self.group_of >= 0))
+        if not len(others):
+            return False
+        theirs = self.group_of[others]
+        number = self.micro_batch[busiest]
+        given = self._cost[busiest, own][:, None]
+        mine = done[busiest] - given + self._cost[busiest, others][None, :]
+        yours = (
+            done[theirs][None, :]
+            - self._cost[theirs, others][None, :]
+            + self._cost[np.ix_(theirs, own)].T
+        )
+        is_here = (self.micro_batch[theirs] == number)[None, :]
+        more = np.where(
+            is_here, 0.0, np.maximum(yours - tops[self.micro_batch[theirs]][None, :], 0.0)
+        )
+        remaining = np.maximum(mine, second)
+        here = np.where(is_here, np.maximum(yours, remaining), remaining)
+        gain = tops[number] - here - more - _TIE * np.maximum(mine, yours)
+        gain = np.where(np.isfinite(gain), gain, -np.inf).ravel()
+        # The best exchanges are looked at for memory one by one.
+        flat = np.flatnonzero(gain > _GAIN * done[busiest])
+        for at in flat[np.argsort(-gain[flat], kind="stable")][:_LOOKED_AT]:
+            a, b = divmod(int(at), len(others))
+            one, other, group = int(own[a]), int(others[b]), int(theirs[b])
+            if self._exchange_fits(one, busiest, other, group):
+                self._take(one)
+                self._take(other)
+                self.put(one, group)
+                self.put(other, busiest)
+                return True
+        return False
+
+    def _exchange_fits(self, one: int, here: int, other: int, there: int) -> bool:
+        used_here = self._used[here] - self._need[here, :, one] + self._need[here, :, other]
+        used_there = self._used[there] - self._need[there, :, other] + self._need[there, :, one]
+        return bool(
+            (used_here <= self._room[here]).all() and (used_there <= self._room[there]).all()
+        )
+
+    def _take(self, sequence: int) -> None:
+        group = self.group_of[sequence]
+        self.group_of[sequence] = -1
+        own = self.members(int(group))
+        # Summed anew: differences would leave a rest of rounding.
+        self.seconds[group] = self._cost[group, own].sum()
+        self._used[group] = self._need[group][:, own].sum(axis=1)
+
+
+def packed(
+    table: PriceTable,
+    buckets: Buckets,
+    num_groups: npt.NDArray[np.int64],
+    dealt: Floats,
+    seconds: float,
+) -> Packing | None:
+    """Pack sequences as a solution of the aggregated programme says.
+
+    First each goes to the group that is done first with it; where memory does not allow that, to
+    the fullest that holds it and is done in time.
+
+    Args:
+        table: prices of the sequences.
+        buckets: of the same sequences.
+        num_groups: groups of each way.
+        dealt: sequences of each bucket that each way takes, shape [way, bucket], not rounded.
+        seconds: for which the programme was solved.
+    Returns:
+        None where memory did not allow it.
+    """
+    ways = np.repeat(np.arange(len(num_groups)), num_groups)
+    if not len(ways):
+        return None
+    wished = np.full(len(table.lengths), -1, dtype=np.int64)
+    for q, members in enumerate(buckets.members):
+        counts = _whole(dealt[:, q], len(members))
+        # The longest of a bucket to the largest groups.
+        order = np.argsort(-table.size_of_way, kind="stable")
+        wished[members] = np.repeat(order, counts[order])
+    groups_of = {int(way): np.flatnonzero(ways == way) for way in np.unique(ways)}
+    order = np.argsort(-table.rank_seconds, kind="stable")
+    for in_time_s in (None, seconds * (1 + _LATER), float("inf")):
+        packing = Packing(table, [int(way) for way in ways])
+        if _pack(packing, order, wished, groups_of, in_time_s):
+            return packing
+    return None
+
+
+def _pack(
+    packing: Packing,
+    order: npt.NDArray[np.int64],
+    wished: npt.NDArray[np.int64],
+    groups_of: Mapping[int, npt.NDArray[np.int64]],
+    in_time_s: float | None,
+) -> bool:
+    """Place all sequences; False where some group has no room for the rest."""
+    everywhere = np.arange(len(packing.ways))
+    late = []
+    for sequence in order:
+        among = groups_of.get(int(wished[sequence]), everywhere[:0])
+        if not packing.place(int(sequence), among, in_time_s):
+            late.append(int(sequence))
+    return all(
+        packing.place(k, everywhere, in_time_s) or packing.place(k, everywhere) for k in late
+    )
+
+
+def _whole(parts: Floats, total: int) -> npt.NDArray[np.int64]:
+    """Round parts to whole numbers of the same sum: the largest remainders up."""
+    counts = np.floor(parts + 1e-6).astype(np.int64)
+    missing = total - int(counts.sum())
+    if missing > 0:
+        order = np.argsort(-(parts - counts), kind="stable")
+        counts[order[:missing]] += 1
+    while counts.sum() > total:
+        counts[int(np.argmax(counts))] -= 1
+    return counts

@@ -1,0 +1,209 @@
+"""The aggregated programme: can the sequences of a micro-batch be done within a time?
+
+Unknown are the number of groups of each kind and way, and how many sequences of each bucket each
+way takes; which group takes which sequence is left open.  For a given time that is a small linear
+programme with few integers.  Where it has no solution no deal is so fast: the time is a certified
+lower bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array, csr_array
+
+from megatron_hetero.sequences.deal.buckets import Buckets
+from megatron_hetero.sequences.price.group_price import Floats
+from megatron_hetero.sequences.tree import GroupTree
+
+Ints = npt.NDArray[np.int64]
+Answer = Literal["possible", "impossible", "unknown"]
+_NODE_LIMIT = 100
+_OPTIMAL, _INFEASIBLE = 0, 2
+_WHOLE_SEQUENCES = 100
+"""With no more sequences than this their numbers can be asked to be whole."""
+_SLACK = 1e-9
+_ONLY_SO_MANY = (1, 2, 3)
+"""A group takes at most m sequences that are longer than its (m + 1)th part."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """`answer` for one time; where it is possible, numbers of groups, shape [way], and of
+    sequences, shape [way, bucket] (whole numbers or not)."""
+
+    answer: Answer
+    num_groups: npt.NDArray[np.int64] | None = None
+    dealt: Floats | None = None
+
+
+class Programme:
+    """The programme of one micro-batch, solved for one time after another."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._table = table = buckets.table
+        self._counts = buckets.counts
+        self._num_ways, self._num_buckets = table.seconds.shape
+        self._num_kinds = len(table.tree.kinds)
+        pairs = np.nonzero(np.isfinite(table.seconds))
+        self._way, self._bucket = (np.asarray(index) for index in pairs)
+        self._taken = table.seconds[self._way, self._bucket]
+        self._filled = table.fullest[self._way, self._bucket]
+        self._is_countable = self._counts.sum() <= _WHOLE_SEQUENCES
+
+    def solve(self, seconds: float, room: float = 1.0, whole: bool = False) -> Solution:
+        """Ask whether all can be done in `seconds`.
+
+        Args:
+            seconds: of the slowest group, its fixed seconds included.
+            room: part of every member's memory that may be filled; below 1 "impossible" is no
+                bound.
+            whole: numbers of sequences are whole too, where they are not too many; slower, and
+                sharper.
+        """
+        table = self._table
+        spare = np.maximum(seconds - table.fixed_s, 0.0) * (1 + _SLACK)
+        allowed = (self._taken <= spare[self._way]) & (self._filled <= room * (1 + _SLACK))
+        way, bucket = self._way[allowed], self._bucket[allowed]
+        if len(np.unique(bucket)) < self._num_buckets:
+            return Solution("impossible")
+        num_pairs = len(way)
+        first_group = num_pairs
+        num_unknowns = first_group + self._num_ways + self._num_kinds
+        pair = np.arange(num_pairs)
+        groups = first_group + np.arange(self._num_ways)
+        rows = _Rows(num_unknowns)
+        # Every sequence goes somewhere.
+        rows.add(bucket, pair, np.ones(num_pairs), self._counts, self._counts)
+        # What a way takes is not more than the time, and the memory, of its groups.
+        none, ways = np.full(self._num_ways, -np.inf), np.arange(self._num_ways)
+        taken = self._taken[allowed]
+        scale = 1.0 / max(seconds, 1e-300)
+        rows.add(
+            np.r_[way, ways],
+            np.r_[pair, groups],
+            np.r_[taken * scale, -spare * scale],
+            none,
+            np.zeros(self._num_ways),
+        )
+        for w, own in enumerate(table.rows):
+            mine = way == w
+            if not mine.any():
+                continue
+            parts = table.memory[own][:, bucket[mine]] / table.room[own][:, None]
+            for row in parts:
+                rows.add_one(
+                    np.r_[pair[mine], groups[w]], np.r_[row, -room * (1 + _SLACK)], -np.inf, 0.0
+                )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.maximum(taken / spare[way], self._filled[allowed])
+        for most in _ONLY_SO_MANY:
+            large = part > (1 + 1e-6) / (most + 1)
+            if large.any():
+                rows.add(
+                    np.r_[way[large], ways],
+                    np.r_[pair[large], groups],
+                    np.r_[np.ones(int(large.sum())), np.full(self._num_ways, -float(most))],
+                    none,
+                    np.zeros(self._num_ways),
+                )
+        nest, limit = nest_rows(table.tree, table.kind_of_way)
+        inner = nest.tocoo()
+        rows.add(
+            inner.row,
+            first_group + inner.col,
+            inner.data,
+            np.full(self._num_kinds, -np.inf),
+            limit,
+        )
+        upper = np.r_[self._counts[bucket], np.full(num_unknowns - num_pairs, np.inf)]
+        integer = np.r_[
+            np.full(num_pairs, int(whole and self._is_countable)),
+            np.ones(self._num_ways),
+            np.zeros(self._num_kinds),
+        ]
+        # Of all solutions one with few ranks at work: what is left over helps to divide evenly.
+        cost = np.zeros(num_unknowns)
+        cost[groups] = table.size_of_way
+        return self._answer(
+            milp(
+                cost,
+                integrality=integer,
+                bounds=Bounds(0.0, upper),
+                constraints=rows.constraint(),
+                options={"node_limit": _NODE_LIMIT, "mip_rel_gap": 1.0},
+            ),
+            way,
+            bucket,
+        )
+
+    def _answer(
+        self, found: object, way: npt.NDArray[np.int64], bucket: npt.NDArray[np.int64]
+    ) -> Solution:
+        status, solution = getattr(found, "status", None), getattr(found, "x", None)
+        if status == _INFEASIBLE:
+            return Solution("impossible")
+        if solution is None:
+            return Solution("unknown")
+        dealt = np.zeros((self._num_ways, self._num_buckets))
+        dealt[way, bucket] = solution[: len(way)]
+        groups = solution[len(way) : len(way) + self._num_ways]
+        return Solution("possible", np.rint(groups).astype(np.int64), dealt)
+
+
+def nest_rows(tree: GroupTree, kind_of: npt.NDArray[np.int64]) -> tuple[csr_array, Floats]:
+    """Return rows and their upper limits that say which numbers of groups the ranks can form.
+
+    A group of the tree is used whole or divided, and of each kind there are as many as the divided
+    ones of larger kinds have.  Columns are numbers of used groups, then of divided groups.
+
+    Args:
+        tree: the groups of the job.
+        kind_of: the kind of the groups that each of the first columns counts.
+    Returns:
+        Shapes [kind, column] and [kind].
+    """
+    num_used, num_kinds = len(kind_of), len(tree.kinds)
+    divided = num_used + np.arange(num_kinds)
+    row, column = [*kind_of, *range(num_kinds)], [*range(num_used), *divided]
+    value = [1.0] * len(row)
+    for larger, kind in enumerate(tree.kinds):
+        for part, count in kind.parts.items():
+            row.append(part)
+            column.append(divided[larger])
+            value.append(-float(count))
+    matrix = csr_array(coo_array((value, (row, column)), shape=(num_kinds, num_used + num_kinds)))
+    # There is one group of all ranks, kind 0; others are parts of larger ones.
+    return matrix, np.array([1.0] + [0.0] * (num_kinds - 1))
+
+
+class _Rows:
+    """Rows of a sparse matrix, with their limits."""
+
+    def __init__(self, num_columns: int) -> None:
+        self._num_columns = num_columns
+        self._num_rows = 0
+        self._parts: list[tuple[Ints, Ints, Floats]] = []
+        self._limits: list[tuple[Floats, Floats]] = []
+
+    def add(self, row: Ints, column: Ints, value: Floats, low: Floats, high: Floats) -> None:
+        """Add as many rows as `low` has entries; `row` counts from 0."""
+        self._parts.append((row + self._num_rows, column, value))
+        self._limits.append((low, high))
+        self._num_rows += len(low)
+
+    def add_one(self, column: Ints, value: Floats, low: float, high: float) -> None:
+        """Add one row."""
+        zeros = np.zeros(len(column), dtype=np.int64)
+        self.add(zeros, column, value, np.array([low]), np.array([high]))
+
+    def constraint(self) -> LinearConstraint:
+        """Return all rows as scipy takes them."""
+        row, column, value = (np.concatenate(part) for part in zip(*self._parts, strict=True))
+        low, high = (np.concatenate(limit) for limit in zip(*self._limits, strict=True))
+        matrix = coo_array((value, (row, column)), shape=(self._num_rows, self._num_columns))
+        return LinearConstraint(matrix.tocsr(), low, high)

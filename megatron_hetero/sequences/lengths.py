@@ -1,0 +1,159 @@
+"""Lengths of sequences: files of them, and distributions to draw from.
+
+A file has a length in tokens on each line, or a length and how many there are of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megatron_hetero.errors import FileFormatError
+
+_MOST_TOKENS = 1 << 30
+_MOST_SEQUENCES = 100_000_000
+_MOST_BYTES = 1 << 30
+HEADER = "# tokens  documents"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many sequences there are of each length: `counts[i]` of `tokens[i]`, ascending."""
+
+    tokens: tuple[int, ...]
+    counts: tuple[int, ...]
+    source: str
+
+    @property
+    def num_sequences(self) -> int:
+        """Count the sequences."""
+        return sum(self.counts)
+
+    @property
+    def num_tokens(self) -> int:
+        """Count the tokens of all sequences."""
+        return sum(t * c for t, c in zip(self.tokens, self.counts, strict=True))
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest."""
+        return self.tokens[-1]
+
+    def part_below(self, limit: int) -> float:
+        """Return the part of the sequences with fewer than `limit` tokens."""
+        below = sum(c for t, c in zip(self.tokens, self.counts, strict=True) if t < limit)
+        return below / self.num_sequences
+
+    def quantile(self, part: float) -> int:
+        """Return the least length that `part` of the sequences are not longer than."""
+        wanted, seen = part * self.num_sequences, 0
+        for tokens, count in zip(self.tokens, self.counts, strict=True):
+            seen += count
+            if seen >= wanted - 1e-9:
+                return tokens
+        return self.longest
+
+    def batch(self, num_sequences: int, seed: int) -> list[int]:
+        """Draw sequences, each length as often as the file has it; without any twice where there
+        are enough.
+
+        Args:
+            num_sequences: of the batch.
+            seed: equal ones draw alike.
+        """
+        chance = np.random.default_rng(seed)
+        ends = np.cumsum(self.counts)
+        numbers = chance.choice(int(ends[-1]), num_sequences, replace=num_sequences > int(ends[-1]))
+        return [self.tokens[int(i)] for i in np.searchsorted(ends, numbers, side="right")]
+
+
+def lengths_of(tokens: Sequence[int], source: str) -> Lengths:
+    """Count the sequences of each length."""
+    values, counts = np.unique(np.asarray(tokens, dtype=np.int64), return_counts=True)
+    return Lengths(tuple(map(int, values)), tuple(map(int, counts)), source)
+
+
+def read_lengths(path: Path) -> Lengths:
+    """Read a file of lengths; empty lines and what follows a `#` are left out.
+
+    Raises:
+        FileFormatError: there is no such file, or a line is not one or two whole numbers of a
+            sensible size.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise FileFormatError(f"{path}: more than {_MOST_BYTES} bytes are no file of lengths")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path}: it cannot be read: {error}") from error
+    found: dict[int, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{path}:{number}"
+        if len(words) > 2 or not all(word.isascii() and word.isdigit() for word in words):
+            raise FileFormatError(
+                f'{where}: "{line.strip()[:60]}" is not a length in tokens, or a length and how '
+                "many sequences have it; write for example 1024 or 1024 17"
+            )
+        if max(map(len, words)) > 12:
+            raise FileFormatError(f"{where}: a number has at most 12 digits")
+        tokens, count = int(words[0]), int(words[1]) if len(words) == 2 else 1
+        if not 1 <= tokens <= _MOST_TOKENS:
+            raise FileFormatError(f"{where}: {tokens} tokens; allowed are 1 to {_MOST_TOKENS}")
+        if count < 1:
+            raise FileFormatError(f"{where}: {count} sequences of {tokens} tokens; at least 1")
+        found[tokens] = found.get(tokens, 0) + count
+    if not found:
+        raise FileFormatError(f"{path}: there is no length in it")
+    if sum(found.values()) > _MOST_SEQUENCES:
+        raise FileFormatError(f"{path}: more than {_MOST_SEQUENCES} sequences")
+    tokens_of = tuple(sorted(found))
+    return Lengths(tokens_of, tuple(found[t] for t in tokens_of), str(path))
+
+
+def written_lengths(lengths: Lengths) -> str:
+    """Write lengths as a file that `read_lengths` reads."""
+    pairs = zip(lengths.tokens, lengths.counts, strict=True)
+    return "\n".join([HEADER, *(f"{tokens} {count}" for tokens, count in pairs)]) + "\n"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A log-normal body with a heavy tail, cut at `longest`: `tail` of the sequences are drawn from
+    a Pareto law of index `index` that begins at `tail_from` tokens."""
+
+    name: str
+    median: float
+    spread: float
+    tail: float
+    tail_from: float
+    index: float
+    longest: int
+
+    def drawn(self, num_sequences: int, seed: int) -> list[int]:
+        """Draw lengths in tokens, equal ones for equal seeds."""
+        chance = np.random.default_rng(seed)
+        body = np.exp(chance.normal(math.log(self.median), self.spread, num_sequences))
+        # A Pareto law that is cut, not clipped: no heap at the longest.
+        high = 1 - (self.tail_from / self.longest) ** self.index
+        far = self.tail_from * (1 - chance.random(num_sequences) * high) ** (-1 / self.index)
+        chosen = np.where(chance.random(num_sequences) < self.tail, far, body)
+        return [int(v) for v in np.clip(chosen.round(), 16, self.longest)]
+
+
+DISTRIBUTIONS: Mapping[str, Distribution] = {
+    made.name: made
+    for made in (
+        Distribution("web", 900.0, 1.2, 0.05, 8192.0, 1.3, 320 * 1024),
+        Distribution("books-and-web", 1500.0, 1.1, 0.04, 8192.0, 0.9, 256 * 1024),
+        Distribution("code", 700.0, 1.45, 0.055, 8192.0, 1.1, 288 * 1024),
+    )
+}
+"""Made-up distributions whose shape is that of published corpora: most sequences are short, a few
+are very long."""

@@ -1,0 +1,8 @@
+"""What sequences cost on a group of ranks.
+
+group_price  what any price answers
+published    the constants of the FlexSP paper
+token_rates  what one GPU takes for tokens
+shares       parts of a sequence for unlike members
+modelled     the price on a group of a described cluster
+"""

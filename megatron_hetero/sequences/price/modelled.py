@@ -1,0 +1,305 @@
+"""The price of sequences on a group of a described cluster.
+
+A group is one or several domains, each of equal GPUs.  Inside a domain heads are exchanged all to
+all (Ulysses); between domains keys and values are gathered, or go round in a ring behind attention
+(USP, and HexiSeq for unlike domains).  A domain of one GPU exchanges nothing inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.memory.parameters import attention_sizes
+from megatron_hetero.cost.network.lines import line_seconds
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.sequences.price.group_price import Floats
+from megatron_hetero.sequences.price.shares import balanced_shares, pairs_per_token
+from megatron_hetero.sequences.price.token_rates import TokenRates
+
+Between = Literal["gather", "ring"]
+ShareRule = Literal["balanced", "equal"]
+_EXCHANGED = 4
+"""All-to-alls of a layer's pass: queries, keys, values, and back the context."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """`width` equal GPUs of a group; `exchange_s` is what a token of the domain adds for the
+    all-to-alls of all layers, `latency_s` what each packed forward and backward adds."""
+
+    rates: TokenRates
+    width: int
+    exchange_s: float = 0.0
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelledPrice:
+    """The price on a group of domains.
+
+    Attributes:
+        between: how keys and values reach other domains; of no meaning with one domain.
+        key_value_s: seconds of each domain to receive a token's keys and values of all layers, in
+            all passes, from other domains.
+        key_value_bytes: that a gather keeps for each token of a sequence on each GPU.
+        round_s: latency of all rounds of a packed forward and backward.
+        window: keys that a query sees at most; None is all before it.
+        rule: of the shares of unlike domains.
+    """
+
+    domains: tuple[Domain, ...]
+    between: Between
+    key_value_s: tuple[float, ...]
+    key_value_bytes: float
+    round_s: float
+    window: int | None = None
+    rule: ShareRule = "balanced"
+
+    @property
+    def name(self) -> str:
+        """Return the exchanges, and the shares where there are unlike GPUs."""
+        words = ["all-to-all"] if self.domains[0].width > 1 else []
+        if len(self.domains) > 1:
+            words.append(self.between)
+        unlike = len({d.rates.gpu_name for d in self.domains}) > 1
+        return (" + ".join(words) or "alone") + (f", {self.rule} shares" if unlike else "")
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return sum(domain.width for domain in self.domains)
+
+    @property
+    def fixed_s(self) -> float:
+        """Return the seconds of a packed forward and backward, however little is in it."""
+        return self.round_s + max(d.rates.fixed_s + d.latency_s for d in self.domains)
+
+    @property
+    def room(self) -> tuple[float, ...]:
+        """Return the bytes that a GPU of each domain has for activations."""
+        return tuple(domain.rates.room_bytes for domain in self.domains)
+
+    def shares(self, lengths: Floats) -> Floats:
+        """Return the tokens of each domain, shape [domain, sequence]; not a number where a sequence
+        does not fit."""
+        widths = np.array([float(d.width) for d in self.domains])[:, None]
+        if self.rule == "equal":
+            return np.asarray(widths / self.size * lengths)
+        return balanced_shares(self._token_seconds(lengths), self._caps(lengths), lengths)
+
+    def seconds(self, lengths: Floats) -> Floats:
+        """Return the seconds that each sequence adds, shape [sequence]; infinite where it does not
+        fit alone."""
+        shares = self.shares(lengths)
+        computing = shares * self._token_seconds(lengths)
+        waiting = self._waiting(lengths, shares)
+        found = computing.max(axis=0) + waiting
+        fits = (shares <= self._caps(lengths) * (1 + 1e-9)).all(axis=0)
+        return np.asarray(np.where(fits & np.isfinite(found), found, np.inf))
+
+    def memory(self, lengths: Floats) -> Floats:
+        """Return the bytes of each sequence on a GPU of each domain, shape [domain, sequence]."""
+        shares = np.nan_to_num(self.shares(lengths), nan=np.inf)
+        own = [
+            share / d.width * (d.rates.token_bytes + d.rates.pair_bytes * lengths)
+            for share, d in zip(shares, self.domains, strict=True)
+        ]
+        return np.asarray(np.array(own) + self._gathered(lengths))
+
+    def _gathered(self, lengths: Floats) -> Floats:
+        return self.key_value_bytes * lengths
+
+    def _caps(self, lengths: Floats) -> Floats:
+        """Return the tokens of each sequence that each domain could hold alone."""
+        left = [
+            d.width
+            * np.maximum(d.rates.room_bytes - self._gathered(lengths), 0.0)
+            / (d.rates.token_bytes + d.rates.pair_bytes * lengths)
+            for d in self.domains
+        ]
+        return np.asarray(left)
+
+    def _token_seconds(self, lengths: Floats) -> Floats:
+        """Return the seconds of each domain for one of its tokens, shape [domain, sequence]."""
+        found = []
+        for d in self.domains:
+            window = self.window if d.rates.is_fused else None
+            pairs = pairs_per_token(lengths, window)
+            found.append((d.rates.token_s + d.rates.pair_s * pairs) / d.width + d.exchange_s)
+        return np.asarray(found)
+
+    def _waiting(self, lengths: Floats, shares: Floats) -> Floats:
+        """Return the seconds for which the slowest domain waits for keys and values of others.
+
+        In a ring they travel while attention works on those that are there: all rounds but the
+        first hide that long.
+        """
+        if len(self.domains) == 1:
+            return np.zeros(len(lengths))
+        travelling = np.array(self.key_value_s)[:, None] * (lengths[None, :] - shares)
+        if self.between == "gather":
+            return np.asarray(travelling.max(axis=0))
+        hidden = (len(self.domains) - 1) / len(self.domains)
+        attention = [
+            share * d.rates.pair_s * pairs_per_token(lengths, self.window) / d.width
+            for share, d in zip(shares, self.domains, strict=True)
+        ]
+        return np.asarray(np.maximum(travelling - hidden * np.array(attention), 0.0).max(axis=0))
+
+
+def modelled_prices(
+    workload: Workload,
+    cluster: Cluster,
+    devices: Sequence[Device],
+    rates: Sequence[TokenRates],
+    window: int | None = None,
+    rule: ShareRule = "balanced",
+) -> tuple[ModelledPrice, ...]:
+    """Price sequences on a group in every way that heads and GPUs allow.
+
+    Domains are single GPUs; or equal GPUs of one node, as many as divide the query groups; or the
+    whole group, where its GPUs are equal.
+
+    Args:
+        workload: model and training.
+        cluster: whose links join them.
+        devices: the group, in rank order.
+        rates: of each device.
+        window: keys that a query sees at most; None is all before it.
+        rule: of the shares of unlike domains.
+    """
+    groups = workload.model.num_query_groups
+    divisions: list[list[list[int]]] = [[[i] for i in range(len(devices))]]
+    by_node: dict[tuple[str, str], list[int]] = {}
+    for i, device in enumerate(devices):
+        by_node.setdefault((device.node, rates[i].gpu_name), []).append(i)
+    divisions.append(
+        [
+            members[first : first + width]
+            for members in by_node.values()
+            for width in [_widest(len(members), groups)]
+            for first in range(0, len(members), width)
+        ]
+    )
+    if len({r.gpu_name for r in rates}) == 1 and groups % len(devices) == 0:
+        divisions.append([list(range(len(devices)))])
+    betweens: tuple[Between, ...] = ("gather", "ring")
+    if not all(r.is_fused for r in rates):
+        betweens = ("gather",)
+    made = []
+    for division in [d for i, d in enumerate(divisions) if d not in divisions[:i]]:
+        for between in betweens if len(division) > 1 else ("gather",):
+            made.append(_priced(workload, cluster, devices, rates, division, between, window, rule))
+    return tuple(made)
+
+
+def _widest(count: int, groups: int) -> int:
+    """Return the widest all-to-all of `count` GPUs that divides both them and the query groups."""
+    return max(w for w in range(1, count + 1) if count % w == 0 and groups % w == 0)
+
+
+def _priced(
+    workload: Workload,
+    cluster: Cluster,
+    devices: Sequence[Device],
+    rates: Sequence[TokenRates],
+    division: Sequence[Sequence[int]],
+    between: Between,
+    window: int | None,
+    rule: ShareRule,
+) -> ModelledPrice:
+    """Price one division into domains, with `between` between them; see `modelled_prices`."""
+    model, training = workload.model, workload.training
+    query, key_value = attention_sizes(model, even_share(model, 1))
+    element, layers = training.element_bytes, model.num_layers
+    num_passes = 2 + (training.recompute != "none")
+    domains = []
+    for members in division:
+        own = [devices[i] for i in members]
+        width = len(own)
+        token_bytes = layers * num_passes * (2 * query + 2 * key_value) * element
+        exchange_s, latency_s = 0.0, 0.0
+        if width > 1:
+            # A rank sends all but its own heads of its part of the tokens, and as much comes back.
+            busy_s, latency = _all_to_all(cluster, own)
+            exchange_s = token_bytes * busy_s
+            latency_s = layers * num_passes * _EXCHANGED * latency
+        domains.append(Domain(rates[members[0]], width, exchange_s, latency_s))
+    into, latency = _into_domains(cluster, devices, division)
+    # Keys and values go forward, again where that is recomputed; their gradients come back, in a
+    # ring together with them.
+    times = num_passes + (1 if between == "ring" else 0)
+    carried = 2 * key_value * element * layers * times
+    kept = 2 * key_value * element * (layers if training.recompute == "none" else 1)
+    gathers = between == "gather" and len(division) > 1
+    rounds = (len(division) - 1) * layers * times
+    return ModelledPrice(
+        tuple(domains),
+        between,
+        tuple(carried * seconds for seconds in into),
+        kept / domains[0].width if gathers else 0.0,
+        rounds * latency,
+        window,
+        rule,
+    )
+
+
+def _all_to_all(cluster: Cluster, devices: Sequence[Device]) -> tuple[float, float]:
+    """Return the seconds that a byte of every token takes in an all-to-all among equal ranks, and
+    the latency: each rank sends 1/n of its 1/n of the tokens to each other one."""
+    count = len(devices)
+    part = 1 / count**2
+    between: dict[tuple[str, str], float] = {}
+    inside: dict[str, float] = {}
+    latency_s = 0.0
+    for a in devices:
+        for b in devices:
+            if a == b:
+                continue
+            latency_s = max(latency_s, cluster.link(a, b).latency_s)
+            if a.node == b.node:
+                inside[a.name] = inside.get(a.name, 0.0) + part / cluster.link(a, b).bytes_per_s
+            else:
+                pair = (a.node, b.node)
+                between[pair] = between.get(pair, 0.0) + part
+    return max([*inside.values(), _between_nodes(cluster, between)], default=0.0), latency_s
+
+
+def _into_domains(
+    cluster: Cluster, devices: Sequence[Device], division: Sequence[Sequence[int]]
+) -> tuple[list[float], float]:
+    """Return the seconds that each domain takes to receive a byte of every token of others once,
+    and the latency of a round.
+
+    From a node each byte comes once into a domain, whose members receive 1/width of it each.
+    """
+    if len(division) == 1:
+        return [0.0], 0.0
+    found, latency_s = [], 0.0
+    for members in division:
+        own = [devices[i] for i in members]
+        others = [d for d in devices if d not in own]
+        here = own[0].node
+        inside = [d for d in others if d.node == here]
+        seconds = len(inside) / len(others) / len(own) / cluster.node_by_name[here].link.bytes_per_s
+        between: dict[tuple[str, str], float] = {}
+        for d in others:
+            latency_s = max(latency_s, cluster.link(d, own[0]).latency_s)
+            if d.node != here:
+                pair = (d.node, here)
+                between[pair] = between.get(pair, 0.0) + 1 / len(others)
+        # In a ring a node hands on to the next what all of its domains need.
+        found.append(max(seconds, _between_nodes(cluster, between)))
+    return found, latency_s
+
+
+def _between_nodes(cluster: Cluster, carried: dict[tuple[str, str], float]) -> float:
+    """Return the seconds of bytes between nodes: on their paths, and on lines that these share."""
+    paths = [size / cluster.node_links[pair].bytes_per_s for pair, size in sorted(carried.items())]
+    return max([*paths, *line_seconds(cluster, sorted(carried.items())).values()], default=0.0)

@@ -1,0 +1,145 @@
+"""Shares of a sequence for members that are not alike.
+
+With two symmetric chunks for each member causal attention costs it about as much as its tokens
+times the mean number of keys, and the rest as much as its tokens: both grow with its tokens.  The
+time of the slowest is least where n_r = min(cap_r, lambda / (e_r + q_r p)), sum n_r = S (section 5
+of HexiSeq's setting, arXiv 2605.07569; p = S / 2 where attention is causal).  Shares therefore
+change with the length where attention and products run at unlike speeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
+from megatron_hetero.sequences.price.group_price import Floats
+
+
+def pairs_per_token(lengths: Floats, window: int | None = None) -> Floats:
+    """Return the keys that a query of each sequence meets, on average.
+
+    Args:
+        lengths: shape [sequence], tokens.
+        window: keys that a query sees at most, itself among them; None is all before it.
+    """
+    if window is None:
+        return np.asarray(lengths / 2)
+    seen = np.minimum(lengths, window)
+    return np.asarray(seen - seen * seen / (2 * np.maximum(lengths, 1)))
+
+
+def balanced_shares(costs: Floats, caps: Floats, lengths: Floats) -> Floats:
+    """Divide each sequence so that its slowest member is done soonest.
+
+    Args:
+        costs: seconds of each member for a token, shape [member, sequence].
+        caps: tokens that each member can hold, shape [member, sequence].
+        lengths: tokens, shape [sequence].
+    Returns:
+        Tokens, shape [member, sequence], not rounded; not a number where the members together
+        cannot hold a sequence.
+    """
+    # Members in the order in which they are full as lambda grows.
+    full_at = costs * caps
+    order = np.argsort(full_at, axis=0, kind="stable")
+    costs, caps, full_at = (np.take_along_axis(a, order, axis=0) for a in (costs, caps, full_at))
+    speed = (1 / costs)[::-1].cumsum(axis=0)[::-1]
+    held = np.concatenate([np.zeros((1, caps.shape[1])), caps.cumsum(axis=0)[:-1]])
+    # With the first i members full, the rest share what is left at one lambda.
+    level = np.maximum(lengths[None, :] - held, 0.0) / speed
+    is_enough = level <= full_at * (1 + 1e-12)
+    first = np.argmax(is_enough, axis=0)
+    chosen = np.take_along_axis(level, first[None, :], axis=0)
+    shares = np.minimum(caps, chosen / costs)
+    shares[:, ~is_enough.any(axis=0)] = np.nan
+    found = np.empty_like(shares)
+    np.put_along_axis(found, order, shares, axis=0)
+    return found
+
+
+def whole_shares(shares: Sequence[float], length: int, caps: Sequence[float]) -> tuple[int, ...]:
+    """Round the shares of a sequence to whole tokens: each is cut, and what is left goes to members
+    with room, the largest remainders first.
+
+    Args:
+        shares: of each member, which sum to `length`.
+        length: tokens of the sequence.
+        caps: tokens that each member can hold.
+    Raises:
+        PlanFormatError: the shares do not add up to the length.
+        InfeasiblePlanError: no member has room for what is left.
+    """
+    if abs(sum(shares) - length) > 1e-6 * length + 1e-6:
+        raise PlanFormatError(
+            f"shares {', '.join(f'{s:g}' for s in shares)} add up to {sum(shares):g}, and the "
+            f"sequence has {length} tokens"
+        )
+    whole = [int(s + 1e-9) for s in shares]
+    order = sorted(range(len(whole)), key=lambda r: (whole[r] - shares[r], r))
+    left = length - sum(whole)
+    while left > 0:
+        before = left
+        for r in order:
+            if left > 0 and whole[r] + 1 <= caps[r] + 1e-9:
+                whole[r] += 1
+                left -= 1
+        if left == before:
+            raise InfeasiblePlanError(
+                f"{left} tokens of a sequence of {length} have no room: members hold "
+                f"{', '.join(f'{c:.0f}' for c in caps)}"
+            )
+    return tuple(whole)
+
+
+def chunk_edges(shares: Sequence[int]) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
+    """Return the two chunks of each member: one from the front and one, as far from the end, from
+    the back, so that causal attention is divided as the tokens are.
+
+    >>> chunk_edges((4, 2))  # tokens 0, 1, 4, 5 and 2, 3
+    (((0, 2), (4, 6)), ((2, 3), (3, 4)))
+
+    Args:
+        shares: tokens of each member.
+    """
+    fronts, owed = [], 0.0
+    for share in shares:
+        # Odd shares are halved up and down in turn.
+        half = share / 2 + owed
+        front = int(half + 0.5)
+        owed = half - front
+        fronts.append(min(front, share))
+    first, last, edges = 0, sum(shares), []
+    for share, front in zip(shares, fronts, strict=True):
+        back = share - front
+        edges.append(((first, first + front), (last - back, last)))
+        first, last = first + front, last - back
+    return tuple(edges)
+
+
+def head_shares(num_query_groups: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Divide query groups over the members of an all-to-all, each at least one.
+
+    Args:
+        num_query_groups: of the model; a group's heads stay together with their keys and values.
+        shares: wished part of each member.
+    Raises:
+        PlanFormatError: there are more members than query groups.
+    """
+    if len(shares) > num_query_groups:
+        raise PlanFormatError(
+            f"an all-to-all among {len(shares)} ranks gives each rank whole heads, and the model "
+            f"has {num_query_groups} query groups; use at most {num_query_groups} ranks, or a ring "
+            "or a gather between them"
+        )
+    total = sum(shares)
+    spare = num_query_groups - len(shares)
+    wished = [max(0.0, num_query_groups * s / total - 1) for s in shares]
+    scale = spare / sum(wished) if sum(wished) > 0 else 0.0
+    parts = [w * scale for w in wished]
+    whole = [1 + int(p + 1e-9) for p in parts]
+    order = sorted(range(len(parts)), key=lambda r: (int(parts[r] + 1e-9) - parts[r], r))
+    for r in order[: num_query_groups - sum(whole)]:
+        whole[r] += 1
+    return tuple(whole)

@@ -1,0 +1,166 @@
+"""What one GPU takes for the tokens of a sequence: seconds and bytes, from catalogue and profile.
+
+The model of a training step (`cost.work`, `cost.memory`) is asked at a few lengths.  What grows
+with the length is work of tokens, what grows with its square is attention, the rest is paid once
+for a forward and backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from megatron_hetero.cluster.spec import GpuType, Link
+from megatron_hetero.cost.memory.device import StateHolders, stage_memory
+from megatron_hetero.cost.work.compute import (
+    core_attention_times,
+    embedding_times,
+    group_layer_times,
+    head_times,
+    uses_flash_attention,
+)
+from megatron_hetero.cost.work.pieces import price_pieces
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.blocks import padded_vocab_size
+from megatron_hetero.model.spec import Workload
+
+_AT = 8192
+_NO_LINK = Link(1e18, 0.0)
+
+
+@dataclass(frozen=True)
+class TokenRates:
+    """One GPU that holds the whole model.
+
+    A sequence of S tokens of which n are its own takes `token_s` for each of these and `pair_s` for
+    each pair of a query and a key that it computes; `token_bytes`, and `pair_bytes` n S.
+    `room_bytes` is left beside weights, gradients and optimizer.  `is_fused`: attention skips what
+    its mask hides and can go round in a ring.
+    """
+
+    gpu_name: str
+    token_s: float
+    pair_s: float
+    fixed_s: float
+    token_bytes: float
+    pair_bytes: float
+    room_bytes: float
+    is_fused: bool
+    is_measured: bool
+
+
+def token_rates(
+    workload: Workload,
+    gpu: GpuType,
+    num_ranks: int,
+    reserve_bytes: int,
+    profile: Profile | None = None,
+) -> TokenRates:
+    """Price tokens on a GPU.
+
+    Args:
+        workload: its sequence length and micro-batch size do not matter.
+        gpu: the type.
+        num_ranks: of the job, which divide the states of a distributed optimizer.
+        reserve_bytes: left to others.
+        profile: measured times; they stretch or shrink all modelled ones alike.
+    """
+    once, twice, thrice = (_seconds(workload, gpu, _AT * i) for i in (1, 2, 3))
+    linear = [a - c for a, c in (once, twice, thrice)]
+    core = [c for _, c in (once, twice, thrice)]
+    token_s = (linear[1] - linear[0]) / _AT
+    # Second differences: 2 x the coefficient of the square of the length in units of _AT.
+    square_s = (core[2] - 2 * core[1] + core[0]) / (2 * _AT**2)
+    core_token_s = (core[1] - core[0]) / _AT - 3 * _AT * square_s
+    ratio, is_measured = _measured_ratio(workload, gpu, profile)
+    one, two, three = (_bytes(workload, gpu, _AT * i, num_ranks, reserve_bytes) for i in (1, 2, 3))
+    pair_bytes = (three - 2 * two + one) / (2 * _AT**2)
+    token_bytes = (two - one) / _AT - 3 * _AT * pair_bytes
+    fixed_bytes = one - _AT * token_bytes - _AT**2 * pair_bytes
+    return TokenRates(
+        gpu.name,
+        ratio * (token_s + core_token_s),
+        # A causal sequence has half of its square of pairs.
+        ratio * 2 * square_s,
+        ratio * (linear[0] - token_s * _AT + core[0] - core_token_s * _AT - square_s * _AT**2),
+        token_bytes,
+        max(pair_bytes, 0.0),
+        gpu.memory_bytes - fixed_bytes,
+        uses_flash_attention(workload.training, gpu),
+        is_measured,
+    )
+
+
+def _at(workload: Workload, length: int) -> Workload:
+    """Return the job with sequences of one length, one at a time."""
+    return replace(
+        workload,
+        model=replace(workload.model, seq_length=length),
+        training=replace(workload.training, micro_batch_size=1),
+    )
+
+
+@lru_cache(maxsize=256)
+def _seconds_of(workload: Workload, gpu: _Hashed, length: int) -> tuple[float, float]:
+    """Time the whole model forward and backward, and the core attention in it."""
+    job, model = _at(workload, length), workload.model
+    member = (gpu.gpu, even_share(model, 1))
+    layer = group_layer_times(job, (member,)).total_s
+    once = core_attention_times(job, (member,))
+    again_s = once.forward_s if workload.training.recompute != "none" else 0.0
+    core = once.total_s + again_s
+    rows = padded_vocab_size(model)
+    ends = (
+        embedding_times(job, gpu.gpu, 1, rows).total_s + head_times(job, gpu.gpu, 1, rows).total_s
+    )
+    return model.num_layers * layer + ends, model.num_layers * core
+
+
+@dataclass(frozen=True)
+class _Hashed:
+    """A type of GPU as a key: its peaks are a mapping."""
+
+    gpu: GpuType
+
+    def __hash__(self) -> int:
+        return hash(self.gpu.name)
+
+
+def _seconds(workload: Workload, gpu: GpuType, length: int) -> tuple[float, float]:
+    return _seconds_of(workload, _Hashed(gpu), length)
+
+
+def _bytes(
+    workload: Workload, gpu: GpuType, length: int, num_ranks: int, reserve_bytes: int
+) -> float:
+    """Count the bytes on the GPU with one sequence of a length."""
+    model = workload.model
+    divided = num_ranks if workload.training.use_distributed_optimizer else 1
+    memory = stage_memory(
+        _at(workload, length),
+        gpu,
+        even_share(model, 1),
+        first=True,
+        last=True,
+        num_in_flight=1,
+        vocab_rows=padded_vocab_size(model),
+        reserve_bytes=reserve_bytes,
+        holders=StateHolders(divided, divided),
+    )
+    return float(memory.peak_bytes(model.num_layers))
+
+
+def _measured_ratio(
+    workload: Workload, gpu: GpuType, profile: Profile | None
+) -> tuple[float, bool]:
+    """Return measured over modelled seconds of the whole model, at the length of the profile."""
+    if profile is None:
+        return 1.0, False
+    members = [(gpu, even_share(workload.model, 1))]
+    rows = padded_vocab_size(workload.model)
+    count = workload.model.num_layers
+    found = price_pieces(workload, profile, members, _NO_LINK, rows)
+    modelled = price_pieces(workload, None, members, _NO_LINK, rows)
+    measured_s = found.stage(count, True, True).total_s
+    return measured_s / modelled.stage(count, True, True).total_s, found.measured

@@ -1,0 +1,169 @@
+"""Groups of ranks, nested in each other, and which of them are priced alike.
+
+A group is a run of the job's ranks.  Any two are nested or apart, so that ranks take part in few of
+them (about log2 of their number), and process groups can be made once and kept.  Groups of one kind
+have the same prices and divide into groups of the same kinds: a deal needs to know how many of each
+kind it uses, never which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from megatron_hetero.sequences.price.group_price import GroupPrice, longest_sequence, undominated
+
+type Nest = int | tuple[Nest, ...]
+"""A rank, or groups of ranks one after the other that together are a group."""
+
+type PricesOf = Callable[[tuple[int, ...]], tuple[Hashable, tuple[GroupPrice, ...]]]
+"""From the ranks of a group to what it is called where it is priced alike, and its prices."""
+
+_COMPARED_LENGTHS = 64
+
+
+@dataclass(frozen=True)
+class GroupKind:
+    """Groups that are priced alike: the ways in which each can train sequences, and the kinds that
+    it divides into (number of the kind -> how many)."""
+
+    size: int
+    prices: tuple[GroupPrice, ...]
+    parts: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class TreeGroup:
+    """One group: ranks `first` to `stop - 1`, of kind `kind`; `parts` are numbers of groups."""
+
+    first: int
+    stop: int
+    kind: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupTree:
+    """All groups of a job.  `kinds` and `groups` begin with the whole job; parts come later."""
+
+    kinds: tuple[GroupKind, ...]
+    groups: tuple[TreeGroup, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Count the ranks of the job."""
+        return self.groups[0].stop - self.groups[0].first
+
+    @cached_property
+    def ways(self) -> tuple[tuple[int, GroupPrice], ...]:
+        """Return every (kind, price), kinds in order: what a sequence can be given to."""
+        return tuple((k, price) for k, kind in enumerate(self.kinds) for price in kind.prices)
+
+    @cached_property
+    def longest_sequence(self) -> int:
+        """Return the longest sequence that any group can hold, in tokens."""
+        return max((longest_sequence(price) for _, price in self.ways), default=0)
+
+    def placed(self, counts: Sequence[int]) -> dict[int, list[int]] | None:
+        """Find groups: as many of each kind as `counts` says, no two with a rank in common.
+
+        Groups of one kind divide alike, so the first ones of each kind are as good as any.
+
+        Returns:
+            Numbers of groups for each kind that is used; None where there are not so many.
+        """
+        left = list(counts)
+        free: dict[int, list[int]] = {0: [0]}
+        found: dict[int, list[int]] = {}
+        for number in range(len(self.kinds)):
+            here = sorted(free.pop(number, []), key=lambda g: self.groups[g].first)
+            if left[number] > len(here):
+                return None
+            if left[number]:
+                found[number] = here[: left[number]]
+            for group in here[left[number] :]:
+                for part in self.groups[group].parts:
+                    free.setdefault(self.groups[part].kind, []).append(part)
+        return found
+
+
+def halved(ranks: Sequence[int]) -> Nest:
+    """Nest equal ranks: each group is two halves, the first one a power of two where they differ.
+
+    >>> halved(range(6))
+    (((0, 1), (2, 3)), (4, 5))
+    """
+    nests: list[Nest] = list(ranks)
+    return nested(nests)
+
+
+def nested(parts: Sequence[Nest]) -> Nest:
+    """Nest groups that stand in a row by halves, the first half a power of two of them."""
+    if len(parts) == 1:
+        return parts[0]
+    first = 1 << ((len(parts) - 1).bit_length() - 1)
+    return nested(parts[:first]), nested(parts[first:])
+
+
+def ranks_of(nest: Nest) -> tuple[int, ...]:
+    """Return the ranks of a group, in order."""
+    if isinstance(nest, int):
+        return (nest,)
+    return tuple(rank for part in nest for rank in ranks_of(part))
+
+
+def make_tree(nest: Nest, prices_of: PricesOf) -> GroupTree:
+    """Number all groups of a nest and find those of one kind.
+
+    Args:
+        nest: whose ranks are 0 to n - 1, in order.
+        prices_of: called once for each kind of group and each of its names.
+    Raises:
+        ValueError: the ranks are not in a row.
+    """
+    if ranks_of(nest) != tuple(range(len(ranks_of(nest)))):
+        raise ValueError("the ranks of a nest are 0, 1, 2 .. in this order")
+    kinds: dict[Hashable, int] = {}
+    made: list[tuple[int, tuple[GroupPrice, ...], Counter[int]]] = []
+    groups: list[TreeGroup] = []
+
+    def visit(part: Nest) -> int:
+        inner = () if isinstance(part, int) else tuple(visit(p) for p in part)
+        ranks = ranks_of(part)
+        name, prices = prices_of(ranks)
+        of_parts = tuple(groups[i].kind for i in inner)
+        key = (name, of_parts)
+        if key not in kinds:
+            kinds[key] = len(made)
+            made.append((len(ranks), _useful(prices), Counter(of_parts)))
+        groups.append(TreeGroup(ranks[0], ranks[-1] + 1, kinds[key], inner))
+        return len(groups) - 1
+
+    visit(nest)
+    # Parts were numbered before what they are parts of: turned round, the whole is first.
+    last_kind, last_group = len(made) - 1, len(groups) - 1
+    return GroupTree(
+        tuple(
+            GroupKind(size, prices, {last_kind - k: count for k, count in parts.items()})
+            for size, prices, parts in reversed(made)
+        ),
+        tuple(
+            TreeGroup(g.first, g.stop, last_kind - g.kind, tuple(last_group - p for p in g.parts))
+            for g in reversed(groups)
+        ),
+    )
+
+
+def _useful(prices: tuple[GroupPrice, ...]) -> tuple[GroupPrice, ...]:
+    """Leave out prices that hold nothing, or that another price of the group is no worse than."""
+    held = [(price, longest_sequence(price)) for price in prices]
+    usable = [price for price, longest in held if longest > 0]
+    if len(usable) < 2:
+        return tuple(usable)
+    most = max(longest for _, longest in held)
+    lengths = np.unique(np.geomspace(1, most, _COMPARED_LENGTHS).round())
+    return undominated(usable, lengths)

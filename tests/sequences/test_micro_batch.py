@@ -1,0 +1,53 @@
+"""Deals of one micro-batch beside brute force and the paper's programme."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from megatron_hetero.sequences.deal.micro_batch import deal_micro_batch
+from megatron_hetero.sequences.deal.price_table import price_table
+from tests.sequences.exact import brute_force, paper_programme, random_tree
+
+NUM_CASES = 300
+
+
+def test_the_search_is_within_two_percent_of_the_optimum_and_its_bound_is_not_above() -> None:
+    """300 deals of 2 to 5 sequences on 4 ranks, half of them on unlike ranks."""
+    chance, num_possible = random.Random(24), 0
+    while num_possible < NUM_CASES:
+        tree = random_tree(chance, 4, unlike=bool(num_possible % 2))
+        longest = tree.longest_sequence
+        lengths = [
+            int(chance.choice([chance.uniform(5, 60), chance.uniform(20, 0.7 * longest)]))
+            for _ in range(chance.randint(2, 5))
+        ]
+        table = price_table(tree, lengths)
+        best = brute_force(table)
+        exact = paper_programme(table)
+        assert exact == pytest.approx(best, rel=1e-6), (lengths, best)
+        found = deal_micro_batch(table, range(len(lengths)))
+        if math.isinf(best):
+            assert found is None
+            continue
+        num_possible += 1
+        assert found is not None and found.seconds <= best * 1.02, (lengths, best)
+        assert found.bound_s <= best * (1 + 1e-9), (lengths, best)
+        assert found.seconds >= best * (1 - 1e-9)
+
+
+@pytest.mark.slow
+def test_the_bound_holds_on_eight_ranks() -> None:
+    chance = random.Random(7)
+    for number in range(60):
+        tree = random_tree(chance, 8, unlike=bool(number % 2))
+        lengths = [int(chance.uniform(5, 0.3 * tree.longest_sequence)) for _ in range(7)]
+        table = price_table(tree, lengths)
+        exact = paper_programme(table)
+        found = deal_micro_batch(table, range(len(lengths)))
+        assert (found is None) == math.isinf(exact)
+        if found is not None:
+            assert found.bound_s <= exact * (1 + 1e-6)
+            assert exact * (1 - 1e-6) <= found.seconds <= exact * 1.02, (number, lengths)
