@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_hetero.cluster.spec import Cluster, Device, GpuType
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.memory.libraries import kept_free, memory_kind
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import InfeasiblePlanError, UnsupportedError
@@ -49,19 +50,22 @@ def cluster_groups(
         InfeasiblePlanError: a GPU cannot hold the model beside its optimizer.
         UnsupportedError: no GPU can train in the job's precision.
     """
+    _refuse_models(workload)
     usable = _usable(cluster, workload)
     nest, devices = _nest(cluster, usable)
-    types: dict[str, GpuType] = {cluster.gpu_type(d).name: cluster.gpu_type(d) for d in devices}
-    reserve = cluster.limits.memory_reserve_bytes
-    rates = {
-        name: token_rates(workload, gpu, len(devices), reserve, profile)
-        for name, gpu in types.items()
+    nodes = {memory_kind(n): n for n in (cluster.node_by_name[d.node] for d in devices)}
+    by_kind = {
+        kind: token_rates(
+            workload, node.gpu_type, len(devices), kept_free(cluster, node, 1, 0), profile
+        )
+        for kind, node in nodes.items()
     }
-    for name, found in rates.items():
+    rates = {n.name: by_kind[memory_kind(n)] for n in cluster.nodes if memory_kind(n) in by_kind}
+    for found in by_kind.values():
         if found.room_bytes <= found.token_bytes:
             missing = (found.token_bytes - found.room_bytes) / (1 << 30)
             raise InfeasiblePlanError(
-                f"{name} cannot hold the whole model beside its gradients and optimizer: "
+                f"{found.gpu_name} cannot hold the whole model beside its gradients and optimizer: "
                 f"{missing:.1f} GiB are missing. Groups of sequences have no tensor or pipeline "
                 "parallelism; use --use-distributed-optimizer, a smaller model, or "
                 "`megatron-hetero plan` with a fixed --seq-length."
@@ -69,7 +73,7 @@ def cluster_groups(
 
     def prices_of(ranks: tuple[int, ...]) -> tuple[object, tuple]:  # type: ignore[type-arg]
         own = [devices[r] for r in ranks]
-        of = [rates[cluster.gpu_type(d).name] for d in own]
+        of = [rates[d.node] for d in own]
         places = {node: i for i, node in enumerate(dict.fromkeys(d.node for d in own))}
         links = sorted(
             {
@@ -86,14 +90,28 @@ def cluster_groups(
             for b in places
             if a != b
         )
-        name = (tuple((r.gpu_name, places[d.node]) for r, d in zip(of, own, strict=True)),
+        name = (tuple((r, places[d.node]) for r, d in zip(of, own, strict=True)),
                 tuple(links), lines)  # fmt: skip
         if only_alike and len({r.gpu_name for r in of}) > 1:
             return name, ()
         return name, modelled_prices(workload, cluster, own, of, window, rule)
 
     tree = make_tree(nest, prices_of)
-    return ClusterGroups(tree, devices, tuple(rates[cluster.gpu_type(d).name] for d in devices))
+    return ClusterGroups(tree, devices, tuple(rates[d.node] for d in devices))
+
+
+def _refuse_models(workload: Workload) -> None:
+    model = workload.model
+    names = {
+        "--multi-latent-attention": bool(model.kv_lora_rank),
+        "--moe-layer-freq": bool(model.moe_layer_freq),
+    }
+    for name, is_set in names.items():
+        if is_set:
+            raise UnsupportedError(
+                f"{name}: what its sequences cost on groups of GPUs is not modelled yet; "
+                "`megatron-hetero plan` with a fixed --seq-length plans it"
+            )
 
 
 def _usable(cluster: Cluster, workload: Workload) -> list[Device]:

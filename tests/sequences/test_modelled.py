@@ -9,6 +9,7 @@ import pytest
 
 from megatron_hetero.cluster.spec import Limits, Link
 from megatron_hetero.cost.memory.device import StateHolders, stage_memory
+from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.cost.work.pieces import price_pieces
 from megatron_hetero.cost.work.profile import PIECES, PointKey, Profile, _shape_key
@@ -23,6 +24,7 @@ from megatron_hetero.sequences.price.token_rates import token_rates
 from tests.cost.builders import FAST, OLD, SLOW, make_cluster, make_workload
 
 NEAR = Link(200e9, 2e-6)
+NONE_KEPT = KeptFree(0, 0)
 
 
 def job(**changes: object) -> Workload:
@@ -48,8 +50,8 @@ def whole_model(workload: Workload, gpu: object, length: int) -> tuple[float, fl
     rows = padded_vocab_size(at.model)
     pieces = price_pieces(at, None, [(gpu, share)], NEAR, rows)  # type: ignore[list-item]
     memory = stage_memory(
-        at, gpu, share, first=True, last=True, num_in_flight=1, vocab_rows=rows, reserve_bytes=0,
-        holders=StateHolders(4, 4),
+        at, gpu, share, first=True, last=True, num_in_flight=1, vocab_rows=rows,
+        kept_free=NONE_KEPT, holders=StateHolders(4, 4),
     )  # type: ignore[arg-type]  # fmt: skip
     count = at.model.num_layers
     return pieces.stage(count, True, True).total_s, float(memory.peak_bytes(count))
@@ -58,7 +60,7 @@ def whole_model(workload: Workload, gpu: object, length: int) -> tuple[float, fl
 @pytest.mark.parametrize("gpu", [FAST, SLOW], ids=lambda g: g.name)
 @pytest.mark.parametrize("length", [512, 20_000, 131_072])
 def test_one_gpu_takes_what_the_planners_model_says(gpu: object, length: int) -> None:
-    rates = token_rates(job(), gpu, 4, 0)  # type: ignore[arg-type]
+    rates = token_rates(job(), gpu, 4, NONE_KEPT)  # type: ignore[arg-type]
     seconds, num_bytes = whole_model(job(), gpu, length)
     found = rates.fixed_s + length * (rates.token_s + rates.pair_s * length / 2)
     assert found == pytest.approx(seconds, rel=2e-3)
@@ -68,9 +70,9 @@ def test_one_gpu_takes_what_the_planners_model_says(gpu: object, length: int) ->
 
 def test_unfused_attention_keeps_memory_for_pairs() -> None:
     workload = replace(job(), training=replace(job().training, precision="fp16"))
-    rates = token_rates(workload, OLD, 4, 0)
+    rates = token_rates(workload, OLD, 4, NONE_KEPT)
     assert not rates.is_fused and rates.pair_bytes > 0
-    assert token_rates(job(), FAST, 4, 0).pair_bytes == pytest.approx(0.0, abs=1e-6)
+    assert token_rates(job(), FAST, 4, NONE_KEPT).pair_bytes == pytest.approx(0.0, abs=1e-6)
 
 
 def test_measured_times_stretch_modelled_ones() -> None:
@@ -83,8 +85,8 @@ def test_measured_times_stretch_modelled_ones() -> None:
         key = PointKey("FAST", "bf16", 1, piece, "full", False, _shape_key(workload.model))
         slower = PassTimes(2 * part[piece].forward_s, 2 * part[piece].backward_s)
         points[key] = ((workload.training.micro_batch_size, slower),)
-    plain = token_rates(workload, FAST, 4, 0)
-    measured = token_rates(workload, FAST, 4, 0, Profile(points))
+    plain = token_rates(workload, FAST, 4, NONE_KEPT)
+    measured = token_rates(workload, FAST, 4, NONE_KEPT, Profile(points))
     assert measured.is_measured and not plain.is_measured
     assert measured.token_s == pytest.approx(2 * plain.token_s, rel=1e-6)
     assert measured.pair_s == pytest.approx(2 * plain.pair_s, rel=1e-6)

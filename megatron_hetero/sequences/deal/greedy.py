@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron_hetero.sequences.deal.packing import Packing
+from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.price_table import PriceTable
 
 
 def greedy_parts(
     table: PriceTable, sequences: Sequence[int], fill: float = 1.0
-) -> list[tuple[Packing, list[int]]]:
+) -> list[tuple[PackedGroups, list[int]]]:
     """Deal sequences, to as many micro-batches as memory asks for.
 
     Each sequence opens a group of the kind that takes the fewest seconds of ranks for it, while
@@ -40,7 +40,7 @@ def greedy_parts(
     return found
 
 
-def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[Packing, list[int]]:
+def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, list[int]]:
     """Fill one micro-batch from sequences that are sorted, the longest first, up to the memory of
     `most_ranks` ranks."""
     tree = table.tree
@@ -61,7 +61,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[Packing, list[in
             counts[kind] -= 1
         if tree.num_ranks <= sum(k.size * c for k, c in zip(tree.kinds, counts, strict=True)):
             break
-    packing = Packing(table, ways)
+    packing = PackedGroups(table, ways)
     everywhere = np.arange(len(ways))
     taken, filled = list[int](), 0.0
     for s, part in enumerate(table.ranks_filled):
@@ -69,7 +69,7 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[Packing, list[in
             taken.append(s)
             filled += float(part)
     # Groups are numbered by the sequences that are in it.
-    only = Packing(table.of(taken), ways)
+    only = PackedGroups(table.of(taken), ways)
     for position, sequence in enumerate(taken):
         only.put(position, int(packing.group_of[sequence]))
     only.improve(0.0)

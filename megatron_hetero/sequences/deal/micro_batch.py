@@ -15,7 +15,7 @@ import numpy as np
 from megatron_hetero.sequences.deal.buckets import Buckets, bucketed
 from megatron_hetero.sequences.deal.dealt import DealtGroup, MicroBatch
 from megatron_hetero.sequences.deal.greedy import greedy_parts
-from megatron_hetero.sequences.deal.packing import Packing, packed
+from megatron_hetero.sequences.deal.packing import PackedGroups, packed
 from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
 from megatron_hetero.sequences.deal.price_table import PriceTable
 from megatron_hetero.sequences.deal.programme import Programme
@@ -45,7 +45,7 @@ class _Search:
     table: PriceTable
     buckets: Buckets
     low_s: float
-    best: Packing | None = None
+    best: PackedGroups | None = None
     reason: str = ""
 
     @property
@@ -58,7 +58,7 @@ class _Search:
         """Return whether the best packing is close to the bound."""
         return self.best_s <= self.low_s * (1 + ENOUGH)
 
-    def offer(self, packing: Packing | None) -> None:
+    def offer(self, packing: PackedGroups | None) -> None:
         """Keep a packing if it is the best, improved."""
         if packing is None:
             return
@@ -81,7 +81,7 @@ def deal_micro_batch(table: PriceTable, sequences: Sequence[int]) -> MicroBatch 
     greedy = greedy_parts(own, range(len(sequences)))
     if len(greedy) == 1:
         packing, order = greedy[0]
-        again = Packing(own, [int(way) for way in packing.ways])
+        again = PackedGroups(own, [int(way) for way in packing.ways])
         for position, sequence in enumerate(order):
             again.put(sequence, int(packing.group_of[position]))
         search.offer(again)
@@ -188,7 +188,7 @@ def _raise_bound(search: _Search, programme: PatternProgramme) -> None:
 
 
 def made_micro_batch(
-    packing: Packing, sequences: Sequence[int], bound_s: float, reason: str
+    packing: PackedGroups, sequences: Sequence[int], bound_s: float, reason: str
 ) -> MicroBatch:
     """Put the groups of a packing on ranks.
 

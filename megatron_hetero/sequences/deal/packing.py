@@ -23,7 +23,7 @@ _LATER = 0.01
 _LOOKED_AT = 50
 
 
-class Packing:
+class PackedGroups:
     """Groups, each of one way, and the sequences in them; of one micro-batch, or of several.
 
     `micro_batch[g]` is the number of the micro-batch of group g.  What is lowered is the sum, over
@@ -228,7 +228,7 @@ def packed(
     num_groups: npt.NDArray[np.int64],
     dealt: Floats,
     seconds: float,
-) -> Packing | None:
+) -> PackedGroups | None:
     """Pack sequences as a solution of the aggregated programme says.
 
     First each goes to the group that is done first with it; where memory does not allow that, to
@@ -255,14 +255,14 @@ def packed(
     groups_of = {int(way): np.flatnonzero(ways == way) for way in np.unique(ways)}
     order = np.argsort(-table.rank_seconds, kind="stable")
     for in_time_s in (None, seconds * (1 + _LATER), float("inf")):
-        packing = Packing(table, [int(way) for way in ways])
+        packing = PackedGroups(table, [int(way) for way in ways])
         if _pack(packing, order, wished, groups_of, in_time_s):
             return packing
     return None
 
 
 def _pack(
-    packing: Packing,
+    packing: PackedGroups,
     order: npt.NDArray[np.int64],
     wished: npt.NDArray[np.int64],
     groups_of: Mapping[int, npt.NDArray[np.int64]],

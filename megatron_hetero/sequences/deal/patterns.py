@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, csr_array, hstack
 
-from megatron_hetero.sequences.deal.packing import Packing
+from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.price_table import PriceTable
 from megatron_hetero.sequences.deal.programme import Answer, nest_rows
 from megatron_hetero.sequences.price.group_price import Floats
@@ -106,7 +106,7 @@ class PatternProgramme:
         known."""
         return None if self._patterns.open else np.asarray(np.unique(self._patterns.seconds))
 
-    def solve(self, seconds: float) -> tuple[Answer, Packing | None]:
+    def solve(self, seconds: float) -> tuple[Answer, PackedGroups | None]:
         """Ask whether no group needs to take more than `seconds`; where the patterns are few, the
         answer comes with a deal."""
         table, patterns = self._table, self._patterns
@@ -159,7 +159,9 @@ class PatternProgramme:
             return "unknown", None
         if not self._is_whole:
             return "possible", None
-        packing = Packing(table, [int(way[p]) for p in np.flatnonzero(found.x[: len(way)] > 0.5)])
+        packing = PackedGroups(
+            table, [int(way[p]) for p in np.flatnonzero(found.x[: len(way)] > 0.5)]
+        )
         for group, pattern in enumerate(np.flatnonzero(found.x[: len(way)] > 0.5)):
             for sequence in np.flatnonzero(members[pattern]):
                 packing.put(int(sequence), group)

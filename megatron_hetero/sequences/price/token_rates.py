@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.device import StateHolders, stage_memory
+from megatron_hetero.cost.memory.libraries import KeptFree
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
     embedding_times,
@@ -54,7 +55,7 @@ def token_rates(
     workload: Workload,
     gpu: GpuType,
     num_ranks: int,
-    reserve_bytes: int,
+    kept_free: KeptFree,
     profile: Profile | None = None,
 ) -> TokenRates:
     """Price tokens on a GPU.
@@ -63,7 +64,7 @@ def token_rates(
         workload: its sequence length and micro-batch size do not matter.
         gpu: the type.
         num_ranks: of the job, which divide the states of a distributed optimizer.
-        reserve_bytes: left to others.
+        kept_free: memory that holds no tensors of Megatron's.
         profile: measured times; they stretch or shrink all modelled ones alike.
     """
     once, twice, thrice = (_seconds(workload, gpu, _AT * i) for i in (1, 2, 3))
@@ -74,7 +75,7 @@ def token_rates(
     square_s = (core[2] - 2 * core[1] + core[0]) / (2 * _AT**2)
     core_token_s = (core[1] - core[0]) / _AT - 3 * _AT * square_s
     ratio, is_measured = _measured_ratio(workload, gpu, profile)
-    one, two, three = (_bytes(workload, gpu, _AT * i, num_ranks, reserve_bytes) for i in (1, 2, 3))
+    one, two, three = (_bytes(workload, gpu, _AT * i, num_ranks, kept_free) for i in (1, 2, 3))
     pair_bytes = (three - 2 * two + one) / (2 * _AT**2)
     token_bytes = (two - one) / _AT - 3 * _AT * pair_bytes
     fixed_bytes = one - _AT * token_bytes - _AT**2 * pair_bytes
@@ -132,7 +133,7 @@ def _seconds(workload: Workload, gpu: GpuType, length: int) -> tuple[float, floa
 
 
 def _bytes(
-    workload: Workload, gpu: GpuType, length: int, num_ranks: int, reserve_bytes: int
+    workload: Workload, gpu: GpuType, length: int, num_ranks: int, kept_free: KeptFree
 ) -> float:
     """Count the bytes on the GPU with one sequence of a length."""
     model = workload.model
@@ -145,7 +146,7 @@ def _bytes(
         last=True,
         num_in_flight=1,
         vocab_rows=padded_vocab_size(model),
-        reserve_bytes=reserve_bytes,
+        kept_free=kept_free,
         holders=StateHolders(divided, divided),
     )
     return float(memory.peak_bytes(model.num_layers))
