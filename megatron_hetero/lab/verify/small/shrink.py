@@ -23,6 +23,9 @@ _HEAD_SIZE = 8
 _MIN_HIDDEN = 32
 _MAX_EXPERTS = 8
 _MIN_SEQUENCE = 32
+_MAX_UNIT = 32
+"""Query groups that shares may ask for; each is four heads at most, and all of them the width of
+the model."""
 RECOMPUTE_FLAGS = (
     "--recompute-activations",
     "--recompute-granularity",
@@ -60,8 +63,11 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     """
     small_plan = _with_fewer_layers(plan, max_layers)
     model, training = workload.model, workload.training
-    unit = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
-    groups = unit
+    unit = groups = lcm(*plan.layout.tensor_parallel_widths, *_share_totals(plan.layout))
+    if unit > _MAX_UNIT:
+        # Shares that divide nothing small are rounded, as they are in the job itself.
+        unit = lcm(*plan.layout.tensor_parallel_widths)
+        groups = _multiple(min(model.num_query_groups, _MAX_UNIT), unit)
     queries_per_group = min(model.num_attention_heads // model.num_query_groups, 4)
     if model.num_query_groups == model.num_attention_heads:
         while groups * _HEAD_SIZE < _MIN_HIDDEN:

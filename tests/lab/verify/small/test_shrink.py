@@ -95,3 +95,10 @@ def test_the_one_process_has_the_plans_micro_batches(layout: str, size: int) -> 
 def test_quick_geglu_is_not_trained_as_swiglu() -> None:
     job = replace(workload(gated_mlp=True), megatron_args=("--quick-geglu",))
     assert "--swiglu" not in shrink(plan("tp2:4 @1"), job).model_args
+
+
+def test_shares_that_divide_nothing_small_leave_the_model_small() -> None:
+    """Shares of 29:48 had made a model of 4,928 columns, whose norm rounds beyond its bound."""
+    job = workload(num_layers=4, num_attention_heads=24, num_query_groups=8)
+    small = shrink(plan("tp1:2,tp2(29:48):2 @4"), job).model
+    assert (small.num_query_groups, small.num_attention_heads, small.hidden_size) == (8, 24, 192)
