@@ -26,7 +26,6 @@ from megatron_hetero.model.spec import Workload  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.plan.plan import Plan  # noqa: E402
 from megatron_hetero.planner import plan_and_explain  # noqa: E402
-from tools.bench_settings import files_of  # noqa: E402
 from tools.results import Table  # noqa: E402
 
 GIB = 1 << 30
@@ -41,7 +40,8 @@ def jobs(folders: list[Path]) -> list[tuple[str, Cluster, Workload]]:
     """Return the name, the cluster and the job of every model in the folders."""
     found = []
     for folder in folders:
-        cluster = load_cluster(files_of(folder)[0])
+        clusters = [folder / name for name in ("cluster.yaml", "before.yaml")]
+        cluster = load_cluster(next(path for path in clusters if path.exists()))
         models = [*folder.glob("*.flags"), *folder.glob("*.sh"), *folder.glob("config.json")]
         for model in sorted(models):
             workload = load_workload(model, OPTIONS.get(model.name, "").split())
