@@ -36,6 +36,15 @@ def test_the_figures_of_a_step(capsys) -> None:
     assert {"slow -> fast", "fast -> slow", "fast:0 out", "fast:1 in"} <= names
 
 
+def test_stock_plans_can_be_simulated_under_another_trainer(capsys) -> None:
+    found = {}
+    for sends in ("as-run", "buffered"):
+        assert simulate("tp1:4,tp1:5,tp1:8,tp1:7 @8", "--json", "--sends", sends) == 0
+        found[sends] = json.loads(capsys.readouterr().out)
+    assert [found[sends]["sends"] for sends in found] == ["waited", "buffered"]
+    assert found["buffered"]["step_time_s"] < found["as-run"]["step_time_s"]
+
+
 def test_the_words_say_who_runs_the_plan(capsys) -> None:
     assert simulate("tp1:4,tp1:5,tp1:8,tp1:7 @8") == 0
     words = " ".join(capsys.readouterr().out.split())
