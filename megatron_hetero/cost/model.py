@@ -133,7 +133,9 @@ class CostModel(UnitPrices):
         model, made = self.workload.model, dict[tuple[object, ...], StageMemory]()
         some = stage.recompute_num_layers
         found = []
-        shares = member_shares(model, stage.width, stage.shares, stage.context_parallel)
+        shares = member_shares(
+            model, stage.width, stage.shares, stage.context_parallel, stage.expert_shares
+        )
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]
             key = (*memory_kind(node), share)

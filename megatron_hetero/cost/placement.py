@@ -34,7 +34,8 @@ class PlacedStage:
     `recompute`: None is the job's own; with "full", `recompute_num_layers` of the stage's layers
     (None: all).  `optimizer_share` is as in a plan; `state_parts` follow from all of them
     (`with_optimizer_shares`): the parts of the distributed optimizer's states that its devices
-    keep; None is as much as every other holder.
+    keep; None is as much as every other holder.  `expert_shares`: whole experts by device; None is
+    a part of every expert on each (the search makes no others).
     """
 
     devices: tuple[Device, ...]
@@ -45,6 +46,7 @@ class PlacedStage:
     state_parts: StateParts | None = None
     optimizer_share: int | None = None
     context_parallel: int = 1
+    expert_shares: tuple[int, ...] | None = None
 
     @cached_property
     def width(self) -> int:
@@ -160,6 +162,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     stage.recompute,
                     stage.recompute_num_layers,
                     context_parallel=stage.shape.context_parallel,
+                    expert_shares=stage.shape.expert_shares,
                 )
             )
         placed = PlacedReplica(

@@ -156,15 +156,21 @@ class UnitPrices:
 
     def stage_pieces(self, stage: PlacedStage, vocab_rows: int) -> PieceTimes:
         """Time the model's pieces on the GPUs of a stage."""
-        if stage.context_parallel == 1:
+        if stage.context_parallel == 1 and stage.expert_shares is None:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
         nodes = tuple(device.node for device in devices)
-        key = (nodes, stage.shares, vocab_rows, stage.context_parallel)
+        key = (nodes, stage.shares, vocab_rows, stage.context_parallel, stage.expert_shares)
         if key not in self._pieces:
             members = zip(
                 [self.cluster.gpu_type(device) for device in devices],
-                member_shares(self.workload.model, width, stage.shares, stage.context_parallel),
+                member_shares(
+                    self.workload.model,
+                    width,
+                    stage.shares,
+                    stage.context_parallel,
+                    stage.expert_shares,
+                ),
                 strict=True,
             )
             self._pieces[key] = price_pieces(

@@ -71,13 +71,16 @@ def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[R
 def _sort_stage(stage: Stage, rank_of_device: dict[str, int]) -> Stage:
     order = sorted(range(len(stage.devices)), key=lambda i: rank_of_device[stage.devices[i]])
     shares = stage.shape.shares
+    experts = stage.shape.expert_shares
     if stage.shape.context_parallel > 1 and shares is not None:
         # Each group of tensor-parallel ranks has the same shares, so its order has to stay.
         return stage
     if shares is not None:
         shares = tuple(shares[i] for i in order)
+    if experts is not None:
+        experts = tuple(experts[i] for i in order)
     return replace(
         stage,
         devices=tuple(stage.devices[i] for i in order),
-        shape=replace(stage.shape, shares=shares),
+        shape=replace(stage.shape, shares=shares, expert_shares=experts),
     )

@@ -240,7 +240,9 @@ def _stage_text(stage: Stage | None) -> str | None:
         return None
     context = stage.shape.context_parallel
     groups = f"cp{context}" if context > 1 else ""
-    return f"tp{stage.shape.tensor_parallel}{groups}, {_layers(stage)}"
+    table = stage.shape.expert_shares
+    experts = f"ep({':'.join(map(str, table))})" if table else ""
+    return f"tp{stage.shape.tensor_parallel}{groups}{experts}, {_layers(stage)}"
 
 
 def _shares(stage: Stage) -> str:

@@ -2,9 +2,11 @@
 
     layout  := replica ('|' replica)*
     replica := stage (',' stage)* '@' COUNT ['x' SIZE]
-    stage   := 'tp' WIDTH ['(' share (':' share)* ')'] ['cp' SIZE] ':' LAYERS
+    stage   := 'tp' WIDTH [shares] ['cp' SIZE] ['ep' WIDTH [shares]] ':' LAYERS
+    shares  := '(' share (':' share)* ')'
 
 COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
+`ep` deals whole experts out to the devices of the tensor-parallel group, equally or by shares.
 White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
 """
 
@@ -95,10 +97,22 @@ class _Parser:
         context = 1
         if self.accept("cp"):
             context = self.number("a context-parallel size after 'cp'", MAX_CONTEXT_PARALLEL)
+        experts = self.experts(width) if self.accept("ep") else None
         if not self.accept(":"):
             self.fail("expected ':' and the stage's number of layers")
         num_layers = self.number("a number of layers after ':'", MAX_LAYERS)
-        return StageShape(width, num_layers, shares, context)
+        return StageShape(width, num_layers, shares, context, experts)
+
+    def experts(self, width: int) -> tuple[int, ...]:
+        start = self.position
+        size = self.number("an expert-parallel size after 'ep'", MAX_TENSOR_PARALLEL)
+        if size != width:
+            self.fail(
+                f"an expert-parallel size of {size}; experts are dealt out inside the "
+                f"tensor-parallel group, so it is {width}, or 'ep' is left out",
+                start,
+            )
+        return self.shares(width) if self.accept("(") else (1,) * width
 
     def shares(self, width: int) -> tuple[int, ...]:
         start = self.position - 1

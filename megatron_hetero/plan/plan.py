@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from megatron_hetero.cluster.makers import Library
-from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.model.spec import ONLY_IF_SET, Precision, Workload
 
 PLAN_SCHEMA_VERSION = 1
 
@@ -30,17 +30,26 @@ class StageShape:
     `shares` gives each device's part of heads, MLP columns and vocabulary rows as small integers
     (3:2:2:1); None means equal parts.  With `context_parallel` c there are c such groups, each of
     which holds all of the stage's weights and one c-th of every sequence.
+
+    `expert_shares`, one for each device, deals whole experts out to the devices of a group (expert
+    parallelism inside the stage); None divides every expert among all of them.
     """
 
     tensor_parallel: int
     num_layers: int
     shares: tuple[int, ...] | None = None
     context_parallel: int = 1
+    expert_shares: tuple[int, ...] | None = field(default=None, metadata=ONLY_IF_SET)
 
     def __str__(self) -> str:
         shares = "" if self.shares is None else f"({':'.join(map(str, self.shares))})"
         context = "" if self.context_parallel == 1 else f"cp{self.context_parallel}"
-        return f"tp{self.tensor_parallel}{shares}{context}:{self.num_layers}"
+        experts = ""
+        if self.expert_shares is not None:
+            table = f"({':'.join(map(str, self.expert_shares))})"
+            is_equal = len(set(self.expert_shares)) == 1
+            experts = f"ep{len(self.expert_shares)}{'' if is_equal else table}"
+        return f"tp{self.tensor_parallel}{shares}{context}{experts}:{self.num_layers}"
 
     @property
     def num_devices(self) -> int:

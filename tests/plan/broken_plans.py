@@ -47,6 +47,11 @@ def with_orders(order: str) -> Plan:
     return with_stage(with_stage(PLAN, 0, 0, order=order), 0, 1, order=order)
 
 
+def with_table(plan: Plan, table: tuple[int, ...]) -> Plan:
+    """Replica 0's first stage deals its experts out."""
+    return with_shape(plan, 0, 0, expert_shares=table)
+
+
 def _with_context(plan: Plan, size: int) -> Plan:
     """The plan without devices, its first stage on `size` tensor-parallel groups."""
     bare = tuple(
@@ -232,6 +237,17 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             "the last global rank is b:0, but .* last replica, b:2",
         ),
         (replace(PLAN, hosts=PLAN.hosts[::-1]), "the last global rank is a:3"),
+    ],
+    check_workload.experts_can_be_dealt_out: [
+        (
+            with_table(with_model(PLAN, num_experts=6, moe_ffn_hidden_size=192), (1, 1, 1, 1)),
+            r"ep4 does not divide 6 experts .* as in ep4\(2:2:2:1\)",
+        ),
+        (
+            with_table(with_model(PLAN, num_experts=2, moe_ffn_hidden_size=192), (2, 1, 1, 1)),
+            "each of 4 devices an expert, and the model has 2 experts",
+        ),
+        (with_table(PLAN, (1, 1, 1, 1)), "the model has no experts"),
     ],
     check_workload.widths_divide_the_model: [
         (

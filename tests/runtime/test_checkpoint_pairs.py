@@ -29,6 +29,7 @@ DEEP = "tp2:3,tp1:1 @4 | tp1:4 @2"
 WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 CONTEXT = "tp1cp2:3,tp2:1 @4 | tp1:2,tp1cp2:2 @2"
+DEALT = "tp3ep3(2:1:1):3,tp2(3:1)ep2(3:1):1 @4 | tp1:4 @2"
 THREE = "tp2:4 @2 | tp1:1,tp1:3 @2 | tp1:4 @2"
 
 
@@ -52,6 +53,10 @@ PAIRS = {
 }
 MORE_PAIRS = {
     "experts, divided to whole": Pair(UNEVEN, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
+    "experts dealt out, to divided ones": Pair(DEALT, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),
+    "experts divided, to ones dealt out": Pair(
+        UNEVEN, "tp2ep2:2,tp1:2 @4 | tp2ep2(1:3):4 @2", (), (DIVIDED,), model=MIXTRAL_LIKE
+    ),
     "whole to whole": Pair(DEEP, UNEVEN),
     "whole to divided": Pair(WIDE, UNEVEN, (), (DIVIDED,)),
     "bf16, divided to whole": Pair(WIDE, DEEP, (DIVIDED,), (), ("--bf16",)),

@@ -19,13 +19,17 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.parallel.boundary import always_send_parts
-from tests.runtime.workloads import LLAMA_LIKE, plan, workload
+from tests.runtime.workloads import LLAMA_LIKE, MIXTRAL_LIKE, plan, workload
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "unlike depth": ("tp2:3,tp1:1 @4 | tp1:4 @2", {}),
     "sequence parallel, untied": (
         "tp2:2,tp2:2 @3 | tp1:4 @3",
         {"sequence_parallel": True, **LLAMA_LIKE},
+    ),
+    "experts dealt out": (
+        "tp3ep3(2:1:1):2,tp1:2 @3 | tp2(1:3)ep2(3:1):4 @2",
+        MIXTRAL_LIKE,
     ),
 }
 

@@ -48,6 +48,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "tp3(2:1:1):2,tp1:2 @3 | tp2(1:3):4 @2",
         {**MIXTRAL_LIKE, "per_token_loss": True, "use_distributed_optimizer": True},
     ),
+    "experts dealt out": (
+        "tp2ep2:2,tp1:2 @3 | tp2:4 @2",
+        {**MIXTRAL_LIKE, "num_query_groups": 24},
+    ),
+    "experts dealt out unequally": (
+        "tp3ep3(2:1:1):2,tp1:2 @3 | tp2(1:3)ep2(3:1):4 @2",
+        {**DEEPSEEK_LIKE, "per_token_loss": True, "use_distributed_optimizer": True},
+    ),
     "latent attention": ("tp2:2,tp1:2 @3 | tp1:4 @2", {**LATENT, "per_token_loss": True}),
     "latent attention in uneven shares": (
         "tp3(2:1:1):2,tp1:2 @3 | tp2(1:3):4 @2",
@@ -79,6 +87,7 @@ _SLOW = {
     "uneven shares",
     "latent attention",
     "latent attention in uneven shares",
+    "experts dealt out",
     "dense layers below experts in uneven shares",
     "a gate of heads",
 }

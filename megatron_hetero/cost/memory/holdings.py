@@ -45,6 +45,7 @@ class StagePart:
     layers: tuple[int, ...]
     shares: tuple[int, ...] | None
     context_rank: int = 0
+    expert_shares: tuple[int, ...] | None = None
 
 
 def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
@@ -62,6 +63,7 @@ def parts_of_plan(plan: Plan) -> list[list[StagePart]]:
                 ),
                 stage.shape.shares,
                 stage.shape.tensor_parallel,
+                stage.shape.expert_shares,
             )
         ]
         for replica in plan.replicas
@@ -79,6 +81,7 @@ def parts_of_placement(placement: Placement) -> list[list[StagePart]]:
                 tuple(range(first, first + stage.num_layers)),
                 stage.shares,
                 stage.width,
+                stage.expert_shares,
             )
         ]
         for replica in placement.replicas
@@ -86,10 +89,14 @@ def parts_of_placement(placement: Placement) -> list[list[StagePart]]:
 
 
 def _groups(
-    devices: tuple[str, ...], layers: tuple[int, ...], shares: tuple[int, ...] | None, width: int
+    devices: tuple[str, ...],
+    layers: tuple[int, ...],
+    shares: tuple[int, ...] | None,
+    width: int,
+    expert_shares: tuple[int, ...] | None,
 ) -> Iterator[StagePart]:
     for rank, start in enumerate(range(0, len(devices), width)):
-        yield StagePart(devices[start : start + width], layers, shares, rank)
+        yield StagePart(devices[start : start + width], layers, shares, rank, expert_shares)
 
 
 class StateSizes:
@@ -174,6 +181,9 @@ def _intervals(
 
     attention = interval(model.num_query_groups)
     mlp = interval(model.mlp_columns)
+    if stage.expert_shares is not None:
+        edges = shard_edges(model.num_experts, width, stage.expert_shares)
+        mlp = edges[index] / edges[-1], edges[index + 1] / edges[-1]
     for layer in stage.layers:
         yield "attention", layer, attention
         yield "mlp", layer, mlp

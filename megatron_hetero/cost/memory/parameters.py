@@ -20,7 +20,7 @@ def layer_params(model: ModelSpec, share: TensorShare) -> int:
         return mean_of_kinds(model, lambda kind, i: layer_params(kind, share.of_kind(i)))
     hidden, columns = model.hidden_size, share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
-    num_mlps = model.num_experts or 1
+    num_mlps = share.num_experts(model) or 1
     sharded = sum(attention_matrices(model, share)) - whole_latent_params(model)
     sharded += hidden * num_mlps * (first + columns) + sum(shared_expert_matrices(model, share))
     if not model.kv_lora_rank and (model.add_bias_linear or model.add_qkv_bias):

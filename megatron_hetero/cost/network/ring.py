@@ -78,6 +78,8 @@ def ring_key(cluster: Cluster, device: Device) -> tuple[int, Device]:
 
 def held_fraction(model: ModelSpec, stage: PlacedStage) -> float:
     """Return the largest part of a parameter that one member of a stage holds."""
-    if stage.shares is None:
+    experts = stage.expert_shares
+    if stage.shares is None and experts is None:
         return 1 / stage.width
-    return largest_fraction(model, member_shares(model, stage.width, stage.shares))
+    shares = member_shares(model, stage.width, stage.shares, expert_shares=experts)
+    return largest_fraction(model, shares)

@@ -11,7 +11,7 @@ stage has them for the usual number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -28,7 +28,7 @@ from megatron_hetero.plan.communication.communicators import (
 )
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import rank_table
-from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.shards import common_cuts, shard_edges, vocabulary_edges
 
 _Holder = tuple[int, int]
 """(replica, stage)."""
@@ -111,8 +111,11 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
     found |= dict.fromkeys(parts.whole(last, workload.training.sequence_parallel))
     is_partial = workload.training.sequence_parallel or model.qk_layernorm
     for holders, layer in _layer_holders(plan, model):
-        for kind in _kinds_of(model.of_layer(layer)):
+        kind_of_layer = model.of_layer(layer)
+        for kind in _kinds_of(kind_of_layer):
             found |= dict.fromkeys(parts.cut(holders, kind))
+        if kind_of_layer.num_experts:
+            found |= dict.fromkeys(parts.cut_experts(holders))
         found |= dict.fromkeys(parts.whole(holders, is_partial))
     return tuple(found)
 
@@ -120,7 +123,8 @@ def gradient_holders(plan: Plan, workload: Workload) -> tuple[tuple[int, ...], .
 def _kinds_of(model: ModelSpec) -> Iterator[str]:
     """Yield the kinds of units in which a layer divides; those of latents always evenly."""
     yield "groups"
-    yield "columns"
+    if not model.num_experts:
+        yield "columns"
     if model.moe_shared_expert_intermediate_size:
         yield "shared"
     if model.divided_latents:
@@ -160,9 +164,15 @@ class _Parts:
         ranks = tuple(sorted(rank for holder in holders for rank in self._ranks_of[holder]))
         yield from self._exchanged(ranks, is_partial)
 
-    def cut(self, holders: Sequence[_Holder], kind: str) -> Iterator[tuple[int, ...]]:
-        """Yield the holders of each slice of a divided tensor, cut at the edges of all of them."""
-        intervals = {
+    def cut(
+        self,
+        holders: Sequence[_Holder],
+        kind: str,
+        others: Mapping[int, tuple[Fraction, Fraction]] | None = None,
+    ) -> Iterator[tuple[int, ...]]:
+        """Yield the holders of each slice of a divided tensor, cut at the edges of all of them and
+        of `others`, ranks with the interval of each."""
+        intervals = dict(others or {}) | {
             rank: interval
             for r, s in holders
             for rank, interval in self._intervals(r, s, kind).items()
@@ -173,6 +183,24 @@ class _Parts:
                 sorted(rank for rank, (a, b) in intervals.items() if a <= low and high <= b)
             )
             yield from self._exchanged(ranks, is_partial=False)
+
+    def cut_experts(self, holders: Sequence[_Holder]) -> Iterator[tuple[int, ...]]:
+        """Yield the holders of each slice of each expert; on some stages one rank has all of it."""
+        tables = {
+            holder: shard_edges(self._model.num_experts, shape.tensor_parallel, dealt)
+            for holder in holders
+            for shape in (self._plan.replicas[holder[0]].stages[holder[1]].shape,)
+            if (dealt := shape.expert_shares) is not None
+        }
+        divided = [holder for holder in holders if holder not in tables]
+        for expert in common_cuts(list(tables.values()))[:-1] if tables else (0,):
+            whole = {
+                rank: (Fraction(0), Fraction(1))
+                for holder, edges in tables.items()
+                for rank in self._ranks_of[holder]
+                if edges[(place := self._places[rank].tensor_rank)] <= expert < edges[place + 1]
+            }
+            yield from self.cut(divided, "columns", whole)
 
     def _exchanged(self, ranks: tuple[int, ...], is_partial: bool) -> Iterator[tuple[int, ...]]:
         """Yield `ranks` unless they agree without an exchange: one rank, or equals of one group."""

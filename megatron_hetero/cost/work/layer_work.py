@@ -117,10 +117,11 @@ def _experts_work(
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    routed = tokens * model.moe_router_topk
+    num_experts = share.num_experts(model)
+    routed = tokens * model.moe_router_topk * num_experts / model.num_experts
     columns = share.mlp_columns
     first = columns * (2 if model.gated_mlp else 1)
-    products = tuple(2.0 * routed / model.num_experts * weight for weight in weights)
+    products = tuple(2.0 * routed / num_experts * weight for weight in weights)
     router = 2.0 * own_tokens * model.hidden_size * model.num_experts
     moved = routed * (4 * model.hidden_size + first + 3 * columns) * element
     shared = shared_expert_matrices(model, share)
@@ -129,9 +130,9 @@ def _experts_work(
         kept = (3 if model.gated_mlp else 2) * share.shared_columns
         moved += (tokens * kept + 3 * own_tokens * model.hidden_size) * element
     return Work(
-        (router, *products * model.num_experts, *(2.0 * tokens * weight for weight in shared)),
+        (router, *products * num_experts, *(2.0 * tokens * weight for weight in shared)),
         _norm_bytes(model, training, share) + moved,
-        model.num_experts * sum(weights) + sum(shared) + router_params(model),
+        num_experts * sum(weights) + sum(shared) + router_params(model),
     )
 
 

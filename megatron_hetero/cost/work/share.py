@@ -21,7 +21,8 @@ class TensorShare:
 
     `mlp_columns` are those of each expert where a layer has experts; `shared_columns` those of its
     shared expert, and `dense_columns` those of the dense layers of a model with layers of unlike
-    kinds (`ModelSpec.kinds`).
+    kinds (`ModelSpec.kinds`).  With `experts` it holds so many whole experts of each layer; with 0,
+    its columns of every one.
 
     `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.  With
     `context_parallel` c it computes one c-th of every sequence.
@@ -35,12 +36,19 @@ class TensorShare:
     context_parallel: int = 1
     shared_columns: int = 0
     dense_columns: int = 0
+    experts: int = 0
 
     def of_kind(self, index: int) -> TensorShare:
         """Return the share in a layer of number `index` of `ModelSpec.kinds`."""
         if index == 0:
             return replace(self, dense_columns=0)
-        return replace(self, mlp_columns=self.dense_columns, shared_columns=0, dense_columns=0)
+        return replace(
+            self, mlp_columns=self.dense_columns, shared_columns=0, dense_columns=0, experts=0
+        )
+
+    def num_experts(self, model: ModelSpec) -> int:
+        """Count the experts of a layer of which this member holds anything."""
+        return self.experts or model.num_experts
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the tokens of a micro-batch that its group computes."""
@@ -67,6 +75,7 @@ def member_shares(
     width: int,
     shares: tuple[int, ...] | None = None,
     context_parallel: int = 1,
+    expert_shares: tuple[int, ...] | None = None,
 ) -> tuple[TensorShare, ...]:
     """Return the shares of all members, in rank order: of each context-parallel rank's group in
     turn.
@@ -75,9 +84,23 @@ def member_shares(
         width: of the tensor-parallel group.
         shares: of each member; None is equal ones.
         context_parallel: groups that divide each sequence.
+        expert_shares: whole experts of each member; None is a part of every expert.
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
+    if expert_shares is not None:
+        # What is divided is all but the experts, which are whole where they are.
+        others = replace(model, moe_ffn_hidden_size=width * model.moe_ffn_hidden_size)
+        edges = shard_edges(model.num_experts, width, expert_shares)
+        counts = [stop - start for start, stop in pairwise(edges)]
+        return tuple(
+            replace(share, mlp_columns=model.moe_ffn_hidden_size, experts=count)
+            for share, count in zip(
+                member_shares(others, width, shares, context_parallel),
+                counts * context_parallel,
+                strict=True,
+            )
+        )
     groups = model.num_query_groups
     dense = model.ffn_hidden_size if model.moe_layer_freq else 0
     units = groups, model.mlp_columns, model.moe_shared_expert_intermediate_size, dense
@@ -129,6 +152,10 @@ def least_shares(model: ModelSpec, width: int) -> tuple[TensorShare, ...]:
     return tuple(dict.fromkeys(replace(member, shares=None, index=0) for member in members))
 
 
+def _dealt(model: ModelSpec, share: TensorShare) -> int:
+    return model.num_experts if share.experts else 1
+
+
 def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
     """Return the largest part of a layer's divided parameters that one member holds."""
     return max(
@@ -136,7 +163,7 @@ def largest_fraction(model: ModelSpec, shares: Sequence[TensorShare]) -> float:
         for share in shares
         for held, number in (
             (share.query_groups, model.num_query_groups),
-            (share.mlp_columns, model.mlp_columns),
+            (share.mlp_columns * max(share.experts, 1), model.mlp_columns * _dealt(model, share)),
             (share.shared_columns, model.moe_shared_expert_intermediate_size),
             (share.dense_columns, model.ffn_hidden_size),
         )

@@ -53,8 +53,7 @@ FOLLOWED: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--adlr-autoresume --checkpoint-activations --no-position-embedding --no-pad-vocab-size "
-        "--warmup",
+        "--adlr-autoresume --checkpoint-activations --no-pad-vocab-size --warmup",
         "Megatron itself fails or leaves",
         by_presence=True,
     ),
@@ -78,7 +77,8 @@ FOLLOWED: tuple[Support, ...] = (
         "--adlr-autoresume-interval --apply-residual-connection-post-layernorm "
         "--ckpt-fully-parallel-save --disable-msc --dist-ckpt-format "
         "--dist-ckpt-save-pre-mcore-014 --exit-signal-handler-for-dataloader "
-        "--fp16-lm-cross-entropy --mup-width-mult --openai-gelu --rope-scaling-factor "
+        "--fp16-lm-cross-entropy --no-position-embedding --mup-width-mult "
+        "--openai-gelu --rope-scaling-factor "
         "--use-dist-ckpt --use-flash-attn --use-mcore-models",
         neutral="unread",
     ),

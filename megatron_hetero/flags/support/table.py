@@ -13,7 +13,8 @@ SUPPORT: tuple[Support, ...] = (
         "--global-batch-size --micro-batch-size --num-virtual-stages-per-pipeline-rank "
         "--num-layers-per-virtual-pipeline-stage --decoder-first-pipeline-num-layers "
         "--decoder-last-pipeline-num-layers --account-for-embedding-in-pipeline-split "
-        "--account-for-loss-in-pipeline-split --context-parallel-size --batch-size",
+        "--account-for-loss-in-pipeline-split --context-parallel-size --batch-size "
+        "--expert-model-parallel-size --expert-tensor-parallel-size",
     ),
     Support(
         "proved",
@@ -71,7 +72,6 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--expert-model-parallel-size "
         "--fp4-format --fp32-residual-connection --mtp-num-layers "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
         "--phase-transition-iterations --eval-global-batch-size --eval-micro-batch-size --sft "
@@ -188,7 +188,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--expert-tensor-parallel-size --expert-tensor-parallel-num-weight-shards "
+        "--expert-tensor-parallel-num-weight-shards "
         "--moe-enable-routing-replay --moe-paged-stash --moe-routing-trace-path "
         "--save-tokens-per-expert-interval",
         by_presence=True,

@@ -116,7 +116,8 @@ TABLE: tuple[Entry, ...] = (
         "--cross-entropy-fusion-impl --fused-residual-rmsnorm --use-te-activation-func "
         "--use-transformer-engine-op-fuser --use-grouped-gemm-for-dense-mlp --te-rng-tracker "
         "--inference-rng-tracker --moe-permute-fusion --moe-router-fusion "
-        "--moe-shared-expert-overlap --use-grouped-gemm-for-shared-expert --mla-down-proj-fusion "
+        "--apply-layernorm-1p --moe-shared-expert-overlap --use-grouped-gemm-for-shared-expert "
+        "--mla-down-proj-fusion "
         "--moe-token-dispatcher-type --use-fused-weighted-squared-relu --deterministic-mode "
         "--use-precision-aware-optimizer --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
         "--main-params-dtype --te-precision-config-file --use-kitchen-attention "
@@ -148,7 +149,7 @@ TABLE: tuple[Entry, ...] = (
         "kept",
         "--group-query-attention --normalization --position-embedding-type --swiglu "
         "--untie-embeddings-and-output-weights --disable-bias-linear --add-qkv-bias "
-        "--qk-layernorm --activation-func-clamp-value --apply-layernorm-1p "
+        "--qk-layernorm --activation-func-clamp-value "
         "--apply-query-key-layer-scaling --apply-residual-connection-post-layernorm "
         "--apply-wd-to-qk-layernorm --attention-softmax-in-fp32 --embedding-init-method-std "
         "--glu-linear-offset --init-method-std --init-method-xavier-uniform "

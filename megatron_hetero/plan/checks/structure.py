@@ -80,21 +80,23 @@ def _bounded(
 def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
     """Find shares that are not one number from 1 to `MAX_SHARE` for each tensor-parallel rank."""
     for r, s, stage in stages(plan):
-        shares, width = stage.shape.shares, stage.shape.tensor_parallel
-        if shares is None:
-            continue
-        key = stage_key(r, s, "shape", "shares")
-        if len(shares) != width:
-            yield Violation(
-                key,
-                f"{stage_name(r, s)}: {len(shares)} shares for tensor-parallel width {width}; "
-                "give one for each device.",
-            )
-        for share in shares:
-            if not 1 <= share <= MAX_SHARE:
+        width = stage.shape.tensor_parallel
+        for field in ("shares", "expert_shares"):
+            shares = getattr(stage.shape, field)
+            if shares is None:
+                continue
+            key = stage_key(r, s, "shape", field)
+            if len(shares) != width:
                 yield Violation(
-                    key, f"{stage_name(r, s)}: share {share}; allowed is 1 to {MAX_SHARE}."
+                    key,
+                    f"{stage_name(r, s)}: {len(shares)} {field} for tensor-parallel width "
+                    f"{width}; give one for each device.",
                 )
+            for share in shares:
+                if not 1 <= share <= MAX_SHARE:
+                    yield Violation(
+                        key, f"{stage_name(r, s)}: share {share}; allowed is 1 to {MAX_SHARE}."
+                    )
 
 
 def layers_follow_each_other(plan: Plan) -> Iterator[Violation]:

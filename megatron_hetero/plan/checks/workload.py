@@ -44,6 +44,8 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
                     "--transformer-impl transformer_engine.",
                 )
         for words, flag, units in divided_sizes(plan.workload.model):
+            if stage.shape.expert_shares is not None and flag == "--moe-ffn-hidden-size":
+                continue  # each expert is whole
             if shares is None and units % width:
                 yield Violation(
                     key,
@@ -59,9 +61,41 @@ def widths_divide_the_model(plan: Plan) -> Iterator[Violation]:
                 )
 
 
+def experts_can_be_dealt_out(plan: Plan) -> Iterator[Violation]:
+    """Find stages that deal experts out which the model does not have, or not so many of."""
+    if plan.workload is None:
+        return
+    model = plan.workload.model
+    for r, s, stage in stages(plan):
+        shares, width = stage.shape.expert_shares, stage.shape.tensor_parallel
+        if shares is None:
+            continue
+        key, where = stage_key(r, s, "shape", "expert_shares"), stage_name(r, s)
+        if model.num_experts < width:
+            had = f"{model.num_experts} experts" if model.num_experts else "no experts"
+            yield Violation(
+                key,
+                f"{where}: ep{width} gives each of {width} devices an expert, and the model has "
+                f"{had} (--num-experts). Use a smaller width, or leave ep out.",
+            )
+        elif len(set(shares)) == 1 and model.num_experts % width:
+            yield Violation(
+                key,
+                f"{where}: ep{width} does not divide {model.num_experts} experts (--num-experts) "
+                f"evenly. Give shares, as in ep{width}({_example_table(width)}), or another width.",
+            )
+        elif stage.shape.context_parallel > 1:
+            yield Violation(
+                key, f"{where}: ep and cp do not go together yet. Leave one of them out."
+            )
+
+
+def _example_table(width: int) -> str:
+    return ":".join(["2"] * (width - 1) + ["1"]) if width <= 8 else "2:2:...:1"
+
+
 def _example_shares(width: int) -> str:
-    shown = ":".join(["2"] * (width - 1) + ["1"]) if width <= 8 else "2:2:...:1"
-    return f"tp{width}({shown})"
+    return f"tp{width}({_example_table(width)})"
 
 
 def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
@@ -140,6 +174,7 @@ def unlike_sizes_are_weighted_by_token(plan: Plan) -> Iterator[Violation]:
 
 INVARIANTS = (
     widths_divide_the_model,
+    experts_can_be_dealt_out,
     context_parallel_divides,
     sequence_parallel_divides,
     micro_batches_make_the_global_batch,

@@ -233,7 +233,9 @@ def _width(stage: Stage) -> str:
     ratio = f" ({':'.join(map(str, shares))})" if shares else ""
     context = stage.shape.context_parallel
     groups = f" x cp{context}" if context > 1 else ""
-    return f"{stage.shape.tensor_parallel}{ratio}{groups}"
+    table = stage.shape.expert_shares
+    experts = f" ep {':'.join(map(str, table))}" if table else ""
+    return f"{stage.shape.tensor_parallel}{ratio}{groups}{experts}"
 
 
 def _layers(stage: Stage) -> str:

@@ -140,6 +140,7 @@ class AsymmetricJob:
 
     def configure(self, gpt_config_from_args: Step, args: Any, **given: Any) -> Any:
         """Build the model's configuration as in `TrainingJob`, in the sizes of this rank."""
+        from megatron_hetero.runtime.model.dealt_experts import deal_experts, experts_hook
         from megatron_hetero.runtime.model.hooks import initial_weights_hook
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
@@ -147,6 +148,9 @@ class AsymmetricJob:
         with place.own_sizes(args):
             model = with_layer_spec(gpt_config_from_args(args, **given))
         set_tensor_place(model.transformer, place)
+        if place.experts is not None:
+            deal_experts(model.transformer, place.width)
+            model.pre_wrap_hooks.append(experts_hook)
         # With several chunks Megatron's loop would build the data once for each, and agrees on them
         # over all ranks, of which others have other numbers.  One chunk at most reads any.
         args.virtual_pipeline_model_parallel_size = None

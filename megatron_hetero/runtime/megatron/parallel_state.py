@@ -19,7 +19,6 @@ _PIPELINE = ("_PIPELINE_MODEL_PARALLEL_GROUP",)
 _TENSOR = (
     "_TENSOR_MODEL_PARALLEL_GROUP",
     "_TENSOR_AND_DATA_PARALLEL_GROUP",
-    "_EXPERT_TENSOR_PARALLEL_GROUP",
     "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
 )
 _STAGE = ("_TENSOR_AND_CONTEXT_PARALLEL_GROUP", "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP")
@@ -39,7 +38,6 @@ _ALONE = (
     "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT",
     "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
     "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT",
-    "_EXPERT_MODEL_PARALLEL_GROUP",
     "_EXPERT_DATA_PARALLEL_GROUP",
     "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT",
     "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
@@ -59,6 +57,11 @@ def fill(groups: RankGroups) -> None:
     values = (
         (_PIPELINE, groups.pipeline),
         (_TENSOR, groups.tensor),
+        (("_EXPERT_MODEL_PARALLEL_GROUP",), groups.experts),
+        (
+            ("_EXPERT_TENSOR_PARALLEL_GROUP",),
+            groups.alone if groups.deals_experts else groups.tensor,
+        ),
         (("_CONTEXT_PARALLEL_GROUP",), groups.context),
         (_STAGE, groups.stage),
         (_WORLD, groups.world),
@@ -66,7 +69,10 @@ def fill(groups: RankGroups) -> None:
         (("_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS",), list(groups.tensor_ranks)),
         (("_DATA_PARALLEL_GLOBAL_RANKS", "_DATA_PARALLEL_GLOBAL_RANKS_WITH_CP"), [rank]),
         (("_CONTEXT_PARALLEL_GLOBAL_RANKS",), list(groups.context_ranks)),
-        (("_EXPERT_MODEL_PARALLEL_RANKS",), [rank]),
+        (
+            ("_EXPERT_MODEL_PARALLEL_RANKS",),
+            list(groups.tensor_ranks) if groups.deals_experts else [rank],
+        ),
         (("_GTP_WEIGHT_REMAT_GLOBAL_RANKS", "_EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS"), [rank]),
         (("_MODEL_PARALLEL_GLOBAL_RANKS",), list(range(dist.get_world_size()))),
     )
@@ -84,10 +90,11 @@ def fill(groups: RankGroups) -> None:
     mpu.set_pipeline_model_parallel_rank(groups.pipeline.rank())
     num_chunks = groups.chain.count(groups.pipeline.stage)
     mpu.set_virtual_pipeline_model_parallel_world_size(num_chunks if num_chunks > 1 else None)
-    mpu.set_expert_model_parallel_world_size(1)
-    mpu.set_expert_model_parallel_rank(0)
-    mpu.set_expert_tensor_parallel_world_size(groups.tensor.size())
-    mpu.set_expert_tensor_parallel_rank(groups.tensor.rank())
+    divided = groups.alone if groups.deals_experts else groups.tensor
+    mpu.set_expert_model_parallel_world_size(groups.experts.size())
+    mpu.set_expert_model_parallel_rank(groups.experts.rank())
+    mpu.set_expert_tensor_parallel_world_size(divided.size())
+    mpu.set_expert_tensor_parallel_rank(divided.rank())
     mpu.set_data_parallel_rank(0)
     if mpu._GLOBAL_MEMORY_BUFFER is None:
         mpu._set_global_memory_buffer()

@@ -6,6 +6,7 @@ provider            providers of data sets, as Megatron calls them
 hooks               changes between a model's construction and its optimizer's
 initial_weights     initial weights that no layout changes
 experts             mixture of experts
+dealt_experts       whole experts dealt out to the ranks of a stage
 expert_bias         bias of experts by the tokens of the whole job
 latent_attention    multi-latent attention on a group
 spec_parts          parts of layer specs, replaced

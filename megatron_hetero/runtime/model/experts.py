@@ -91,6 +91,25 @@ def check_micro_batches(plan: Plan, args: Any) -> None:
         )
 
 
+def check_tables(plan: Plan, args: Any) -> None:
+    """Refuse unlike numbers of experts on the devices of a stage in one module of all experts.
+
+    Raises:
+        UnsupportedError: the message names the stages.
+    """
+    found = [
+        f"replica {r}, stage {s}: {stage.shape}"
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        if len(set(stage.shape.expert_shares or ())) > 1
+    ]
+    if found and args.moe_grouped_gemm and args.transformer_impl != "local":
+        raise UnsupportedError(
+            "--moe-grouped-gemm: Transformer Engine's module of all experts wants equally many on "
+            "each device. Leave the flag out, or the shares after ep:\n  " + "\n  ".join(found)
+        )
+
+
 class JobMoEMetrics(MoEMetricsTracker):
     """Megatron's tracker of routing losses, summed over a job whose pipelines have no groups.
 

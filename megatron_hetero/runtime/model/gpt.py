@@ -17,6 +17,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.utils import (
     get_attr_wrapped_model,
@@ -28,6 +29,7 @@ from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import stimer
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
+from megatron_hetero.runtime.model.dealt_experts import DealtMoELayer
 from megatron_hetero.runtime.model.latent_attention import LatentSelfAttention
 from megatron_hetero.runtime.model.norm import local_block_spec
 from megatron_hetero.runtime.model.provider import EveryRankProvider
@@ -181,11 +183,12 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
 def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
     """Return Megatron's default layer spec.
 
-    Latent attention sums the gradient of its shared keys (`runtime.model.latent_attention`). Local
-    layers get norms that allow sequence parallelism and attention that allows context parallelism.
+    Experts may be dealt out unequally (`runtime.model.dealt_experts`). Latent attention sums the
+    gradient of its shared keys (`runtime.model.latent_attention`). Local layers get norms that
+    allow sequence parallelism and attention that allows context parallelism.
     """
     config = model_config.transformer
-    parts: dict[type, type] = {MLASelfAttention: LatentSelfAttention}
+    parts: dict[type, type] = {MLASelfAttention: LatentSelfAttention, MoELayer: DealtMoELayer}
     if config.transformer_impl == "local" and config.context_parallel_size > 1:
         parts[DotProductAttention] = GatheredAttention
     spec = with_parts(default_layer_spec(model_config, vp_stage), parts)

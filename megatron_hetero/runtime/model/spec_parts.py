@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -13,7 +14,7 @@ type LayerSpec = ModuleSpec | TransformerBlockSubmodules
 """The spec of every layer; or, as Megatron has it for experts, of the stage's layers."""
 
 
-def with_parts(spec: LayerSpec, parts: Mapping[type, Any]) -> LayerSpec:
+def with_parts(spec: LayerSpec, parts: Mapping[Any, Any]) -> LayerSpec:
     """Replace modules in a spec, at any depth.
 
     Args:
@@ -26,7 +27,7 @@ def with_parts(spec: LayerSpec, parts: Mapping[type, Any]) -> LayerSpec:
     return _with_parts(spec, parts)
 
 
-def _with_parts(layer: ModuleSpec, parts: Mapping[type, Any]) -> ModuleSpec:
+def _with_parts(layer: ModuleSpec, parts: Mapping[Any, Any]) -> ModuleSpec:
     changes: dict[str, Any] = {}
     if isinstance(layer.module, type) and layer.module in parts:
         changes["module"] = parts[layer.module]
@@ -37,5 +38,8 @@ def _with_parts(layer: ModuleSpec, parts: Mapping[type, Any]) -> ModuleSpec:
                 found[name] = parts[value]
             elif isinstance(value, ModuleSpec):
                 found[name] = _with_parts(value, parts)
+            elif isinstance(value, partial) and value.func in parts:
+                # Megatron's builder of a module: the class with some of its arguments.
+                found[name] = partial(parts[value.func], *value.args, **value.keywords)
         changes["submodules"] = replace(layer.submodules, **found)
     return replace(layer, **changes) if changes else layer

@@ -55,7 +55,10 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
     replica = plan.replicas[position.replica]
     stage = replica.stages[position.stage]
     shape = stage.shape
-    share = member_shares(model, shape.tensor_parallel, shape.shares)[position.tensor_rank]
+    shares = member_shares(
+        model, shape.tensor_parallel, shape.shares, expert_shares=shape.expert_shares
+    )
+    share = shares[position.tensor_rank]
     # Products divide as the matrices, scores as the heads do.
     of_products = _products(model, share) / _products(model, even_share(model, 1))
     of_scores = share.query_groups / model.num_query_groups
@@ -73,10 +76,12 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
     return of_batch * flops / sum(map(_flops, parts))
 
 
-def _products(model: ModelSpec, share: TensorShare) -> int:
+def _products(model: ModelSpec, share: TensorShare) -> float:
     """Count the elements of a layer's matrices for one token on one rank, per hidden unit."""
     columns = share.mlp_columns * (3 if model.gated_mlp else 2)
-    active = model.moe_router_topk if model.num_experts else 1
+    active: float = model.moe_router_topk if model.num_experts else 1
+    if share.experts:
+        active *= share.experts / model.num_experts
     shared = share.shared_columns * (3 if model.gated_mlp else 2)
     return 2 * sum(attention_sizes(model, share)) + active * columns + shared
 

@@ -24,7 +24,7 @@ from megatron_hetero.plan.communication.communicators import (
     model_communicators,
     stage_ranks,
 )
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks
 
@@ -66,6 +66,8 @@ class RankGroups:
     world: dist.ProcessGroup
     tensor: dist.ProcessGroup
     tensor_ranks: tuple[int, ...]
+    deals_experts: bool
+    """Whether each expert is whole on one rank of the tensor-parallel group."""
     context: dist.ProcessGroup
     """The ranks that hold what this one holds, and other parts of its sequences."""
     context_ranks: tuple[int, ...]
@@ -90,6 +92,11 @@ class RankGroups:
     def is_last_stage(self) -> bool:
         return self.pipeline.stage == self.pipeline.num_stages - 1
 
+    @property
+    def experts(self) -> dist.ProcessGroup:
+        """Return the group among whose ranks whole experts are dealt out."""
+        return self.tensor if self.deals_experts else self.alone
+
     def collection(self) -> ProcessGroupCollection:
         """Return the value for `pretrain(pg_collection=)`.
 
@@ -106,8 +113,8 @@ class RankGroups:
             cp=self.context,
             tp_cp=self.stage,
             hcp=None,
-            ep=self.alone,
-            expt_tp=self.tensor,
+            ep=self.experts,
+            expt_tp=self.alone if self.deals_experts else self.tensor,
             tp_ep=self.tensor,
             tp_ep_pp=self.world,
             tp_ep_pp_with_egtp_remat=self.world,
@@ -162,6 +169,7 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
         world=dist.group.WORLD,
         tensor=tensor,
         tensor_ranks=tuple(dist.get_process_group_ranks(tensor)),
+        deals_experts=_shape(plan, place).expert_shares is not None,
         context=context,
         context_ranks=tuple(dist.get_process_group_ranks(context)),
         stage=stage,
@@ -180,6 +188,10 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
         },
         timeout=timeout,
     )
+
+
+def _shape(plan: Plan, place: Position) -> StageShape:
+    return plan.replicas[place.replica].stages[place.stage].shape
 
 
 def _loss_group(

@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.core.utils import unwrap_model
+from megatron.core.utils import get_model_config, unwrap_model
 
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.runtime.parallel.tensor_place import tensor_place
@@ -26,6 +27,8 @@ TIED_EMBEDDING = "embedding.word_embeddings.weight"
 _FIRST_OF_AN_MLP = ("linear_fc1.weight", "linear_fc1.bias")
 _GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
 """Parameter of one expert in Transformer Engine's module of all (`--moe-grouped-gemm`)."""
+_EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
+"""Number of an expert among those of its rank."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
         blocks = (0, shape[dim] // 2, shape[dim]) if is_gated else (0, shape[dim])
         partial = _is_partial(name, parameter, config)
         return ParameterShard(name, tuple(shape), dim, tuple(pairwise(blocks)), False, partial)
+    if place.experts is not None and _EXPERT.search(name):
+        return _whole_expert(name, parameter, is_gated)
     dim = parameter.partition_dim
     num_blocks = 2 if is_gated else parameter.partition_stride
     edges = place.edges_of(name)
@@ -98,6 +103,15 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
         (b * block + first * rows, b * block + last * rows) for b in range(num_blocks)
     )
     return ParameterShard(name, tuple(shape), dim, intervals, True, False)
+
+
+def _whole_expert(name: str, parameter: torch.nn.Parameter, is_gated: bool) -> ParameterShard:
+    """Describe a parameter of an expert that no other rank of the group has a part of."""
+    dim = max(getattr(parameter, "partition_dim", 0), 0)
+    size = parameter.shape[dim]
+    blocks = (0, size // 2, size) if is_gated else (0, size)
+    shape = tuple(parameter.shape)
+    return ParameterShard(name, shape, dim, tuple(pairwise(blocks)), True, False)
 
 
 def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
@@ -115,6 +129,11 @@ def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:
     return bool(config.qk_layernorm) and ("q_layernorm" in name or "k_layernorm" in name)
 
 
+def _moved(first_expert: int, found: re.Match[str]) -> str:
+    """Number an expert of this rank among all of its layer."""
+    return f".local_experts.{int(found[1]) + first_expert}."
+
+
 def global_parameters(
     model: Iterable[torch.nn.Module],
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -124,6 +143,7 @@ def global_parameters(
     expert the same name in a module of its own and in one of all experts.
     """
     for chunk in unwrap_model(list(model)):
+        first_expert = tensor_place(get_model_config(chunk)).first_expert
         layer_prefixes = {
             prefix: f"{prefix.rpartition('.')[0]}.{module.layer_number - 1}"
             for prefix, module in chunk.named_modules()
@@ -137,6 +157,8 @@ def global_parameters(
                     name = global_prefix + name[len(prefix) :]
                     break
             name = _GROUPED_EXPERT.sub(r".experts.local_experts.\3.\1.\2", name)
+            if first_expert:
+                name = _EXPERT.sub(partial(_moved, first_expert), name)
             if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
                 name = TIED_EMBEDDING
             yield name, parameter

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.core import parallel_state as mpu
@@ -48,6 +48,8 @@ class TensorPlace:
     shared_columns: tuple[int, ...]
     vocabulary_rows: tuple[int, ...]
     is_even: bool = True
+    experts: tuple[int, ...] | None = None
+    """Edges of the whole experts of each rank; None where every rank has a part of all."""
 
     @classmethod
     def even(cls, width: int, index: int) -> TensorPlace:
@@ -62,16 +64,21 @@ class TensorPlace:
             PlanFormatError: there are fewer query groups or columns than ranks.
         """
         width, shares = shape.tensor_parallel, shape.shares
+        experts = None
         units = divided_units(args)
+        if shape.expert_shares is not None:
+            experts = shard_edges(args.num_experts, width, shape.expert_shares)
+            units.pop("expert_columns")
         divisible = all(number % width == 0 for number in units.values())
         if shares is None or (len(set(shares)) == 1 and divisible):
-            return cls.even(width, index)
+            return replace(cls.even(width, index), experts=experts)
         edges = dict.fromkeys(_UNITS, tuple(range(width + 1)))
         edges |= {name: shard_edges(number, width, shares) for name, number in units.items()}
         rows = vocabulary_edges(
             args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
         )
-        return cls(width, index, vocabulary_rows=rows, is_even=False, **edges)
+        place = cls(width, index, vocabulary_rows=rows, is_even=False, **edges)
+        return replace(place, experts=experts)
 
     def edges_of(self, name: str) -> tuple[int, ...]:
         """Return the edges, in units of its own, of the divided dimension of parameter `name`."""
@@ -105,7 +112,7 @@ class TensorPlace:
         sizes |= {
             size: self._own(getattr(self, name)) * self.width
             for name, size in _COLUMNS.items()
-            if name in units
+            if name in units and not (name == "expert_columns" and self.experts)
         }
         if args.group_query_attention:
             sizes["num_query_groups"] = own_groups
@@ -115,6 +122,11 @@ class TensorPlace:
             yield
         finally:
             vars(args).update(saved)
+
+    @property
+    def first_expert(self) -> int:
+        """Return the number of this rank's first expert; 0 where every rank has a part of all."""
+        return 0 if self.experts is None else self.experts[self.index]
 
     def _own(self, edges: tuple[int, ...]) -> int:
         return edges[self.index + 1] - edges[self.index]

@@ -78,4 +78,4 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
     given = flag_table().split(["--skip-train", "--lr", "1", "--mtp-num-layers", "2"])
     with pytest.raises(UnsupportedError, match=r"--skip-train(.|\n)*--mtp-num-layers 2"):
         treat(given)
-    assert treat(flag_table().split(["--expert-model-parallel-size", "1"])).of("refused")
+    assert treat(flag_table().split(["--error-injection-type", "transient_error"])).of("refused")

@@ -7,6 +7,7 @@ That training is equal, and checkpoints, are in `test_equality`, `test_checkpoin
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,20 @@ def test_the_log_has_the_routing_losses_of_the_job(tmp_path: Path) -> None:
     assert len(reference) == 1
     assert reference == found
     assert {name for name, _ in reference[0]} == {"load_balancing_loss", "z_loss"}
+
+
+def test_tokens_go_to_unlike_numbers_of_experts_by_all_to_all(tmp_path: Path) -> None:
+    """Two experts on one rank and one on the other two, there by Megatron's other dispatcher."""
+    asked = plan("tp3ep3(2:1:1):2,tp1:2 @2 | tp2ep2:4 @2")
+    given = replace(
+        workload(**MIXTRAL_LIKE, global_batch_size=4),
+        megatron_args=(
+            "--moe-token-dispatcher-type", "alltoall", "--moe-expert-capacity-factor", "0.6",
+        ),
+    )  # fmt: skip
+    outcome = verify(asked, given, Options(steps=2, optimizers=("sgd",)), tmp_path)
+    assert outcome.ok, outcome_to_data(outcome)
+    assert any("alltoall" in flag for flag in outcome.flags.kept)
 
 
 def _routing_losses(folder: Path) -> list[list[tuple[str, float]]]:

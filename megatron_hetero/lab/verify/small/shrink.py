@@ -22,6 +22,7 @@ MAX_LAYERS = 8
 _HEAD_SIZE = 8
 _MIN_HIDDEN = 32
 _MAX_EXPERTS = 8
+"""Of the small model, unless a stage deals more of them out."""
 _MIN_SEQUENCE = 32
 _MAX_UNIT = 32
 """Query groups that shares may ask for; each is four heads at most, and all of them the width of
@@ -98,7 +99,8 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         args += ["--group-query-attention", f"--num-query-groups={groups}"]
     args += _switches(model, workload.megatron_args)
     pattern = _sparse_layers(model, num_layers) if model.moe_layer_freq else ()
-    args += _experts(model, ffn, pattern)
+    num_experts = _num_experts(plan, model)
+    args += _experts(model, num_experts, ffn, pattern)
     latents = _latent_sizes(model, unit)
     args += _latent_attention(latents)
     if training.sequence_parallel:
@@ -115,8 +117,8 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
         num_attention_heads=heads,
         num_query_groups=groups,
         kv_channels=_HEAD_SIZE,
-        num_experts=min(model.num_experts, _MAX_EXPERTS),
-        moe_router_topk=min(model.moe_router_topk, _MAX_EXPERTS),
+        num_experts=num_experts,
+        moe_router_topk=min(model.moe_router_topk, num_experts),
         moe_ffn_hidden_size=ffn if model.num_experts else 0,
         moe_shared_expert_intermediate_size=ffn if _has_shared_expert(model) else 0,
         moe_layer_freq=pattern,
@@ -232,11 +234,17 @@ def _latent_attention(sizes: Mapping[str, int]) -> list[str]:
     return ["--multi-latent-attention", *flags]
 
 
-def _experts(model: ModelSpec, columns: int, pattern: Sequence[int]) -> list[str]:
-    """Return the flags of up to eight experts, with a loss that balances them."""
+def _num_experts(plan: Plan, model: ModelSpec) -> int:
+    """Return the experts of the small model: few, and as many as any stage can deal out."""
+    tables = [t for r in plan.layout.replicas for s in r.stages if (t := s.expert_shares)]
+    unit = lcm(*(len(t) for t in tables))
+    return min(model.num_experts, _multiple(_MAX_EXPERTS, unit))
+
+
+def _experts(model: ModelSpec, num_experts: int, columns: int, pattern: Sequence[int]) -> list[str]:
+    """Return the flags of experts, with a loss that balances them."""
     if not model.num_experts:
         return []
-    num_experts = min(model.num_experts, _MAX_EXPERTS)
     more = []
     if 0 in pattern:
         more.append(f"--moe-layer-freq={list(pattern)}".replace(" ", ""))

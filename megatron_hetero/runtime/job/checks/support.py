@@ -66,6 +66,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
     if args.num_experts is not None:
         _refuse(experts.REFUSED, args, "With --num-experts, an asymmetric plan cannot honour yet:")
         experts.check_micro_batches(plan, args)
+        experts.check_tables(plan, args)
     if args.fp8 is not None:
         _refuse(fp8.REFUSED, args, "With --fp8-format, an asymmetric plan cannot honour:")
     has_shares = any(stage.shape.shares for r in plan.replicas for stage in r.stages)
