@@ -133,7 +133,8 @@ def test_any_text_gives_a_number_or_a_unit_error(text: str) -> None:
         (format_duration(0), "0 s"),
         (format_duration(20e-6), "20 us"),
         (format_duration(0.01831), "18.3 ms"),
-        (format_duration(90), "1.5 min"),
+        (format_duration(90), "90 s"),
+        (format_duration(900), "15 min"),
         (format_duration(5400), "1.5 h"),
     ],
 )

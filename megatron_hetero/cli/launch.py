@@ -12,6 +12,8 @@ from megatron_hetero.cli.arguments import add_master_port, check_new_folder
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
 from megatron_hetero.files import write_json
+from megatron_hetero.flags.environment import exports_left
+from megatron_hetero.flags.gpu_needs import unmet_needs
 from megatron_hetero.flags.launchers.install import find_wheel, install_script
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, SlurmOptions
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
@@ -22,7 +24,7 @@ from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
 from megatron_hetero.flags.launchers.ssh import ssh_files
 from megatron_hetero.flags.launchers.torchrun import torchrun_files
 from megatron_hetero.flags.needed import missing_in_job, missing_line
-from megatron_hetero.flags.notes import unread_parts
+from megatron_hetero.flags.notes import unread_lines, unread_parts
 from megatron_hetero.plan.file import load_plan
 
 DESCRIPTION = """\
@@ -86,8 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interface",
-        metavar="NAME",
-        help="private network interface of all machines, such as eth1, that NCCL and gloo keep to",
+        action="append",
+        default=[],
+        metavar="[MACHINE=]NAME",
+        help="private network interface of all machines, or of one, such as eth1, that NCCL and "
+        "gloo keep to; repeatable",
     )
     parser.add_argument(
         "--public-addresses",
@@ -160,15 +165,15 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         wheel is not None,
         arguments.open_ports,
         _slurm(arguments),
-        arguments.interface,
+        tuple(_interface(text) for text in arguments.interface),
         arguments.public_addresses,
     )
     job.check()
     if arguments.open_ports and arguments.launcher != "skypilot":
         raise UsageError("--open-ports: only rented machines (--for skypilot) are opened here")
     parts = unread_parts(job.plan, job.more_flags)
-    for part in parts:
-        output.note(str(part))
+    for note in (*unread_lines(parts), *unmet_needs(job.plan), *_left_exports(job)):
+        output.note(note)
     left = [part.name for part in parts if part.name.startswith("--")]
     if left:
         output.note(
@@ -201,6 +206,17 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         output.show(f"Install: bash {folder}/install.sh, on each machine or on their shared disk")
     output.show(f"Start: {start}")
     return 0
+
+
+def _left_exports(job: LaunchJob) -> tuple[str, ...]:
+    """Return the notes on variables of the script; an interface that the command names is none."""
+    left = exports_left(job.plan)
+    return tuple(note for note in left if not (job.interfaces and "SOCKET_IFNAME=" in note))
+
+
+def _interface(text: str) -> tuple[str, str]:
+    machine, _, name = text.rpartition("=")
+    return machine, name
 
 
 def _slurm(arguments: argparse.Namespace) -> SlurmOptions:

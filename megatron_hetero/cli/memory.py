@@ -13,8 +13,15 @@ from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cluster.spec import Limits
 from megatron_hetero.cost.memory.libraries import LEAST_MARGIN_BYTES, MARGIN_PART
 from megatron_hetero.errors import UsageError
+from megatron_hetero.flags.emit import check_user_flags
+from megatron_hetero.flags.notes import unread_lines
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.planner.advise.holding import GPUS_OF_A_NODE, Holding, holdings
+from megatron_hetero.planner.advise.holding import (
+    GPUS_OF_A_NODE,
+    Holding,
+    holdings,
+    plan_that_fits,
+)
 from megatron_hetero.report.text.words import GIB
 
 _PLANNING = ("near", "prove", "output", "profile", "simplest", "stock")
@@ -30,16 +37,22 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
     if given:
         raise UsageError(f"--memory makes no plan, so --{given[0]} does not go with it")
     limits, gpus = Limits(), [gpu_type(name) for name in gpu_type_names()]
-    if arguments.cluster is not None:
-        cluster = load_cluster(arguments.cluster)
+    cluster = None if arguments.cluster is None else load_cluster(arguments.cluster)
+    if cluster is not None:
         limits = cluster.limits
         gpus = list({node.gpu_type.name: node.gpu_type for node in cluster.nodes}.values())
     workload = load_workload(arguments.model, arguments.megatron_args)
+    check_user_flags(workload.megatron_args)
     found = holdings(workload, gpus, limits)
     known = {holding.gpu.name for holding in found}
     unable = [gpu.name for gpu in gpus if gpu.name not in known]
+    own = None if cluster is None else plan_that_fits(cluster, workload)
+    notes = tuple(unread_lines(workload.unread))
     if arguments.json:
-        output.json({"gpus": [_data(holding) for holding in found], "cannot_train": unable})
+        data = {"gpus": [_data(holding) for holding in found], "cannot_train": unable}
+        held = {"cluster_holds_it": own is not None, "layout": own}
+        of_cluster = {} if cluster is None else held
+        output.json({**data, **of_cluster, "notes": list(notes)})
         return 0
     training, kept = workload.training, limits.memory_reserve_bytes
     reserve = (
@@ -55,6 +68,11 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         f"{training.recompute} recompute of the job, which plans may change. "
         "More replicas take as many each, or less with --use-distributed-optimizer.",
     )
+    for note in notes:
+        output.note(note)
+    if cluster is not None:
+        answer = f"holds it, for example as {own}" if own else "does not, as far as was tried"
+        output.show(f"All of {arguments.cluster}: {answer}; `plan` without --memory says more")
     if unable:
         output.show(f"Cannot train in {training.precision}: {', '.join(unable)}")
     return 0

@@ -19,22 +19,28 @@ from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.utilization import utilization_of
 from megatron_hetero.cost.work.profile import load_profile
-from megatron_hetero.errors import EXIT_INTERRUPTED, UsageError
+from megatron_hetero.errors import (
+    EXIT_INTERRUPTED,
+    CheckFailedError,
+    InfeasiblePlanError,
+    UsageError,
+)
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
+from megatron_hetero.flags.notes import memory_savers, plan_notes, refused_words
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.faster_flags import faster_flags
-from megatron_hetero.planner.api import Schedules
 from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.precision import in_best_precision
+from megatron_hetero.planner.request import Schedules
 from megatron_hetero.planner.stock.strategy import STOCK
 from megatron_hetero.report.text.explanation import comparison_lines
 from megatron_hetero.report.text.faster_flags import faster_flag_lines
 from megatron_hetero.report.text.outcome import outcome_lines
-from megatron_hetero.report.text.refusals import refusal_lines
+from megatron_hetero.report.text.refusals import note_lines, refusal_lines
 from megatron_hetero.report.text.terminal import plan_report
 from megatron_hetero.schedule.stock import reasons_not_stock
 
@@ -134,14 +140,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             prove=arguments.prove,
             simplest_within=_part(arguments.simplest),
         )
-        chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
+        try:
+            chosen = in_best_precision(search, itemgetter(0), cluster, workload, objective)
+        except InfeasiblePlanError as error:
+            raise InfeasiblePlanError(f"{error} {memory_savers(workload)}".strip()) from None
     plan, explanation = chosen.found
     search_s = time.perf_counter() - start_s
     # A plan whose flags contradict it is refused here, not by `flags` on another day.
     megatron_args(plan, str(arguments.output or "plan.json"))
     if arguments.output:
         save_plan(plan, arguments.output)
-    code = EXIT_INTERRUPTED if explanation.interrupted else 0
+    refused = refused_words(plan, explanation.best_stock is not None)
+    code = CheckFailedError.exit_code if refused else 0
+    code = EXIT_INTERRUPTED if explanation.interrupted else code
     if explanation.interrupted:
         output.note("interrupted: this is the best plan found so far")
     utilization = utilization_of(plan, cluster)
@@ -158,6 +169,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             summary[name] = None if other is None else asdict(other)
         summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
+        summary["notes"] = [*plan_notes(plan, workload)]
         summary["chosen_precision"] = chosen.words or None
         summary["interrupted"] = explanation.interrupted
         summary["faster_flags"] = [asdict(g) for g in faster_flags(plan, cluster, profile)]
@@ -169,18 +181,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization)
     precision = [chosen.words] if chosen.words else []
-    output.show(lines, "", *precision, *outcome_part, *beside, *refusal_lines(plan), *faster)
+    notes = note_lines(plan, workload)
+    output.show(lines, "", *precision, *outcome_part, *beside, *notes, *faster)
     if _may_be_proved_further(arguments, plan):
         is_small = len(cluster.devices) <= MAX_GPUS_ANNEALED
         if is_small and arguments.strategy == "auto":
             output.show("plan --strategy thorough takes a minute or two and may find a faster plan")
         output.show("plan --prove takes a minute or two more and may find a tighter lower bound")
-    if arguments.output:
+    refusals = tuple(refusal_lines(plan, explanation.best_stock is not None))
+    if arguments.output is None:
+        output.show("Nothing was written: -o plan.json saves the plan", *refusals)
+    elif refusals:
+        output.show(f"Written to {arguments.output}, but its job would not start", *refusals)
+    else:
         output.show(
             f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"
         )
-    else:
-        output.show("Nothing was written: -o plan.json saves the plan")
     return code
 
 

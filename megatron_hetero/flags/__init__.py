@@ -5,6 +5,7 @@ emit             the argument vector of a plan, for shells
 decisions        flags that the plan decides, and contradictions
 stock            the layers of a stock plan as Megatron's flags
 launch           one torchrun line for each node, and what every rank is
+gpu_needs        flags that some GPUs cannot follow
 environment      environment variables, each with its reason
 other_objective  settings that make another objective of the job
 growing_batches  batches that a plan cannot divide

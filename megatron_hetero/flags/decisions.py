@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from megatron_hetero.flags.stock import is_even_split, pipeline_layout
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.stock_ranks import rank_orders
-from megatron_hetero.schedule.stock import common_recompute, micro_batch_size
+from megatron_hetero.schedule.stock import (
+    common_micro_batch_size,
+    common_recompute,
+    micro_batch_size,
+)
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,14 @@ def hetero_decisions(plan: Plan, job_micro_batch_size: int | None = None) -> Ite
     yield Decision(_GROUP_SIZE, None, "its own order of computations")
     yield Decision("--pipeline-model-parallel-layout", None, named)
     yield Decision("--use-tp-pp-dp-mapping", None, "its own order of ranks")
-    # Replicas with sizes of their own leave the job's flag alone, but Megatron always wants one.
-    size = job_micro_batch_size or plan.replicas[0].micro_batch_size
+    # Replicas of unlike sizes leave the job's flag alone, but Megatron always wants one.
+    size = common_micro_batch_size(plan) or plan.replicas[0].micro_batch_size
     if plan.workload is not None:
-        size = plan.workload.training.micro_batch_size
+        of_job, common = plan.workload.training.micro_batch_size, common_micro_batch_size(plan)
+        # A script of the user's may keep the job's: each replica has its own size in the plan.
+        size = of_job if common is None or job_micro_batch_size == of_job else common
+    elif job_micro_batch_size is not None:
+        size = job_micro_batch_size
     if size is not None:
         yield _number("--micro-batch-size", size, "micro-batch size", printed=True)
     yield from _common_decisions(plan, job_micro_batch_size)

@@ -10,7 +10,12 @@ from megatron_hetero.flags.decisions import Decision, hetero_decisions, stock_de
 from megatron_hetero.model.flag_table import FlagTable, Option, flag_table, last_of_each
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.schedule.stock import is_stock, micro_batch_size, recompute
+from megatron_hetero.schedule.stock import (
+    common_micro_batch_size,
+    is_stock,
+    micro_batch_size,
+    recompute,
+)
 
 __all__ = ["is_stock", "megatron_args", "render_bash", "render_line"]
 
@@ -45,6 +50,7 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
         options = _without_overridden(plan, options)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
         return tokens_of((*options, *decided))
+    options = _without_overridden(plan, options)
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
     return (*tokens_of((*options, *decided)), *_hetero_flag(plan, plan_path))
 
@@ -101,16 +107,20 @@ _RECOMPUTE_FLAGS = frozenset(
 
 
 def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, ...]:
-    """Drop the user's flags that a stock plan replaces: micro-batch size and recompute.
+    """Drop the user's flags that the plan replaces: micro-batch size and recompute.
 
-    Other plans keep these flags, and carry the settings by replica and stage in the plan file.
+    A plan for the plug-in carries its settings in its file: the size stays where some replica has
+    the job's, and recompute where some stage has.
     """
-    training = None if plan.workload is None else plan.workload.training
-    size, stage = plan.replicas[0].micro_batch_size, plan.replicas[0].stages[0]
+    if plan.workload is None:
+        return tuple(options)
+    training, stock = plan.workload.training, is_stock(plan)
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    kinds = {recompute(plan, stage) for stage in stages}
     overridden: set[str] = set()
-    if training is not None and size not in (None, training.micro_batch_size):
+    if common_micro_batch_size(plan) not in (None, training.micro_batch_size):
         overridden.add("--micro-batch-size")
-    if training is not None and recompute(plan, stage) != (training.recompute, None):
+    if kinds != {(training.recompute, None)} and (stock or all(s.recompute for s in stages)):
         overridden |= _RECOMPUTE_FLAGS
     return tuple(option for option in options if overridden.isdisjoint(option.flag.names))
 

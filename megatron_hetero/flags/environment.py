@@ -7,10 +7,12 @@ other names on ROCm, or none (rocm.docs.amd.com/projects/HIP, environment variab
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron_hetero.cluster.makers import Library
+from megatron_hetero.model.script import OF_LIBRARIES
 from megatron_hetero.plan.communication.libraries import library_of
 from megatron_hetero.plan.plan import Host, Plan
 
@@ -21,6 +23,10 @@ _NO_FRAGMENTS = "expandable_segments:True"
 NODE_VARIABLE = "MEGATRON_HETERO_NODE"
 """Says which node of the plan a machine is, where its host name cannot."""
 
+_OF_ONE_MACHINE = re.compile(
+    "IFNAME|HCA|GID|FILE|PATH|PLUGIN|DIR|VISIBLE_DEVICES|HOST|ADDR|_NET$|TUNER|PROFILER|INJECTION"
+)
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.,:^+=-]{0,200}", re.ASCII)
 _NO_PEER_TO_PEER = ("RTX-40", "RTX-50")
 
 
@@ -47,7 +53,48 @@ def has_no_peer_to_peer(gpu_type: str) -> bool:
 
 
 def job_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
-    """Yield the variables that are the same on every node."""
+    """Yield the variables that are the same on every node: the plan's, then the script's."""
+    own = tuple(_own_settings(plan))
+    yield from own
+    decided = {s.name for s in (*own, *(s for host in plan.hosts for s in node_settings(host)))}
+    for name, value in script_exports(plan):
+        if name not in decided and is_for_every_machine(name, value):
+            yield EnvironmentSetting(name, value, "the job's own script sets it")
+
+
+def script_exports(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the variables of NCCL, gloo and the like that the job's script sets."""
+    given = () if plan.workload is None else plan.workload.exports
+    pairs = (text.partition("=") for text in given)
+    return tuple((name, value) for name, _, value in pairs if OF_LIBRARIES.fullmatch(name))
+
+
+def is_for_every_machine(name: str, value: str) -> bool:
+    """Tell if a variable means the same on machines that the script never saw, and loads no file:
+    a plan may be a stranger's."""
+    return not _OF_ONE_MACHINE.search(name) and bool(_PLAIN_VALUE.fullmatch(value))
+
+
+def exports_left(plan: Plan) -> Iterator[str]:
+    """Say which variables of the script the launch does not carry over, and why."""
+    nodes = (setting for host in plan.hosts for setting in node_settings(host))
+    decided = {s.name: s.value for s in (*_own_settings(plan), *nodes)}
+    for name, value in script_exports(plan):
+        if name in decided:
+            if decided[name] != value and "VISIBLE_DEVICES" not in name:
+                yield f"{name}={value} of the script gives way to the plan's {decided[name]}"
+        elif not is_for_every_machine(name, value):
+            remedy = "give it in the environment of the machines where it holds"
+            if name.endswith("SOCKET_IFNAME"):
+                remedy = "launch --interface NAME sets it, or --interface MACHINE=NAME on one"
+            yield (
+                f"{name}={value} of the script is not carried over: it may be another on each "
+                f"machine; {remedy}"
+            )
+
+
+def _own_settings(plan: Plan) -> Iterator[EnvironmentSetting]:
+    """Yield the plan's own variables that are the same on every node."""
     on_rocm = bool(plan.hosts) and library_of(plan.hosts[0]) == "RCCL"
     if plan.hosts and not on_rocm:  # HIP has one order alone
         yield EnvironmentSetting(

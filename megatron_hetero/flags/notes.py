@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from megatron_hetero.model.spec import Unread
+from megatron_hetero.flags.environment import exports_left, job_settings, script_exports
+from megatron_hetero.flags.gpu_needs import unmet_needs
+from megatron_hetero.flags.support.lookup import refused_options
+from megatron_hetero.model.spec import Unread, Workload
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.schedule.stock import recompute
 
 LOSES_WORK = ("--save", "--load", "--data-path")
 """Flags without which a job starts all the same, and trains something else or keeps nothing."""
@@ -24,18 +28,101 @@ def unread_parts(plan: Plan, more: Collection[str] = ()) -> tuple[Unread, ...]:
     return tuple(part for part in plan.workload.unread if part.name not in given)
 
 
-def plan_notes(plan: Plan) -> tuple[str, ...]:
-    """Return the notes of a plan, for `plan`, `flags` and their `--json`."""
-    return tuple(_notes(plan))
+def unread_lines(parts: Collection[Unread]) -> Iterator[str]:
+    """Write one line for each place and reason."""
+    alike: dict[tuple[str, str, bool], list[str]] = {}
+    for part in parts:
+        alike.setdefault((part.where, part.reason, bool(part.name)), []).append(part.name)
+    for (where, reason, _), names in alike.items():
+        yield str(Unread(", ".join(dict.fromkeys(names)), where, reason))
 
 
-def _notes(plan: Plan) -> Iterator[str]:
-    if plan.workload is None:
+def plan_notes(plan: Plan, job: Workload | None = None) -> tuple[str, ...]:
+    """Return the notes of a plan, for `plan`, `flags` and their `--json`.
+
+    Args:
+        job: the job that was planned, where the plan's own may have other settings (a plan of stock
+            Megatron); by default the plan's.
+    """
+    return tuple(_notes(plan, job or plan.workload))
+
+
+def changed_settings(plan: Plan, job: Workload) -> str:
+    """Say which settings of a job its plan changed: micro-batches and recompute; empty if none."""
+    training = job.training
+    own = training if plan.workload is None else plan.workload.training
+    sizes = sorted({r.micro_batch_size or own.micro_batch_size for r in plan.replicas})
+    changed = []
+    if sizes != [training.micro_batch_size]:
+        shown = " and ".join(map(str, sizes))
+        changed.append(f"micro-batches of {shown} (the job: {training.micro_batch_size})")
+    kinds = {recompute(plan, stage) for r in plan.replicas for stage in r.stages}
+    if kinds != {(training.recompute, None)}:
+        granularities = sorted({kind or "" for kind, _ in kinds})
+        some = any(num_layers is not None for _, num_layers in kinds)
+        words = f"recompute {' and '.join(granularities)}{' of some layers' if some else ''}"
+        by_stage = ", by stage" if len(kinds) > 1 else ""
+        changed.append(f"{words}{by_stage} (the job: {training.recompute})")
+    return " and ".join(changed)
+
+
+def refused_words(plan: Plan, has_stock: bool = True) -> str:
+    """Say which flags of the job are refused at start-up, and what to do; empty where none is.
+
+    Args:
+        has_stock: some plan of stock Megatron fits, which takes all of its own flags.
+    """
+    options = refused_options(plan)
+    if not options:
+        return ""
+    them = "them" if options[1:] else "it"
+    stock = ", or run the best plan of stock Megatron (plan --stock)" if has_stock else ""
+    return (
+        f"REFUSED at start-up on this plan: {', '.join(map(str, options))}. Take {them} out of the "
+        f"script and plan again{stock} (docs/megatron-flags.md)."
+    )
+
+
+def memory_savers(workload: Workload) -> str:
+    """Say which flags of a job save memory that no plan counts; empty where none does.
+
+    They are for the error that no plan fits, of which they may be the reason.
+    """
+    given = {word.partition("=")[0] for word in workload.megatron_args}
+    found = [flag for flag in _MEMORY_SAVERS if flag in given]
+    if not found:
+        return ""
+    verb = "saves" if len(found) == 1 else "save"
+    return (
+        f"{' and '.join(found)} of the job {verb} memory under stock Megatron, but not here: the "
+        "runtime refuses such flags, and no prediction counts them (docs/megatron-flags.md)."
+    )
+
+
+_MEMORY_SAVERS = (
+    "--optimizer-cpu-offload",
+    "--use-precision-aware-optimizer",
+    "--cpu-offloading-num-layers",
+    "--fine-grained-activation-offloading",
+)
+
+
+def _notes(plan: Plan, job: Workload | None) -> Iterator[str]:
+    if plan.workload is None or job is None:
         return
     _, bracket, vocabulary = plan.workload.source.partition(" (vocabulary of ")
     if bracket:
         yield f"vocabulary of {vocabulary.removesuffix(')')}"
+    changed = changed_settings(plan, job)
+    if changed:
+        yield f"the plan changes settings of the job: {changed}; `flags` follows the plan"
+    yield from unmet_needs(plan)
     parts = unread_parts(plan)
-    yield from map(str, parts)
+    yield from unread_lines(parts)
     if any(part.name.startswith("--") for part in parts):
         yield "give such flags after --, or write their values into the script, and plan again"
+    decided = {(setting.name, setting.value) for setting in job_settings(plan)}
+    kept = ["=".join(pair) for pair in script_exports(plan) if pair in decided]
+    if kept:
+        yield f"`flags` and `launch` keep of the script's environment: {', '.join(kept)}"
+    yield from exports_left(plan)

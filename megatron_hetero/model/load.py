@@ -70,7 +70,8 @@ def _read(path: Path) -> JobText:
     if path.suffix in (".yaml", ".yml"):
         raise ModelError(
             f"{path}: a model is read from a bash script, a file of Megatron flags or a Hugging "
-            "Face config.json, not from YAML"
+            "Face config.json, not from YAML; a file of machines goes with --cluster, are the two "
+            "swapped?"
         )
     script = read_script(path, read_text(path))
     unread = (*leading_holes(script.words), *script.unread_exports)

@@ -26,9 +26,10 @@ from megatron_hetero.model.spec import Unread
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<append>\+?)=")
 _DECLARATIONS = {"export", "declare", "local", "readonly", "typeset", "eval", "env"}
-_OF_LIBRARIES = re.compile(
+OF_LIBRARIES = re.compile(
     "(NCCL|RCCL|GLOO|TORCH_NCCL|TORCH_GLOO|NVTE|UCX|FI|OMP|CUDA|PYTORCH|HSA|HIP)_[A-Z0-9_]+"
 )
+"""Names of variables that the libraries of a job read."""
 _HEADS = {"for", "case", "select", "function"}
 _OPENING = {"if", "while", "until", "{", *_HEADS}
 _CLOSING = {"fi", "done", "esac", "}"}
@@ -120,7 +121,7 @@ def _with_exports(shell: _Shell, words: tuple[Word, ...]) -> Script:
     exports: list[str] = []
     unread: list[Unread] = []
     for name, variable in shell.variables.items():
-        if not _OF_LIBRARIES.fullmatch(name) or variable.is_array:
+        if not OF_LIBRARIES.fullmatch(name) or variable.is_array:
             continue
         word = variable.words[0]
         if word.text is not None and not word.reason:

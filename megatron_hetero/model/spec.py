@@ -180,7 +180,8 @@ class Unread:
 
     def __str__(self) -> str:
         if self.name:
-            return f"{self.where}: {self.name} is left out: {self.reason}"
+            verb = "are" if "," in self.name else "is"
+            return f"{self.where}: {self.name} {verb} left out: {self.reason}"
         return f"{self.where}: {self.reason}: the flags that it may hold are not in the plan"
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 from megatron_hetero.bounds.effort import PROOF
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import Prove, bound_by_work, step_time_bound, thorough_bound
 from megatron_hetero.cluster.spec import Cluster
-from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import InfeasiblePlanError, UsageError
+from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
@@ -39,16 +37,20 @@ from megatron_hetero.planner.oracle.exact import EXACT_RELAXES
 from megatron_hetero.planner.outcome import Outcome, limits_error, outcome_of
 from megatron_hetero.planner.portfolio import no_collector, search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock.search import stock_beside_a_plan
-from megatron_hetero.planner.stock.strategy import STOCK, stock_plan_and_explanation
+from megatron_hetero.planner.request import Schedules, checked
+from megatron_hetero.planner.stock.search import StockResult, stock_beside_a_plan
+from megatron_hetero.planner.stock.strategy import (
+    STOCK,
+    searched_stock_plan,
+    stock_plan_and_explanation,
+)
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import has_orders, plan_cost
 from megatron_hetero.schedule.orders.best import best_of_orders
 from megatron_hetero.units import format_bytes
 
-Schedules = Literal["counts", "best"]
-
 _NOT_TRIED = "not tried: the search was interrupted"
+_ALIKE = 1e-9
 _NEAR = 0.05
 _MAX_NEAR = 6
 """Of the plans that follow the best, those that may come first with other orders."""
@@ -76,8 +78,9 @@ def plan_cluster(
     Args:
         progress: called with each better plan; see `scoreboard.Progress`.
         make_costs: prices that take the place of the project's own cost model.
-        strategy: a name of `run.STRATEGIES`, or "stock": the best plan of stock Megatron, which may
-            have another micro-batch size and recompute than the job.
+        strategy: a name of `portfolio.STRATEGIES`, or "stock": `objective.stock_only`, with a
+            search of minutes where there are many GPUs.  The plan may have another micro-batch size
+            and recompute than the job.
         objective: what the plan is the best by, its limits of time and money, and whether it must
             be one that stock Megatron runs.
         schedules: "counts" for 1F1B with launch counts, "best" for other orders of computations
@@ -93,12 +96,12 @@ def plan_cluster(
         LibraryError: on none of the GPUs anything trains.
         KeyboardInterrupt: interrupted before any plan was found.
     """
-    problem = make_problem(cluster, workload, profile, make_costs, objective)
-    _check_schedules(problem, schedules, strategy)
-    _check_proof(prove, schedules, strategy)
-    _check_simplest(simplest_within, schedules, strategy)
-    if strategy == STOCK:
-        return stock_plan_and_explanation(problem)[0]
+    problem = checked(
+        make_problem(cluster, workload, profile, make_costs, objective),
+        schedules, strategy, prove, simplest_within,
+    )  # fmt: skip
+    if problem.objective.stock_only or simplest_within is not None:
+        return _explained(problem, progress, strategy, schedules, prove, simplest_within)[0]
     return _searched(problem, progress, strategy, schedules, prove, simplest_within)[3]
 
 
@@ -121,23 +124,71 @@ def plan_and_explain(
 
     Interrupted (Ctrl-C) once a plan is found, it returns the best so far and says so in both.
     """
-    problem = make_problem(cluster, workload, profile, make_costs, objective)
-    _check_schedules(problem, schedules, strategy)
-    _check_proof(prove, schedules, strategy)
-    _check_simplest(simplest_within, schedules, strategy)
-    if strategy == STOCK:
-        return stock_plan_and_explanation(problem)
-    found = _searched(problem, progress, strategy, schedules, prove, simplest_within)
+    problem = checked(
+        make_problem(cluster, workload, profile, make_costs, objective),
+        schedules, strategy, prove, simplest_within,
+    )  # fmt: skip
+    return _explained(problem, progress, strategy, schedules, prove, simplest_within)
+
+
+def _explained(
+    problem: Problem,
+    progress: Progress | None,
+    strategy: str,
+    schedules: Schedules,
+    prove: bool,
+    simplest_within: float | None,
+) -> tuple[Plan, Explanation]:
+    stock_only = problem.objective.stock_only
+    try:
+        found = _searched(problem, progress, strategy, schedules, prove, simplest_within)
+    except InfeasiblePlanError:
+        stock = searched_stock_plan(problem, strategy == STOCK) if stock_only else None
+        if stock is None:
+            raise
+        return stock_plan_and_explanation(problem, stock, 0)
     board, first, best, plan = found
+    stock = None
+    try:
+        if stock_only and not board.interrupted:
+            stock = searched_stock_plan(problem, strategy == STOCK)
+        elif not board.interrupted:
+            stock = stock_beside_a_plan(problem)
+    except KeyboardInterrupt:
+        board.interrupted = True
+    if stock is not None and _is_chosen(stock, first, best, stock_only, simplest_within):
+        plan, explanation = stock_plan_and_explanation(problem, stock, board.num_priced)
+        if stock_only:
+            return plan, explanation
+        faster_by = first.step_time_s / stock.step_time_s - 1
+        fastest = replace(alternative_to(problem, first, first), slower_by=faster_by, because="")
+        return plan, replace(explanation, fastest=fastest, simplest_within=simplest_within)
+    return _explained_candidate(problem, board, first, best, plan, stock, simplest_within)
+
+
+def _is_chosen(
+    stock: StockResult, first: Candidate, best: Candidate, stock_only: bool, within: float | None
+) -> bool:
+    """Return whether the best of all that stock flags can say is what was asked for: the fastest
+    of stock, or the simplest within a part of the first."""
+    is_near = within is not None and stock.step_time_s <= (1 + within) * first.step_time_s
+    is_faster = stock.step_time_s < best.step_time_s * (1 - _ALIKE)
+    return (stock_only and is_faster) or (is_near and (is_faster or not best.is_stock))
+
+
+def _explained_candidate(
+    problem: Problem,
+    board: Scoreboard,
+    first: Candidate,
+    best: Candidate,
+    plan: Plan,
+    stock: StockResult | None,
+    simplest_within: float | None,
+) -> tuple[Plan, Explanation]:
     if has_orders(plan):
         placement = placement_of(plan, problem.cluster)
         best = replace(best, placement=placement, cost=plan_cost(plan, problem.costs, placement))
-    searched_stock = None
-    try:
-        searched_stock = None if board.interrupted else stock_beside_a_plan(problem)
-    except KeyboardInterrupt:
-        board.interrupted = True
-    explanation = explain_candidate(problem, board, best, plan.idle_reasons, searched_stock)
+    explanation = explain_candidate(problem, board, best, plan.idle_reasons, stock)
     outcome = outcome_of(problem, board, best)
     if has_orders(plan):
         explanation = replace(explanation, hidden_hops=())  # its orders are more than counts
@@ -147,7 +198,9 @@ def plan_and_explain(
         explanation = replace(explanation, fastest=fastest, simplest_within=simplest_within)
     elif not (board.interrupted or best.is_stock or has_orders(plan)):
         simple = simplest(board, first, USUAL_PART)
-        other = None if simple is first else simplest_beside(problem, simple, best)
+        is_beaten = stock is not None and _is_chosen(stock, first, simple, False, USUAL_PART)
+        is_first = simple is first or is_beaten  # the row of stock Megatron stands for it
+        other = None if is_first else simplest_beside(problem, simple, best)
         explanation = replace(explanation, simplest=other, simplest_within=USUAL_PART)
     return plan, replace(explanation, outcome=outcome)
 
@@ -161,7 +214,7 @@ def _searched(
     simplest_within: float | None,
 ) -> tuple[Scoreboard, Candidate, Candidate, Plan]:
     """Return the board, the best on it, and the one that was asked for, as it is and as a plan."""
-    board = search(problem, progress, strategies_of(strategy))
+    board = search(problem, progress, strategies_of("auto" if strategy == STOCK else strategy))
     objective = problem.objective
     stock_only = objective.stock_only
     first = _stock_or_error(problem, board) if stock_only else _best_or_error(problem, board)
@@ -235,33 +288,6 @@ def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
         gap=estimates.gap,
         bound_relaxes=estimates.bound_relaxes,
     )
-
-
-def _check_schedules(problem: Problem, schedules: Schedules, strategy: str) -> None:
-    if schedules != "best":
-        return
-    if not may_choose(problem.costs, "schedule"):
-        raise UsageError(
-            "limits.as_given of the cluster file keeps the schedule as given: leave away either "
-            "--schedule best or that limit"
-        )
-    if strategy == STOCK or problem.objective.stock_only:
-        raise UsageError(
-            "stock Megatron runs no other orders of computations than its own: leave away either "
-            "--schedule best or what asks for a plan of stock Megatron"
-        )
-
-
-def _check_simplest(within: float | None, schedules: Schedules, strategy: str) -> None:
-    if within is not None and (schedules == "best" or strategy == STOCK):
-        other = "--schedule best" if schedules == "best" else f"--strategy {STOCK}"
-        raise UsageError(f"--simplest does not go with {other}: leave one of them away")
-
-
-def _check_proof(prove: bool, schedules: Schedules, strategy: str) -> None:
-    if prove and (schedules == "best" or strategy == STOCK):
-        other = "--schedule best" if schedules == "best" else f"--strategy {STOCK}"
-        raise UsageError(f"--prove does not go with {other} yet: leave one of them away")
 
 
 def _best_or_error(problem: Problem, board: Scoreboard) -> Candidate:

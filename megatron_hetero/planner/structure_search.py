@@ -1,7 +1,7 @@
 """One search over structures: best first, each priced more closely only while it can win.
 
 A structure says which GPUs form which stages of which replicas; its layers, recompute, micro-batch
-size, warm-up depths and shares of the batch follow (`completion`).  It is first estimated
+size, launch counts and shares of the batch follow (`completion`).  It is first estimated
 (`evaluate.tail` adds the gradient exchange), then priced whole, then tuned by the recurrence, and
 last, where replicas share paths, simulated.  What it leads to by one move (`moves`) is looked at
 when it comes first with all that.  Starts are what other strategies left on the board.

@@ -1,22 +1,15 @@
-"""Precisions, formats and kernels that the GPUs of a plan lack.
-
-Sources: support matrix of Transformer Engine (fp8 per tensor from compute capability 8.9, block
-scaling 9.0, MXFP8 and NVFP4 10.0), FlashAttention-2 (8.0 and up), and `validate_args` of
-`megatron.training.arguments` (grouped GEMM from 8.0).
-"""
+"""Precisions, formats and kernels that the GPUs of a plan lack."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from megatron_hetero.cluster.spec import GpuType
+from megatron_hetero.flags.gpu_needs import GpuNeed, gpu_needs
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
-FP8_CAPABILITY = {"tensorwise": 8.9, "delayed": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
 _FLASH_CAPABILITY = 8.0
-_FP4_CAPABILITY = 10.0
-_GROUPED_GEMM_CAPABILITY = 8.0
 _FIRST_UNTESTED_CAPABILITY = 12.0
 
 
@@ -60,25 +53,17 @@ def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
         )
 
 
-def fp8_is_supported(job: Job) -> Iterator[Finding]:
-    """Find GPUs that lack fp8 with the job's recipe, or fp4, where the job asks for it."""
-    if job.has("--fp8-format"):
-        recipe = job.value("--fp8-recipe") or "delayed"
-        needed = FP8_CAPABILITY.get(recipe)
-        if needed is not None:
-            yield from _needs(job, "fp8-unsupported", f"fp8 with recipe {recipe}", needed,
-                              "remove --fp8-format, or plan again without these GPUs")  # fmt: skip
-    if job.has("--fp4-format"):
-        yield from _needs(job, "fp4-unsupported", "fp4", _FP4_CAPABILITY,
-                          "remove --fp4-format, or plan again without these GPUs")  # fmt: skip
+def formats_and_kernels_are_supported(job: Job) -> Iterator[Finding]:
+    """Find GPUs that lack fp8 with the job's recipe, fp4, FlashAttention or the grouped GEMM, where
+    the job asks for them."""
+    for need in gpu_needs(job.options):
+        yield from _needs(job, need)
 
 
-def flash_attention_is_supported(job: Job) -> Iterator[Finding]:
-    """Find GPUs on which FlashAttention does not run, or was not tested."""
+def flash_attention_is_tested(job: Job) -> Iterator[Finding]:
+    """Find GPUs on which FlashAttention was not tested."""
     if job.value("--attention-backend") != "flash" and not job.has("--use-flash-attn"):
         return
-    yield from _needs(job, "flash-attention-unsupported", "FlashAttention", _FLASH_CAPABILITY,
-                      "use --attention-backend auto, which takes another kernel there")  # fmt: skip
     for gpu in job.gpu_types:
         version = capability(gpu)
         if version is not None and version >= _FIRST_UNTESTED_CAPABILITY:
@@ -90,13 +75,6 @@ def flash_attention_is_supported(job: Job) -> Iterator[Finding]:
                 "builds still differ",
                 "use --attention-backend auto, or check that your build has the kernels",
             )
-
-
-def grouped_gemm_is_supported(job: Job) -> Iterator[Finding]:
-    """Find GPUs that lack the grouped GEMM that the job asks for."""
-    if job.has("--moe-grouped-gemm"):
-        yield from _needs(job, "grouped-gemm-unsupported", "grouped GEMM", _GROUPED_GEMM_CAPABILITY,
-                          "remove --moe-grouped-gemm, or plan without these GPUs")  # fmt: skip
 
 
 def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
@@ -118,25 +96,18 @@ def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
         )
 
 
-def _needs(job: Job, id_: str, what: str, needed: float, remedy: str) -> Iterator[Finding]:
-    """Yield one finding for each type of GPU below a compute capability.
-
-    Args:
-        job: the job under test.
-        id_: id of the finding.
-        what: subject of the message.
-        needed: least compute capability.
-        remedy: remedy of the finding.
-    """
+def _needs(job: Job, need: GpuNeed) -> Iterator[Finding]:
+    """Yield one finding for each type of GPU below a compute capability."""
     for gpu in job.gpu_types:
         version = capability(gpu)
-        if version is not None and version < needed:
+        if version is not None and version < need.capability:
             yield Finding(
-                id_,
+                need.id,
                 "error",
                 ", ".join(f"{n.machine} ({gpu.name})" for n in job.nodes if n.gpu_type == gpu),
-                f"{what} needs compute capability {needed}; {gpu.name} has {version}",
-                remedy,
+                f"{need.flag}: {need.what} needs compute capability {need.capability}; {gpu.name} "
+                f"has {version}",
+                need.remedy,
             )
 
 
@@ -159,8 +130,7 @@ CHECKS = (
     maker_is_tested,
     precision_is_supported,
     old_gpus_are_worth_their_cost,
-    fp8_is_supported,
-    flash_attention_is_supported,
-    grouped_gemm_is_supported,
+    formats_and_kernels_are_supported,
+    flash_attention_is_tested,
     arguments_do_not_depend_on_the_gpu,
 )

@@ -153,6 +153,13 @@ def micro_batch_size(plan: Plan, replica: Replica) -> int | None:
     return plan.workload.training.micro_batch_size
 
 
+def common_micro_batch_size(plan: Plan) -> int | None:
+    """Return the sequences in a micro-batch of every replica; None where they differ or nothing
+    says."""
+    sizes = {micro_batch_size(plan, replica) for replica in plan.replicas}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
 def recompute(plan: Plan, stage: Stage) -> tuple[str | None, int | None]:
     """Return the granularity and the number of recomputed layers (None: all) of a stage.
 

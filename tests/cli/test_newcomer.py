@@ -17,7 +17,7 @@ from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan, plan_to_data
 from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.place import place_in_order
-from megatron_hetero.report.text.refusals import refusal_lines
+from megatron_hetero.report.text.refusals import note_lines
 from tests.cost.builders import CLUSTER, make_workload, place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,18 +162,17 @@ def test_what_a_script_takes_from_the_shell_is_named_by_every_verb(tmp_path: Pat
     reason = "RUN (line 1) depends on $(date +%Y%m%d), which is not run"
     assert main([*words, "-o", str(plan), "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
-    shown = "".join(str(line) for line in refusal_lines(load_plan(plan)))
-    for name in ("--save", "--load"):
-        note = f"{script}:4: {name} is left out: {reason}"
-        assert note in notes and note in shown
+    shown = "".join(str(line) for line in note_lines(load_plan(plan)))
+    note = f"{script}:4: --save, --load are left out: {reason}"
+    assert note in notes and note in shown
     assert f"{script}:4: --seed is left out: $SEED is not set in the script" in notes
     assert main(["flags", str(plan)]) == 0
     shown = capsys.readouterr().out
     assert "--save-interval 500" in shown and "--eval-interval 500" in shown
-    assert sum(line.startswith("# NOTE: ") and reason in line for line in shown.splitlines()) == 2
+    assert sum(line.startswith("# NOTE: ") and reason in line for line in shown.splitlines()) == 1
     launch = ["launch", str(plan), "--for", "torchrun", "-o", str(tmp_path / "job")]
     assert main(launch) == 0
-    assert " ".join(capsys.readouterr().err.split()).count(reason) == 2
+    assert " ".join(capsys.readouterr().err.split()).count(reason) == 1
     doctor = ["doctor", str(plan), "--cluster", cluster, "--json"]
     assert main(doctor) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
@@ -183,3 +182,12 @@ def test_what_a_script_takes_from_the_shell_is_named_by_every_verb(tmp_path: Pat
     ]  # fmt: skip
     main([*doctor, "--", "--save", "x", "--load", "x", "--seed", "1"])
     assert "flag-left-out" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["one-workstation/llama-1.5b.flags", "three-gpus/config.json"])
+def test_swapped_files_are_called_so(model: str, capsys) -> None:
+    cluster, model = str(LOST / "before.yaml"), str(ROOT / "examples" / model)
+    assert main(["plan", "--cluster", model, "--model", cluster]) == 4
+    assert f"{model}:1: this is no cluster file" in capsys.readouterr().err
+    assert main(["plan", "--memory", "--model", cluster]) == 4
+    assert "are the two swapped?" in capsys.readouterr().err

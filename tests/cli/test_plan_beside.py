@@ -93,5 +93,42 @@ def test_memory_with_a_cluster_looks_at_its_types_alone(capsys) -> None:
     assert main(["plan", "--memory", *CLUSTER, *MODEL, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert {gpu["gpu"] for gpu in data["gpus"]} == {"RTX-3080", "RTX-4090"}
+    assert data["cluster_holds_it"] is True and data["layout"]
     assert main(["plan", "--memory", *CLUSTER, *MODEL, "--simplest", "5%"]) == 2
     assert "--simplest does not go with it" in capsys.readouterr().err
+
+
+def test_memory_says_whether_the_whole_cluster_holds_the_model(capsys) -> None:
+    folder = EXAMPLE.parent / "four-cards"
+    words = ["plan", "--memory", "--cluster", str(folder / "cluster.yaml"), "--model"]
+    assert main([*words, str(folder / "llama-3b.flags")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cluster.yaml: holds it, for example as tp4(" in shown
+    tight = ["--", "--num-layers", "90"]
+    assert main([*words, str(folder / "llama-3b.flags"), *tight]) == 0
+    assert "cluster.yaml: does not, as far as was tried" in capsys.readouterr().out
+
+
+def test_memory_answers_a_misspelt_flag(tmp_path, capsys) -> None:
+    text = (EXAMPLE.parent / "four-cards/llama-3b.flags").read_text()
+    path = tmp_path / "gpt.flags"
+    path.write_text(text.replace("--num-layers", "--num-layer"))
+    assert main(["plan", "--memory", "--model", str(path)]) == 4
+    assert "did you mean --num-layers?" in capsys.readouterr().err
+    path.write_text(text + " --swiglo")
+    assert main(["plan", "--memory", "--model", str(path)]) == 2
+    assert "Did you mean --swiglu" in capsys.readouterr().err
+
+
+def test_no_heading_is_cut_and_a_wide_gap_is_told_as_one(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = EXAMPLE.parent / "four-cards"
+    files = ["--cluster", str(folder / "cluster.yaml"), "--model", str(folder / "llama-3b.flags")]
+    assert main(["plan", *files]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = (line.split() for line in lines if line.startswith(" stage"))
+    assert heading == ["stage", "GPUs", "TP", "layers", "recompute", "time", "memory"]
+    assert max(map(len, lines)) <= 80
+    text = " ".join(" ".join(lines).split())
+    assert "% longer: whether a faster one exists is not known" in text and "is within" not in text
+    assert "the plan changes settings of the job: recompute full of some layers" in text

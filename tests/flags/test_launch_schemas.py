@@ -62,10 +62,11 @@ def test_files_with_every_option_keep_to_the_schemas(tmp_path: Path) -> None:
 
 def test_files_of_one_machine_on_a_named_interface_keep_to_the_schemas(tmp_path: Path) -> None:
     plan = plan_on_one_machine()
+    every = (("", "eth1"),)
     for launcher in LAUNCHERS:
         folder = tmp_path / launcher
         folder.mkdir()
-        for file in files(launcher, plan=plan, interface="eth1", is_installed_by_script=False):
+        for file in files(launcher, plan=plan, interfaces=every, is_installed_by_script=False):
             (folder / file.name).write_text(file.text)
             if file.name == "train.sh":
                 assert "store_type=file" in file.text and "--master-addr" not in file.text

@@ -262,3 +262,18 @@ if __name__ == "__main__":
         (GOLDEN / launcher).mkdir(parents=True, exist_ok=True)
         for file in files(launcher):
             (GOLDEN / launcher / file.name).write_text(file.text)
+
+
+def test_an_interface_of_one_machine_is_its_own() -> None:
+    plan = mixed_plan()
+    second = plan.hosts[1].node
+    made = LaunchJob(plan, interfaces=(("", "eth0"), (second, "ib0")))
+    made.check()
+    common, _, branches = node_script(made).text.partition('case "$node_rank" in')
+    assert "NCCL_SOCKET_IFNAME:-eth0" in common and "ib0" not in common
+    assert (
+        branches.count("SOCKET_IFNAME:-ib0") == 1 and branches.count("GLOO_SOCKET_IFNAME=ib0") == 1
+    )
+    assert branches.index(f"# {second}") < branches.index("IFNAME:-ib0")
+    with pytest.raises(UsageError, match='"elsewhere" is no machine of the plan'):
+        LaunchJob(plan, interfaces=(("elsewhere", "ib0"),)).check()

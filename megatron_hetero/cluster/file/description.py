@@ -17,8 +17,28 @@ from megatron_hetero.cluster.file.schema import ClusterSection, NodeSection
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, GpuType, Link, Node
-from megatron_hetero.errors import ClusterError
-from megatron_hetero.files import content_hash, read_yaml, validate_document
+from megatron_hetero.errors import ClusterError, FileFormatError
+from megatron_hetero.files import Document, content_hash, read_yaml, validate_document
+
+_OF_MODELS = (".sh", ".bash", ".flags", ".args")
+
+
+def _read(path: Path | str) -> Document:
+    """Read the file; say so where it is another one of a job's."""
+    swapped = (
+        f"{path}:1: this is no cluster file, for it has no nodes: --cluster takes the machines, "
+        "--model the training script, its flags or a config.json; are the two swapped?"
+    )
+    try:
+        document = read_yaml(path)
+    except FileFormatError as error:
+        if Path(path).suffix in _OF_MODELS and Path(path).is_file():
+            raise ClusterError(swapped) from error
+        raise
+    keys = document.data if isinstance(document.data, dict) else {}
+    if Path(path).suffix in (*_OF_MODELS, ".json") and not {"nodes", "version"} & set(keys):
+        raise ClusterError(swapped)
+    return document
 
 
 def load_cluster(path: Path | str) -> Cluster:
@@ -29,7 +49,7 @@ def load_cluster(path: Path | str) -> Cluster:
         ClusterError: it breaks the schema, names what is not there, or leaves two nodes without a
             link; the message has file, line and key.
     """
-    document = read_yaml(path)
+    document = _read(path)
     file = validate_document(document, ClusterSection, ClusterError)
     references = References(
         document,

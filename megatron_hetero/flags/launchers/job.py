@@ -69,7 +69,7 @@ class LaunchJob:
     `image`: container image, for launchers that need one.
     `is_installed_by_script`: `install.sh` lies beside `train.sh`.
     `opens_ports`: rented machines take connections of any address (SkyPilot).
-    `interface`: network interface of all machines that the ranks talk over.
+    `interfaces`: (machine, network interface that its ranks talk over); "" stands for all others.
     `takes_public_addresses`: hosts may be named by public addresses.
     """
 
@@ -82,7 +82,7 @@ class LaunchJob:
     is_installed_by_script: bool = False
     opens_ports: bool = False
     slurm: SlurmOptions = SlurmOptions()
-    interface: str | None = None
+    interfaces: tuple[tuple[str, str], ...] = ()
     takes_public_addresses: bool = False
 
     def check(self) -> None:
@@ -99,10 +99,17 @@ class LaunchJob:
                 "`megatron-hetero flags`."
             )
         check_hosts(self.plan.hosts, may_be_public=self.takes_public_addresses)
-        if self.interface is not None and not _INTERFACE.fullmatch(self.interface):
-            raise UsageError(
-                f"--interface {self.interface!r}: not the name of a network interface, such as eth1"
-            )
+        machines = [host.node for host in self.plan.hosts]
+        for machine, name in self.interfaces:
+            if not _INTERFACE.fullmatch(name):
+                raise UsageError(
+                    f"--interface {name!r}: not the name of a network interface, such as eth1"
+                )
+            if machine and machine not in machines:
+                raise UsageError(
+                    f'--interface {machine}={name}: "{machine}" is no machine of the plan '
+                    f"({', '.join(machines)})"
+                )
         if not _JOB_NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r}: allowed are up to 40 lower-case letters, digits and '-', "
@@ -118,6 +125,10 @@ class LaunchJob:
                 "registry.example/megatron-hetero:0.1.0"
             )
         check_master_port(self.master_port)
+
+    def interface_of(self, machine: str) -> str | None:
+        """Return the interface of a machine; of "" the one for all that have none of their own."""
+        return dict(self.interfaces).get(machine)
 
     @property
     def components(self) -> tuple[Component, ...]:

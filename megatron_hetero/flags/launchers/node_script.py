@@ -74,7 +74,7 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
     )
     advice = _ADVICE_INSTALL if job.is_installed_by_script else _ADVICE_PATH
     yield _FIND_TORCHRUN.format(venv=VENV_NAME, advice=advice)
-    yield from _exports((*job_settings(job.plan), *interface_settings(job.interface)))
+    yield from _exports((*job_settings(job.plan), *interface_settings(job.interface_of(""))))
     yield ""
     yield from _rank_by_name(hosts)
     yield 'case "$node_rank" in'
@@ -83,7 +83,7 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
         yield f"    num_processes={len(host.gpu_indices)}"
         if hosts_are_rented:
             yield f"    export {NODE_VARIABLE}={shlex.quote(host.node)}"
-        yield from (f"    {line}" for line in _exports(node_settings(host)))
+        yield from (f"    {line}" for line in _exports(_settings_of(job, host)))
         yield "    ;;"
     yield "*)"
     yield f'    echo "train.sh: node rank $node_rank; this plan has 0 to {len(hosts) - 1}" >&2'
@@ -102,6 +102,11 @@ def _parts(job: LaunchJob, hosts_are_rented: bool) -> Iterator[str]:
         yield '    --master-addr "$master_addr" --master-port "$master_port" \\'
     yield f'    {shlex.join(_entry(job))} "${{MEGATRON_ARGS[@]}}"'
     yield ""
+
+
+def _settings_of(job: LaunchJob, host: Host) -> Iterator[EnvironmentSetting]:
+    yield from node_settings(host)
+    yield from interface_settings(job.interface_of(host.node))
 
 
 def _rank_by_name(hosts: Sequence[Host]) -> Iterator[str]:

@@ -87,12 +87,15 @@ def shortage_of(problem: Problem, miss: Candidate) -> Shortage:
 
 def alternative_to(problem: Problem, other: Candidate, best: Candidate) -> Alternative:
     """Return another candidate beside the best."""
+    sizes = _micro_batch_sizes(problem, other.placement)
+    is_alike = sizes == _micro_batch_sizes(problem, best.placement)
     return Alternative(
         layout_text(other.placement),
         other.strategy,
         other.step_time_s,
         other.step_time_s / best.step_time_s - 1,
         _why_worse(problem, other, best),
+        "" if is_alike else f"micro-batches of {' and '.join(map(str, sorted(sizes)))}",
     )
 
 
@@ -101,7 +104,8 @@ def simplest_beside(problem: Problem, other: Candidate, best: Candidate) -> Alte
     lacks."""
     reasons = () if other.is_stock else reasons_not_stock(bare_plan(problem, other, {}))
     needs = f"plug-in needed for {'; '.join(reasons)}" if reasons else "stock Megatron runs it"
-    return replace(alternative_to(problem, other, best), settings=needs)
+    found = alternative_to(problem, other, best)
+    return replace(found, settings="\n".join(filter(None, (found.settings, needs))))
 
 
 def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) -> Alternative:
@@ -121,15 +125,24 @@ def stock_alternative_to(problem: Problem, found: StockResult, best: Candidate) 
         _why_slower(cost, best.cost)
         if is_as_priced and plan.schedule == "1f1b"
         else f"its simulated step takes {format_duration(max(longer_s, 0.0))} more",
-        settings_text(plan),
+        settings_text(plan, _micro_batch_sizes(problem, best.placement)),
     )
 
 
-def settings_text(plan: Plan) -> str:
-    """Return micro-batch size, recompute and model chunks of a plan of stock Megatron."""
+def _micro_batch_sizes(problem: Problem, placement: Placement) -> frozenset[int]:
+    job = problem.workload.training.micro_batch_size
+    return frozenset(r.micro_batch_size or job for r in placement.replicas)
+
+
+def settings_text(plan: Plan, sizes: frozenset[int] = frozenset({1})) -> str:
+    """Return micro-batch size, recompute and model chunks of a plan of stock Megatron.
+
+    Args:
+        sizes: micro-batch sizes that go without saying.
+    """
     training = plan.workload.training if plan.workload else None
     words = []
-    if training is not None and training.micro_batch_size > 1:
+    if training is not None and {training.micro_batch_size} != sizes:
         words.append(f"micro-batches of {training.micro_batch_size}")
     stages = plan.replicas[0].stages
     some = max((stage.recompute_num_layers or 0 for stage in stages), default=0)
@@ -189,10 +202,19 @@ def _why_worse(problem: Problem, other: Candidate, best: Candidate) -> str:
         for c in (other, best)
     )
     if more <= least:
-        return _why_slower(other.cost, best.cost)
+        why = _why_slower(other.cost, best.cost)
+        return f"without forwards launched ahead {why}" if _lacks_counts(other, best) else why
     if problem.objective.name == "fewest-gpus":
         return f"it takes {more - least:.0f} more GPUs"
     return f"its tokens cost {more / least - 1:.1%} more"
+
+
+def _lacks_counts(other: Candidate, best: Candidate) -> bool:
+    """Return whether the launch counts of `best` are all that it has beside `other`."""
+    plain, own = (
+        [replace(r, launch_counts=None) for r in c.placement.replicas] for c in (other, best)
+    )
+    return best.has_counts and not other.has_counts and plain == own
 
 
 def _why_slower(other: PlacementCost, best: PlacementCost) -> str:

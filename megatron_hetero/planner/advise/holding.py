@@ -17,7 +17,14 @@ from megatron_hetero.cost.placement import Recompute
 from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Layout, ReplicaShape, StageShape
-from megatron_hetero.planner.advise.first_fit import least_settings, with_least_settings
+from megatron_hetero.planner.advise.alternatives import layout_text
+from megatron_hetero.planner.advise.first_fit import (
+    FirstFit,
+    least_settings,
+    with_least_settings,
+)
+from megatron_hetero.planner.moves.refine import Refine
+from megatron_hetero.planner.portfolio import default_strategies, search
 from megatron_hetero.planner.problem import Problem, make_problem
 
 GPUS_OF_A_NODE = 8
@@ -61,6 +68,19 @@ def holdings(
     return tuple(
         sorted(found, key=lambda h: (h.num_gpus is None, h.num_gpus or 0, h.gpu.memory_bytes))
     )
+
+
+def plan_that_fits(cluster: Cluster, workload: Workload) -> str | None:
+    """Return the layout of some plan that a cluster holds, however slow; None where none was found.
+
+    Raises:
+        UsageError: the job itself cannot be planned.
+    """
+    problem = make_problem(cluster, workload)
+    board = search(problem, None, (FirstFit(),))
+    if board.best is None:
+        board = search(problem, None, (*default_strategies(), FirstFit(), Refine()))
+    return None if board.best is None else layout_text(board.best.placement)
 
 
 def _node_of(gpu: GpuType, limits: Limits) -> Cluster:

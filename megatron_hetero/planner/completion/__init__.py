@@ -2,12 +2,12 @@
 
 completer         a structure completed with all settings, from cached tables
 filled            the stages of one replica completed
-tuner             layers and warm-up depths by the recurrence
+tuner             layers and launch counts by the recurrence
 fill              chains of units to a placement
 refill            a placement filled anew on its devices
 polish            single layers moved, each move priced
 stage_ways        what a stage takes with so many layers
-counts            warm-up depths (launch counts)
+counts            launch counts
 layers            exact minimax split of layers
 micro_batches     micro-batches of each replica
 optimizer_shares  shares of the optimizer's state by free memory

@@ -254,7 +254,7 @@ class Completer:
         return options
 
     def tune(self, found: Completion, max_work: int) -> Completion:
-        """Tune layers and warm-up depths by the recurrence, replica by replica; then the
+        """Tune layers and launch counts by the recurrence, replica by replica; then the
         shares."""
         tables = self._table(found.structure, found.filled[0].size, found.is_given)
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}

@@ -1,4 +1,4 @@
-"""Layers and warm-up depths of one pipeline by the recurrence, step by step."""
+"""Layers and launch counts of one pipeline by the recurrence, step by step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORTH = 1 - 2e-4
 
 
 class Tuner:
-    """Layers and warm-up depths of one pipeline, each step priced by the recurrence."""
+    """Layers and launch counts of one pipeline, each step priced by the recurrence."""
 
     def __init__(
         self, completer: Completer, tables: Tables, chain: Chain, number: int, given: bool
@@ -46,7 +46,7 @@ class Tuner:
         self.work = 0
 
     def options(self, counts: tuple[int, ...]) -> Options:
-        """Return the ways of every stage by layers, and their seconds, for warm-up depths."""
+        """Return the ways of every stage by layers, and their seconds, for launch counts."""
         found = self._options.get(counts)
         if found is None:
             found = self.completer.options(self.tables, self.chain, counts, counts != self.own)
@@ -140,7 +140,7 @@ class Tuner:
         return Filled(layers, ways, own, filled.size, fill_s, period_s), time_s
 
     def starts(self, counts: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yield layers and warm-up depths to begin with: layers that suit depths, depths that
+        """Yield layers and launch counts to begin with: layers that suit depths, depths that
         suit the layers of 1F1B's own."""
         if not self.has_counts:
             return
@@ -166,14 +166,14 @@ class Tuner:
         yield (*[self.number] * (len(counts) - 1), counts[-1])
 
     def filled(self, counts: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return layers for warm-up depths."""
+        """Return layers for launch counts."""
         options = self.options(counts)
         trips_s = [a.total_s + b.total_s for a, b in zip(self.forward, self.backward, strict=True)]
         times_s = [times for _, times in options]
         return balanced(self.completer.problem.num_layers, times_s, trips_s, self.number)
 
     def steps(self, depth: int) -> list[tuple[int, int, bool | None]]:
-        """Changes of warm-up depths, then of layers (giver, taker, None)."""
+        """Changes of launch counts, then of layers (giver, taker, None)."""
         found: list[tuple[int, int, bool | None]] = []
         if self.has_counts and depth > 1:
             for index in range(depth - 1):
@@ -218,7 +218,7 @@ class Tuner:
             yield of, variant
 
     def rules(self, layers: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yield warm-up depths that hide the hops, those that are short too."""
+        """Yield launch counts that hide the hops, those that are short too."""
         plain = self.options(self.own)
         if any(n > len(times) for n, (_, times) in zip(layers, plain, strict=True)):
             return

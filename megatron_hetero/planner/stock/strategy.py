@@ -1,30 +1,34 @@
-"""`plan --strategy stock`: the best plan that stock Megatron runs, as the plan."""
+"""`plan --stock`: the best plan that stock Megatron runs, as the plan."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.plan.plan import Estimates, Plan
 from megatron_hetero.planner.advise.explain import Explanation, explain_candidate
-from megatron_hetero.planner.advise.infeasible import infeasible_error
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.outcome import outcome_of
-from megatron_hetero.planner.portfolio import search, strategies_of
+from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
-from megatron_hetero.planner.stock.search import StockResult, best_stock_plan
+from megatron_hetero.planner.stock.search import (
+    MAX_GPUS_BESIDE_A_PLAN,
+    StockResult,
+    best_stock_plan,
+)
 from megatron_hetero.schedule.estimate import estimate_plan, plan_cost
 
 STOCK = "stock"
-"""The name of the strategy; it is no strategy of `run`, because it may change the job's flags."""
+"""The name of `--stock` as a strategy, which takes its time on many GPUs too; it is none of
+`portfolio`, because it may change the job's flags."""
 
 
-def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
-    """Return the plan, with its own micro-batch size and recompute.
+def check_stock_objective(problem: Problem) -> None:
+    """Refuse the strategy where more counts than speed.
 
     Raises:
-        InfeasiblePlanError: stock Megatron has no plan that fits.
         UnsupportedError: the objective is another than speed.
     """
     objective = problem.objective
@@ -33,9 +37,31 @@ def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
             f"--strategy {STOCK} looks for the fastest plan alone, not for limits of time and "
             "money; use --stock with --objective, --deadline, --budget or a limit of price"
         )
-    found = best_stock_plan(problem)
-    if found is None:
-        raise infeasible_error(problem, search(problem, None, strategies_of("symmetric")))
+
+
+def searched_stock_plan(problem: Problem, every: bool) -> StockResult | None:
+    """Return the best plan of all that stock flags can say; None where none fits, and where speed
+    is not all that counts.
+
+    Args:
+        every: also on many GPUs, where it takes minutes.
+    """
+    objective = problem.objective
+    has_goal = objective.may_want_fewer(problem.cluster) or objective.deadline_s is not None
+    is_large = problem.num_gpus > MAX_GPUS_BESIDE_A_PLAN
+    if has_goal or problem.make_costs is not CostModel or (is_large and not every):
+        return None
+    return best_stock_plan(problem)
+
+
+def stock_plan_and_explanation(
+    problem: Problem, found: StockResult, num_priced: int
+) -> tuple[Plan, Explanation]:
+    """Return the plan of a search over stock flags, with its own micro-batch size and recompute.
+
+    Args:
+        num_priced: plans that it was compared with, beside those of its own search.
+    """
     plan, cluster, profile = found.plan, problem.cluster, problem.costs.profile
     own = make_problem(cluster, plan.workload or problem.workload, profile)
     placement = placement_of(plan, cluster)
@@ -44,7 +70,11 @@ def stock_plan_and_explanation(problem: Problem) -> tuple[Plan, Explanation]:
     faster = "the best plan of stock Megatron is faster without"
     reasons = {device: own.idle_reasons.get(device, faster) for device in plan.idle_devices}
     explanation = explain_candidate(own, board, candidate, reasons, found)
-    explanation = replace(explanation, outcome=outcome_of(own, board, candidate))
+    explanation = replace(
+        explanation,
+        outcome=outcome_of(own, board, candidate),
+        num_priced=num_priced + found.num_simulated,
+    )
     if explanation.best_stock is not None:
         itself = replace(explanation.best_stock, slower_by=0.0)
         explanation = replace(explanation, best_stock=itself)

@@ -199,5 +199,5 @@ def _add_alternative(table: Table, name: str, alternative: Alternative) -> None:
         why.append(f"\n{alternative.because}")
     elif alternative.slower_by < -_ALIKE:
         # Its space has micro-batch sizes and chunks that the search for this plan has not.
-        why.append(f"\nfaster than this: {_HOW_TO_GET.get(name, '--strategy stock plans it')}")
+        why.append(f"\nfaster than this: {_HOW_TO_GET.get(name, 'plan --stock plans it')}")
     table.add_row(name, format_duration(alternative.step_time_s), slower, why)

@@ -1,4 +1,4 @@
-"""Flags of a job that its plan does not keep: refusals and another objective, as text."""
+"""Flags of a job that its plan does not keep: notes, another objective and refusals, as text."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megatron_hetero.flags.growing_batches import undivided_batches
-from megatron_hetero.flags.notes import plan_notes
+from megatron_hetero.flags.notes import plan_notes, refused_words
 from megatron_hetero.flags.other_objective import other_objective
-from megatron_hetero.flags.support.lookup import refused_options
+from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 
 
-def refusal_lines(plan: Plan) -> Iterator[RenderableType]:
-    """Show the flags refused at start-up, what the plan leaves out of the script, and a changed
-    objective; nothing where the job may start with its flags, and trains what they say."""
-    options, batches = refused_options(plan), undivided_batches(plan)
-    if options:
-        names = ", ".join(map(str, options))
-        yield Text(
-            f"REFUSED at start-up on this plan: {names}. Take them out of the script and plan "
-            "again, or plan with --strategy stock (docs/megatron-flags.md).\n",
-            style="bold red",
-        )
-    if batches:
-        yield Text(
-            f"REFUSED at start-up on this plan: batches of {', '.join(map(str, batches))} in "
-            "--step-batch-size-schedule, of which some replica's part is no whole number of "
-            "micro-batches. Choose others, or limits.num_replicas: 1 and plan again.\n",
-            style="bold red",
-        )
-    for note in plan_notes(plan):
+def note_lines(plan: Plan, job: Workload | None = None) -> Iterator[RenderableType]:
+    """Show what the plan leaves out of the job's script or changes, and a changed objective.
+
+    Args:
+        job: the job that was planned, by default the plan's.
+    """
+    notes = plan_notes(plan, job)
+    for note in notes:
         yield Text.assemble(("note  ", "cyan"), note)
-    if plan_notes(plan):
+    if notes:
         yield Text()
     other = other_objective(plan)
     if other is not None:
         yield Text(f"ANOTHER OBJECTIVE: {other}.\n", style="yellow")
+
+
+def refusal_lines(plan: Plan, has_stock: bool = True) -> Iterator[RenderableType]:
+    """Show what is refused at start-up; nothing where the job may start with its flags.
+
+    Args:
+        has_stock: some plan of stock Megatron fits.
+    """
+    batches, words = undivided_batches(plan), refused_words(plan, has_stock)
+    if words:
+        yield Text(words, style="bold red")
+    if batches:
+        yield Text(
+            f"REFUSED at start-up on this plan: batches of {', '.join(map(str, batches))} in "
+            "--step-batch-size-schedule, of which some replica's part is no whole number of "
+            "micro-batches. Choose others, or limits.num_replicas: 1 and plan again.",
+            style="bold red",
+        )

@@ -34,8 +34,11 @@ RECOMPUTE_COLUMN: tuple[str, Literal["left", "right"]] = ("recompute", "left")
 STAGE_LEGEND = (
     "time: one micro-batch forward and backward; memory: in use on the stage's fullest GPU"
 )
-AHEAD_LEGEND = "ahead: forwards before the first backward, which hide slow hops"
+AHEAD_LEGEND = "ahead: the launch count, forwards before the first backward, which hide slow hops"
 FOLDED_LEGEND = "of several stages or replicas in one row: the longest time, the fullest GPU"
+MAX_TABLE_WIDTH = 79
+"""Columns of a narrow terminal, less the indent of a table."""
+_BETWEEN = 2
 MIN_NAMES_WIDTH = 11
 """Names of GPUs wrap before any number is cut, down to this many columns."""
 _MIN_ALIKE = 4
@@ -64,16 +67,18 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
     """
     groups = _replica_groups(plan)
     tables = [list(_rows(plan, group)) for group in groups]
-    texts = [[_texts(plan, row) for row in rows] for rows in tables]
+    is_crammed = _recomputes_by_stage(plan) and _launches_ahead(plan)
+    texts = [[_texts(plan, row, is_crammed) for row in rows] for rows in tables]
     columns = list(STAGE_COLUMNS if plan.estimates is not None else STAGE_COLUMNS[:4])
     if _launches_ahead(plan):
         columns.insert(4, AHEAD_COLUMN)
     if _recomputes_by_stage(plan):
         columns.insert(4, RECOMPUTE_COLUMN)
-    widths = [
-        max(len(heading), *(len(row[c]) for rows in texts for row in rows))
-        for c, (heading, _) in enumerate(columns)
-    ]
+    widths = _widths(columns, texts)
+    needed = sum(width + _BETWEEN for width in (*widths[:1], MIN_NAMES_WIDTH, *widths[2:]))
+    if needed - _BETWEEN > MAX_TABLE_WIDTH:
+        texts = [[_texts(plan, row, True) for row in rows] for rows in tables]
+        widths = _widths(columns, texts)
     for group, rows in zip(groups, texts, strict=True):
         yield _title(plan, group)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
@@ -91,6 +96,15 @@ def replica_tables(plan: Plan) -> Iterator[RenderableType]:
         if any(len(row.stages) > 1 for rows in tables for row in rows):
             legends.append(FOLDED_LEGEND)
         yield Text("\n".join(legends) + "\n", style="dim")
+
+
+def _widths(
+    columns: Sequence[tuple[str, str]], texts: Sequence[Sequence[Sequence[Text]]]
+) -> list[int]:
+    return [
+        max(len(heading), *(len(row[c]) for rows in texts for row in rows))
+        for c, (heading, _) in enumerate(columns)
+    ]
 
 
 def _replica_groups(plan: Plan) -> list[tuple[int, ...]]:
@@ -175,7 +189,7 @@ def _title(plan: Plan, group: Sequence[int]) -> Text:
     return title
 
 
-def _texts(plan: Plan, row: _StageRow) -> list[Text]:
+def _texts(plan: Plan, row: _StageRow, is_crammed: bool) -> list[Text]:
     stage = row.stages[0]
     devices = [device for stage in row.stages for device in stage.devices]
     layers = _layers(stage)
@@ -196,7 +210,6 @@ def _texts(plan: Plan, row: _StageRow) -> list[Text]:
         texts.append(Text(f"{least}" if least == most else f"{most}-{least}"))
     if plan.estimates is not None:
         texts.append(Text(format_duration(row.time_s)))
-        is_crammed = _recomputes_by_stage(plan) and _launches_ahead(plan)
         texts.append(_memory(row.memory, is_crammed))
     return texts
 

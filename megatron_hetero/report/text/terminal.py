@@ -119,13 +119,24 @@ def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tu
         yield "", f"(MFU: {MFU_MEANS})"
     if estimates.bound_s is not None and estimates.gap is not None:
         bound = format_duration(estimates.bound_s)
-        yield "lower bound", f"{bound}; this plan is within {estimates.gap:.1%} of it"
+        yield "lower bound", f"{bound}; {gap_words(estimates.gap)}"
         if estimates.bound_relaxes:
             yield "", f"(the bound relaxes: {estimates.bound_relaxes})"
     if estimates.price_per_hour is not None and estimates.price_per_million_tokens is not None:
         yield from _price(estimates.price_per_hour, estimates.price_per_million_tokens, estimates)
     if not estimates.measured:
         yield "basis", NOT_MEASURED
+
+
+WIDE_GAP = 0.1
+"""Part of the bound above which nobody should take a plan for nearly the best."""
+
+
+def gap_words(gap: float) -> str:
+    """Say how far a plan is from its lower bound."""
+    if gap <= WIDE_GAP:
+        return f"this plan is within {gap:.1%} of it"
+    return f"this plan takes {gap:.1%} longer: whether a faster one exists is not known"
 
 
 MAX_CAUSES = 3

@@ -154,4 +154,4 @@ def test_a_faster_plan_of_stock_megatron_is_shown_beside_a_slower_one() -> None:
     faster = replace(EXPLANATION, best_stock=replace(STOCK, slower_by=-0.1))
     text = printed(*comparison_lines(faster, (), runners_up=False))
     assert "best of stock Megatron" in text and "-10.0%" in text
-    assert "--strategy stock" in " ".join(text.replace("\n", " ").split())
+    assert "plan --stock plans it" in " ".join(text.replace("\n", " ").split())
