@@ -10,7 +10,7 @@ from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.objective import Objective
-from megatron_hetero.schedule.stock import is_stock, num_reasons_not_stock
+from megatron_hetero.schedule.stock import common_micro_batch_size, is_stock, num_reasons_not_stock
 
 BOX = """\
 version: 1
@@ -20,6 +20,7 @@ nodes:
 links:
   inside_node: {V100-16GB: {bandwidth: 45 GB/s, latency: 8 us}}
   between_nodes: {bandwidth: 9.4 Gb/s, latency: 45 us}
+limits: {memory_reserve: 1 GiB}
 """
 FLAGS = (
     "--num-layers 24 --hidden-size 2048 --ffn-hidden-size 5504 --num-attention-heads 16 "
@@ -75,7 +76,8 @@ def test_no_printed_row_beats_the_simplest_in_both(job, usual, within: float) ->
 def test_the_usual_row_of_the_simplest_is_not_beaten_by_that_of_stock(usual) -> None:
     explanation = usual[1]
     assert explanation.best_stock.slower_by < 0.05
-    assert explanation.simplest is None
+    shown = explanation.simplest
+    assert shown is None or shown.layout == explanation.best_stock.layout
 
 
 def test_where_the_search_of_the_plug_in_finds_no_stock_plan_that_of_stock_is_asked(job) -> None:
@@ -84,4 +86,4 @@ def test_where_the_search_of_the_plug_in_finds_no_stock_plan_that_of_stock_is_as
     flags = tuple("32" if w == "2" else w for w in workload.megatron_args)
     large = replace(workload, training=training, megatron_args=flags)
     plan = plan_cluster(cluster, large, objective=STOCK_ONLY)
-    assert is_stock(plan) and plan.workload.training.micro_batch_size < 32
+    assert is_stock(plan) and common_micro_batch_size(plan) < 32
