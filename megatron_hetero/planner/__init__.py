@@ -1,6 +1,7 @@
 """The search for a plan.  Importing it loads neither torch nor megatron.
 
 api               from a cluster and a workload to a plan
+request           wishes that do not go together
 problem           what is searched: usable devices, in an order that no file changes
 portfolio         the strategies of a search, and their order
 strategy          the interface of every strategy
