@@ -17,9 +17,9 @@ from typing import Any
 from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cost.work.share import member_shares
 from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError
+from megatron_hetero.flags.gpu_needs import FP8_CAPABILITY
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.plan import Plan, Stage
-from megatron_hetero.preflight.gpu_checks import FP8_CAPABILITY
 
 _RECIPE = "tensorwise"
 _COLUMNS, _ROWS = 16, 8
