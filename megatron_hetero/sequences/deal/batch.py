@@ -18,13 +18,18 @@ from megatron_hetero.sequences.deal.micro_batch import (
     deal_micro_batch,
     least_seconds,
     made_micro_batch,
+    packing_of,
 )
 from megatron_hetero.sequences.deal.price_table import PriceTable, price_table
 from megatron_hetero.sequences.price.group_price import Floats
 from megatron_hetero.sequences.tree import GroupTree
 
-_TRIED = 3
-_FULLER = 1.03
+_FULLER = (1.02, 1.07)
+"""Parts of memory, over the mean, after which a micro-batch takes no more sequences."""
+_PROMISING = 1.03
+_MAX_MOVES = 400
+
+type _Known = dict[tuple[int, ...], MicroBatch | None]
 _MOST_MORE = 8
 
 
@@ -45,21 +50,24 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     table = price_table(tree, lengths)
     fewest = fewest_micro_batches(table)
     best = _filled(table, 1.0)
-    tried: set[tuple[tuple[int, ...], ...]] = set()
+    known: _Known = {}
+    tried = 0
     for number in range(fewest, min(len(lengths), fewest + _MOST_MORE) + 1):
-        if len(tried) >= _TRIED or least_of_batch(table, number) >= _seconds(best):
+        if tried and (number > fewest + 1 or least_of_batch(table, number) >= _seconds(best)):
             break
         level = float(table.ranks_filled.sum()) / table.tree.num_ranks / number
-        for parts in (runs(table, number), _filled_parts(table, _FULLER * level)):
-            key = tuple(tuple(sorted(part)) for part in parts)
-            if key in tried:
-                continue
-            found = _dealt(table, parts, _seconds(best))
+        cuts = [_filled_parts(table, min(1.0, fuller * level)) for fuller in _FULLER]
+        for parts in (*cuts, runs(table, number)):
+            found = _dealt(table, parts, _seconds(best) * _PROMISING, known)
             if found is None:
                 continue
-            tried.add(key)
-            if _seconds(found) < _seconds(best):
-                best = found
+            tried += 1
+            evened = _evened(table, found)
+            if _seconds(evened) < _seconds(best):
+                best = evened
+    best = [
+        deal_micro_batch(table, m.sequences, m) or m if m.method == "search" else m for m in best
+    ]
     deal = Deal(tuple(best), least_of_batch(table, fewest), tree.num_ranks)
     check_deal(tree, lengths, deal)
     return deal
@@ -148,20 +156,48 @@ def _filled(table: PriceTable, fill: float) -> list[MicroBatch]:
 
 
 def _dealt(
-    table: PriceTable, parts: Sequence[Sequence[int]], limit_s: float
+    table: PriceTable, parts: Sequence[Sequence[int]], limit_s: float, known: _Known
 ) -> list[MicroBatch] | None:
-    """Deal each run; None where one does not fit into one micro-batch, or all together cannot be
-    done within `limit_s`."""
+    """Deal each run quickly; None where one does not fit into one micro-batch, or all together
+    cannot be done within `limit_s`.
+
+    Args:
+        table: prices of the batch.
+        parts: the runs.
+        limit_s: of all together.
+        known: deals of runs that were dealt before; new ones are added.
+    """
+    keys = [tuple(sorted(part)) for part in parts]
     least = [least_seconds(table.of(part)) for part in parts]
+    for key in keys:
+        if key in known and known[key] is None:
+            return None
     found: list[MicroBatch] = []
-    for number, part in enumerate(parts):
+    for number, key in enumerate(keys):
         if _seconds(found) + sum(least[number:]) >= limit_s:
             return None
-        micro_batch = deal_micro_batch(table, part)
+        if key not in known:
+            known[key] = deal_micro_batch(table, key, quick=True)
+        micro_batch = known[key]
         if micro_batch is None:
             return None
         found.append(micro_batch)
     return found
+
+
+def _evened(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+    """Move and exchange sequences between micro-batches while that lowers the sum of seconds."""
+    packing = packing_of(table, micro_batches)
+    packing.improve(0.0, _MAX_MOVES)
+    made = []
+    for number in range(len(micro_batches)):
+        own = np.flatnonzero(packing.micro_batch[packing.group_of] == number)
+        if len(own):
+            numbers = [int(k) for k in own]
+            bound_s = least_seconds(table.of(numbers))
+            of = packing.only(number, numbers)
+            made.append(made_micro_batch(of, numbers, bound_s, ""))
+    return made
 
 
 def _seconds(micro_batches: Sequence[MicroBatch]) -> float:

@@ -23,6 +23,7 @@ from megatron_hetero.sequences.deal.programme import Programme
 ENOUGH = 0.008
 """A deal so little above its bound is not improved further."""
 _BISECTED = 0.006
+_QUICKLY = 0.015
 _EXACT = 0.001
 _MAX_BISECTIONS = 10
 _ABOVE = (0.006, 0.015, 0.03)
@@ -45,6 +46,7 @@ class _Search:
     table: PriceTable
     buckets: Buckets
     low_s: float
+    quick: bool = False
     best: PackedGroups | None = None
     reason: str = ""
 
@@ -67,39 +69,66 @@ class _Search:
             self.best = packing
 
 
-def deal_micro_batch(table: PriceTable, sequences: Sequence[int]) -> MicroBatch | None:
+def deal_micro_batch(
+    table: PriceTable,
+    sequences: Sequence[int],
+    start: MicroBatch | None = None,
+    *,
+    quick: bool = False,
+) -> MicroBatch | None:
     """Deal some sequences of a batch in one micro-batch.
 
     Args:
         table: prices of the batch.
         sequences: numbers in the batch.
+        start: a deal of the same sequences to begin with; None is the greedy one.
+        quick: with less effort, and a weaker bound.
     Returns:
         None where they do not fit in one micro-batch, as far as is known.
     """
     own = table.of(sequences)
-    search = _Search(own, bucketed(own), least_seconds(own))
-    greedy = greedy_parts(own, range(len(sequences)))
-    if len(greedy) == 1:
-        packing, order = greedy[0]
-        again = PackedGroups(own, [int(way) for way in packing.ways])
-        for position, sequence in enumerate(order):
-            again.put(sequence, int(packing.group_of[position]))
-        search.offer(again)
-    is_greedy = True
+    search = _Search(own, bucketed(own), least_seconds(own), quick)
+    if start is not None:
+        search.offer(packing_of(table, [start]).of(sequences))
+    else:
+        greedy = greedy_parts(own, range(len(sequences)))
+        if len(greedy) == 1:
+            packing, order = greedy[0]
+            search.offer(packing.of([order.index(k) for k in range(len(order))]))
+    before = search.best
     if not search.is_enough:
-        before = search.best
         _bisect(search)
-        is_greedy = search.best is before and bool(search.reason)
-        if search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
+        if not quick and search.best is not None and search.best_s > search.low_s * (1 + _BISECTED):
             _by_patterns(search)
     if search.best is None:
         return None
+    is_greedy = search.best is before and bool(search.reason)
     return made_micro_batch(
         search.best,
         sequences,
         min(search.low_s, search.best_s),
         search.reason if is_greedy else "",
     )
+
+
+def packing_of(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> PackedGroups:
+    """Return the groups of micro-batches with their sequences, all together.
+
+    Args:
+        table: prices of the batch.
+        micro_batches: some, or all, of the batch.
+    """
+    groups = [(i, group) for i, m in enumerate(micro_batches) for group in m.groups]
+    first_way = np.searchsorted(table.kind_of_way, np.arange(len(table.tree.kinds)))
+    packing = PackedGroups(
+        table,
+        [int(first_way[group.kind]) + group.price for _, group in groups],
+        [i for i, _ in groups],
+    )
+    for number, (_, group) in enumerate(groups):
+        for sequence in group.sequences:
+            packing.put(sequence, number)
+    return packing
 
 
 def _bisect(search: _Search) -> None:
@@ -120,12 +149,16 @@ def _bisect(search: _Search) -> None:
         else:
             # Without an answer the bound stays what is proved.
             high_s = trial_s
-        if high_s <= search.low_s * (1 + _BISECTED):
+        if high_s <= search.low_s * (1 + (_QUICKLY if search.quick else _BISECTED)):
             break
         trial_s = (search.low_s * high_s) ** 0.5
     for room in _ROOMS:
         above, tried = 0, 0
-        while above < len(_ABOVE) and tried < _MAX_PACKED and not search.is_enough:
+        while (
+            above < len(_ABOVE)
+            and tried < (2 if search.quick else _MAX_PACKED)
+            and not search.is_enough
+        ):
             trial_s = search.low_s * (1 + _ABOVE[above])
             solution = programme.solve(trial_s, room, whole=True)
             tried += 1

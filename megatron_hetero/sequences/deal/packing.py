@@ -75,6 +75,27 @@ class PackedGroups:
         """Return the sequences of a group."""
         return np.flatnonzero(self.group_of == group)
 
+    def of(self, sequences: Sequence[int]) -> PackedGroups:
+        """Return the same groups with these sequences alone, numbered in this order."""
+        found = PackedGroups(
+            self.table.of(sequences),
+            [int(w) for w in self.ways],
+            [int(m) for m in self.micro_batch],
+        )
+        for number, sequence in enumerate(sequences):
+            if self.group_of[sequence] >= 0:
+                found.put(number, int(self.group_of[sequence]))
+        return found
+
+    def only(self, micro_batch: int, sequences: Sequence[int]) -> PackedGroups:
+        """Return the groups of one micro-batch, whose sequences these are, numbered anew."""
+        groups = np.flatnonzero(self.micro_batch == micro_batch)
+        found = PackedGroups(self.table.of(sequences), [int(self.ways[g]) for g in groups])
+        place = {int(g): i for i, g in enumerate(groups)}
+        for number, sequence in enumerate(sequences):
+            found.put(number, place[int(self.group_of[sequence])])
+        return found
+
     def put(self, sequence: int, group: int) -> None:
         """Give a sequence that has no group to one."""
         self.group_of[sequence] = group

@@ -20,8 +20,8 @@ from megatron_hetero.sequences.deal.programme import Answer, nest_rows
 from megatron_hetero.sequences.price.group_price import Floats
 
 MAX_SEQUENCES = 80
-_MAX_OF_WAY = 5_000
-_MAX_PATTERNS = 16_000
+_MAX_OF_WAY = 3_000
+_MAX_PATTERNS = 9_000
 _MAX_WHOLE = 1_500
 """With more patterns they are used in parts: the bound is weaker, and there is no deal."""
 _NODE_LIMIT = 200
