@@ -185,8 +185,8 @@ def print_mixed() -> None:
     """Print the table of mixed clusters."""
     workload = load_workload(None, tuple(MODEL.split()))
     print(
-        "\n| cluster | tokens | one, equal shares, s | unlike shares, s | gain | eight, all groups, s "
-        "| over equal shares | over groups of one type |"
+        "\n| cluster | tokens | one, equal shares, s | unlike shares, s | gain "
+        "| eight, all groups, s | over equal shares | over groups of one type |"
     )
     print("| " + " | ".join(["---"] * 8) + " |")
     for mixed in mixed_clusters():

@@ -15,6 +15,7 @@ from megatron_hetero.cli.goal import add_goal_arguments, asks_for_a_goal, object
 from megatron_hetero.cli.memory import run_memory
 from megatron_hetero.cli.near import add_near_arguments, check_near_arguments, run_near
 from megatron_hetero.cli.output import Output
+from megatron_hetero.cli.sequences import run_sequences
 from megatron_hetero.cli.summary import plan_summary
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.utilization import utilization_of
@@ -104,6 +105,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only say which GPUs would hold the model at all, and how many of each type: of the "
         "catalogue, or with --cluster of the types there",
     )
+    parser.add_argument(
+        "--sequences",
+        type=Path,
+        metavar="LENGTHS.TXT",
+        help="only plan for sequences of these lengths (a length in tokens, and how many, on each "
+        "line): one context-parallel degree, or groups of unlike size from step to step, and what "
+        "these gain",
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="STEP.SVG", help="draw one step; needs --sequences"
+    )
     add_goal_arguments(parser)
     add_near_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN.JSON", help="write the plan")
@@ -112,7 +124,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, save."""
-    if arguments.memory:
+    if arguments.picture is not None and arguments.sequences is None:
+        raise UsageError("--picture draws a step of sequences, so it needs --sequences LENGTHS.TXT")
+    if arguments.memory and arguments.sequences is None:
         return run_memory(arguments, output)
     if arguments.cluster is None:
         raise UsageError(
@@ -121,6 +135,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     cluster = load_cluster(arguments.cluster)
     profile = load_profile(arguments.profile) if arguments.profile else None
+    if arguments.sequences is not None:
+        return run_sequences(arguments, output, cluster, profile)
     check_near_arguments(arguments)
     if arguments.near is not None:
         return run_near(arguments, output, cluster, profile)

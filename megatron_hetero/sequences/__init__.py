@@ -4,4 +4,5 @@ cost on a group; `deal`, which group trains which.
 tree            groups of ranks, nested in each other
 cluster_groups  the groups of a job on a described cluster
 lengths         files and distributions of lengths
+advice          what flexible groups gain for a file of lengths
 """

@@ -167,6 +167,8 @@ class PackedGroups:
             tops: seconds of each micro-batch.
         """
         own = self.members(busiest)
+        if not len(own):
+            return False
         number = self.micro_batch[busiest]
         after = self.seconds[:, None] + self._cost[:, own] + self._fixed_s[:, None]
         fits = (self._used[:, :, None] + self._need[:, :, own] <= self._room[:, :, None]).all(1)
@@ -195,7 +197,7 @@ class PackedGroups:
         """
         own = self.members(busiest)
         others = np.flatnonzero((self.group_of != busiest) & (self.group_of >= 0))
-        if not len(others):
+        if not len(others) or not len(own):
             return False
         theirs = self.group_of[others]
         number = self.micro_batch[busiest]

@@ -172,7 +172,7 @@ def modelled_prices(
         devices: the group, in rank order.
         rates: of each device.
         window: keys that a query sees at most; None is all before it.
-        rule: of the shares of unlike domains.
+        rule: of the shares of unlike domains; "balanced" makes prices with equal ones too.
     """
     groups = workload.model.num_query_groups
     divisions: list[list[list[int]]] = [[[i] for i in range(len(devices))]]
@@ -192,10 +192,17 @@ def modelled_prices(
     betweens: tuple[Between, ...] = ("gather", "ring")
     if not all(r.is_fused for r in rates):
         betweens = ("gather",)
+    rules: tuple[ShareRule, ...] = (rule,)
+    if rule == "balanced" and len({r.gpu_name for r in rates}) > 1:
+        # Where waiting for others takes longer than computing, equal shares may be faster.
+        rules = ("balanced", "equal")
     made = []
     for division in [d for i, d in enumerate(divisions) if d not in divisions[:i]]:
         for between in betweens if len(division) > 1 else ("gather",):
-            made.append(_priced(workload, cluster, devices, rates, division, between, window, rule))
+            for of in rules:
+                made.append(
+                    _priced(workload, cluster, devices, rates, division, between, window, of)
+                )
     return tuple(made)
 
 
