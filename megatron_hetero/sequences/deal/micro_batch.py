@@ -15,10 +15,11 @@ import numpy as np
 from megatron_hetero.sequences.deal.buckets import Buckets, bucketed
 from megatron_hetero.sequences.deal.dealt import DealtGroup, MicroBatch
 from megatron_hetero.sequences.deal.greedy import greedy_parts
-from megatron_hetero.sequences.deal.packing import PackedGroups, packed
+from megatron_hetero.sequences.deal.packing import PackedGroups
 from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
 from megatron_hetero.sequences.deal.price_table import PriceTable
 from megatron_hetero.sequences.deal.programme import Programme
+from megatron_hetero.sequences.deal.solution_packing import packed
 
 ENOUGH = 0.008
 """A deal so little above its bound is not improved further."""

@@ -4,5 +4,6 @@ group_price  what any price answers
 published    the constants of the FlexSP paper
 token_rates  what one GPU takes for tokens
 shares       parts of a sequence for unlike members
+exchange     what travels between members
 modelled     the price on a group of a described cluster
 """

@@ -15,9 +15,9 @@ import numpy as np
 
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.cost.memory.parameters import attention_sizes
-from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.sequences.price.exchange import all_to_all_s, into_domains_s
 from megatron_hetero.sequences.price.group_price import Floats
 from megatron_hetero.sequences.price.shares import balanced_shares, pairs_per_token
 from megatron_hetero.sequences.price.token_rates import TokenRates
@@ -234,11 +234,11 @@ def _priced(
         exchange_s, latency_s = 0.0, 0.0
         if width > 1:
             # A rank sends all but its own heads of its part of the tokens, and as much comes back.
-            busy_s, latency = _all_to_all(cluster, own)
+            busy_s, latency = all_to_all_s(cluster, own)
             exchange_s = token_bytes * busy_s
             latency_s = layers * num_passes * _EXCHANGED * latency
         domains.append(Domain(rates[members[0]], width, exchange_s, latency_s))
-    into, latency = _into_domains(cluster, devices, division)
+    into, latency = into_domains_s(cluster, devices, division)
     # Keys and values go forward, again where that is recomputed; their gradients come back, in a
     # ring together with them.
     times = num_passes + (1 if between == "ring" else 0)
@@ -255,58 +255,3 @@ def _priced(
         window,
         rule,
     )
-
-
-def _all_to_all(cluster: Cluster, devices: Sequence[Device]) -> tuple[float, float]:
-    """Return the seconds that a byte of every token takes in an all-to-all among equal ranks, and
-    the latency: each rank sends 1/n of its 1/n of the tokens to each other one."""
-    count = len(devices)
-    part = 1 / count**2
-    between: dict[tuple[str, str], float] = {}
-    inside: dict[str, float] = {}
-    latency_s = 0.0
-    for a in devices:
-        for b in devices:
-            if a == b:
-                continue
-            latency_s = max(latency_s, cluster.link(a, b).latency_s)
-            if a.node == b.node:
-                inside[a.name] = inside.get(a.name, 0.0) + part / cluster.link(a, b).bytes_per_s
-            else:
-                pair = (a.node, b.node)
-                between[pair] = between.get(pair, 0.0) + part
-    return max([*inside.values(), _between_nodes(cluster, between)], default=0.0), latency_s
-
-
-def _into_domains(
-    cluster: Cluster, devices: Sequence[Device], division: Sequence[Sequence[int]]
-) -> tuple[list[float], float]:
-    """Return the seconds that each domain takes to receive a byte of every token of others once,
-    and the latency of a round.
-
-    From a node each byte comes once into a domain, whose members receive 1/width of it each.
-    """
-    if len(division) == 1:
-        return [0.0], 0.0
-    found, latency_s = [], 0.0
-    for members in division:
-        own = [devices[i] for i in members]
-        others = [d for d in devices if d not in own]
-        here = own[0].node
-        inside = [d for d in others if d.node == here]
-        seconds = len(inside) / len(others) / len(own) / cluster.node_by_name[here].link.bytes_per_s
-        between: dict[tuple[str, str], float] = {}
-        for d in others:
-            latency_s = max(latency_s, cluster.link(d, own[0]).latency_s)
-            if d.node != here:
-                pair = (d.node, here)
-                between[pair] = between.get(pair, 0.0) + 1 / len(others)
-        # In a ring a node hands on to the next what all of its domains need.
-        found.append(max(seconds, _between_nodes(cluster, between)))
-    return found, latency_s
-
-
-def _between_nodes(cluster: Cluster, carried: dict[tuple[str, str], float]) -> float:
-    """Return the seconds of bytes between nodes: on their paths, and on lines that these share."""
-    paths = [size / cluster.node_links[pair].bytes_per_s for pair, size in sorted(carried.items())]
-    return max([*paths, *line_seconds(cluster, sorted(carried.items())).values()], default=0.0)
