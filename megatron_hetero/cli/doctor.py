@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env",
         action="append",
         default=[],
-        metavar="[NODE:]NAME=VALUE",
+        metavar="[MACHINE:]NAME=VALUE",
         help="a variable that the job will have, beside those that `flags` prints; repeat it",
     )
     parser.add_argument(
@@ -112,7 +112,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     settings = arguments.env
     if arguments.on_cluster:
         if settings:
-            raise UsageError("--env is for a look without machines; set the variable on the node")
+            raise UsageError(
+                "--env is for a look at the files alone; set the variable on the machine"
+            )
         return _run_on_cluster(plan, cluster, profile, arguments, output)
     findings = check_plan_on_cluster(plan, cluster, settings, profile)
     _print(findings, f"{_size(plan)}, not at the machines (--on-cluster)", arguments.json, output)
@@ -190,7 +192,7 @@ def _size(plan: Plan) -> str:
     num_nodes = len(plan.hosts)
     return (
         f"{plan.layout.num_devices} GPU{'s' if plan.layout.num_devices > 1 else ''} on "
-        f"{num_nodes} node{'s' if num_nodes > 1 else ''}"
+        f"{num_nodes} machine{'s' if num_nodes > 1 else ''}"
     )
 
 

@@ -27,7 +27,7 @@ from megatron_hetero.schedule.stock import reasons_not_stock
 
 DESCRIPTION = """\
 Print the commands that run a plan: Megatron's arguments, one torchrun line for
-each node, and the place of each process in the plan.  The output is a piece of bash;
+each machine, and the place of each process in the plan.  The output is a piece of bash;
 nothing is started.  Where stock Megatron can express the plan, only its own
 flags are printed.  Needs no torch."""
 TAKES_MEGATRON_FLAGS = False
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("bash", "line"),
         default="bash",
         help="bash: an array with one flag a line, and lines that use it; "
-        "line: each node's whole command on one line (default: bash)",
+        "line: each machine's whole command on one line (default: bash)",
     )
     parser.add_argument(
         "--plan-path",
         metavar="PATH",
-        help="where the nodes will find the plan (default: PLAN.JSON as given)",
+        help="where the machines will find the plan (default: PLAN.JSON as given)",
     )
     add_master_port(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -113,8 +113,10 @@ def _script(plan: Plan, argv: tuple[str, ...], launches: tuple[NodeLaunch, ...])
     yield ""
     yield render_bash(argv)
     yield ""
+    if len(launches) > 1 and any(word.startswith("--hetero-plan") for word in argv):
+        yield comment("--hetero-plan is read on every machine: copy the file to that path on each.")
     if len(launches) > 1:
-        yield comment("One line for each node; start them all.")
+        yield comment("One line for each machine; start them all.")
     shared = tuple(NodeLaunch(n.node_rank, n.host, n.environment, _head(n, argv)) for n in launches)
     yield from _commands(shared, tail=' "${MEGATRON_ARGS[@]}"')
     yield ""
@@ -135,5 +137,5 @@ def _head(launch: NodeLaunch, argv: tuple[str, ...]) -> tuple[str, ...]:
 def _commands(launches: tuple[NodeLaunch, ...], tail: str = "") -> Iterator[str]:
     for launch in launches:
         if launch.host is not None:
-            yield comment(f"node {launch.node_rank}, on {launch.host}")
+            yield comment(f"machine {launch.node_rank}, {launch.host}")
         yield launch.line + tail

@@ -48,6 +48,9 @@ LAUNCHERS = {
     "skypilot": (skypilot_files, "bash {folder}/start.sh"),
 }
 
+_NEEDS_COPIES = ("torchrun", "ssh", "slurm")
+"""Launchers that find the folder on each machine; the others bring it there."""
+
 _ACTION_HELP: dict[Action, str] = {
     "status": "what the job of a folder is doing",
     "logs": "the last lines of its logs",
@@ -204,6 +207,10 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     output.show(f"Written to {folder}: {', '.join(written)}")
     if wheel is not None and arguments.launcher != "skypilot":
         output.show(f"Install: bash {folder}/install.sh, on each machine or on their shared disk")
+    if len(job.plan.hosts) > 1 and arguments.launcher in _NEEDS_COPIES:
+        output.show(
+            f"Copy: {folder} to the same path on every machine, or have it on a shared disk"
+        )
     output.show(f"Start: {start}")
     return 0
 

@@ -174,25 +174,25 @@ def check_hosts(hosts: tuple[Host, ...], *, may_be_public: bool = False) -> None
     node_of_gpu: dict[tuple[str, int], str] = {}
     for host in hosts:
         if not is_host_name(host.host):
-            raise PlanFormatError(f"node {host.node}: {host.host!r} is not a host name.")
+            raise PlanFormatError(f"machine {host.node}: {host.host!r} is not a host name.")
         address = _address(host.host)
         if address is not None and (address.is_unspecified or address.is_multicast):
             raise PlanFormatError(
-                f"node {host.node}: {host.host} is no address of one machine; name the host or "
+                f"machine {host.node}: {host.host} is no address of one machine; name the host or "
                 "give its private address."
             )
         if address is not None and address.is_global and not may_be_public:
             raise PlanFormatError(
-                f"node {host.node}: {host.host} is a public address, and the rendezvous knows no "
-                "authentication; name the host or give its private address, or write launch files "
-                "with --public-addresses where a firewall of yours keeps everybody else out."
+                f"machine {host.node}: {host.host} is a public address, and the rendezvous knows "
+                "no authentication; name the host or give its private address, or write launch "
+                "files with --public-addresses where a firewall of yours keeps everybody else out."
             )
         for index in host.gpu_indices:
             other = node_of_gpu.setdefault((host.host, index), host.node)
             if other != host.node:
                 raise PlanFormatError(
-                    f"nodes {other} and {host.node} both start a process on GPU {index} of host "
-                    f"{host.host}. Give each node its own host in the cluster file."
+                    f"machines {other} and {host.node} both start a process on GPU {index} of host "
+                    f"{host.host}. Give each machine its own host in the cluster file."
                 )
 
 

@@ -23,7 +23,7 @@ def check_plan_on_cluster(
     Args:
         plan: a plan that is valid by itself.
         cluster: the cluster that it is to run on.
-        environment: `NAME=VALUE` or `NODE:NAME=VALUE`, beside the variables of the launch lines.
+        environment: `NAME=VALUE` or `MACHINE:NAME=VALUE`, beside the variables of the launch lines.
         profile: measurements behind the memory estimate; without one the catalogue answers.
     Raises:
         PlanFormatError: the plan names no devices.

@@ -35,7 +35,7 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
                 node,
                 f"{CONNECTIONS} is {value or 'not set'}; with tensor parallelism Megatron stops at "
                 "its start",
-                f"{CONNECTIONS}=1 on every node",
+                f"{CONNECTIONS}=1 on every machine",
             )
 
 
@@ -116,7 +116,7 @@ def local_layers_have_their_kernels(job: Job) -> Iterator[Finding]:
             "--transformer-impl local",
             "the defaults of local layers take kernels from NVIDIA's Apex; without it the job "
             "stops while it builds the model",
-            f"add {' '.join(missing)}, or make sure that every node has Apex built",
+            f"add {' '.join(missing)}, or make sure that every machine has Apex built",
         )
 
 

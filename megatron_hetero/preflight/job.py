@@ -107,7 +107,7 @@ def make_job(plan: Plan, cluster: Cluster, given: Sequence[str] = ()) -> Job:
     Args:
         plan: a plan that is valid by itself and on `cluster`.
         cluster: the cluster with the plan's devices.
-        given: `NAME=VALUE` for all nodes or `NODE:NAME=VALUE` for one; later ones win.
+        given: `NAME=VALUE` for all nodes or `MACHINE:NAME=VALUE` for one; later ones win.
     Raises:
         PlanFormatError: the plan names no devices, or a host that no launch line can hold.
         UsageError: a variable is malformed, or its node is not in the launch.
@@ -132,8 +132,8 @@ def _assignments(text: str, nodes: tuple[str, ...]) -> Iterator[tuple[str, tuple
     left, separator, value = text.partition("=")
     node, colon, name = left.rpartition(":")
     if not separator or not name.isidentifier():
-        raise UsageError(f"--env {text}: write NAME=VALUE, or NODE:NAME=VALUE for one node")
+        raise UsageError(f"--env {text}: write NAME=VALUE, or MACHINE:NAME=VALUE for one machine")
     if colon and node not in nodes:
-        raise UsageError(f'--env {text}: "{node}" is not a node of the launch ({", ".join(nodes)})')
+        raise UsageError(f'--env {text}: "{node}" is no machine of the launch ({", ".join(nodes)})')
     for target in (node,) if colon else nodes:
         yield target, (name, value)

@@ -42,7 +42,7 @@ def versions_are_alike(job: Job, facts: Facts) -> Iterator[Finding]:
                 name,
                 "the ranks have unlike versions: "
                 + "; ".join(f"{version} on {_ranks(found)}" for version, found in ranks.items()),
-                f"install one version of {name} on every node",
+                f"install one version of {name} on every machine",
             )
 
 
@@ -61,7 +61,7 @@ def nccl_is_not_known_to_err(job: Job, facts: Facts) -> Iterator[Finding]:
                 "error",
                 f"NCCL {version}",
                 "between A100 and H100 this release has hung and has returned wrong values",
-                "install NCCL 2.21 or later on every node",
+                "install NCCL 2.21 or later on every machine",
             )
 
 
@@ -75,7 +75,7 @@ def torch_has_the_kernels(job: Job, facts: Facts) -> Iterator[Finding]:
                 _place(job, fact),
                 f"torch {fact.torch} was built for {', '.join(fact.gpu_architectures)}, not for "
                 f"compute capability {fact.gpu_capability}",
-                "install a build of torch that has this architecture, the same on every node",
+                "install a build of torch that has this architecture, the same on every machine",
             )
 
 
@@ -90,7 +90,7 @@ def gpus_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
                 _place(job, fact),
                 f"the plan wants {wanted}, the process has {fact.gpu_name}",
                 f"check {visible_devices_variable(library_of(_host(job, fact)))} and the order of "
-                "the nodes, or plan again",
+                "the machines, or plan again",
             )
 
 
@@ -115,7 +115,7 @@ def cards_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
             f"{fact.bus_id}"
             + ("" if fact.bus_place is None else f", which is number {fact.bus_place} there"),
             f"CUDA_DEVICE_ORDER=PCI_BUS_ID and {visible_devices_variable(library_of(host))}="
-            f"{','.join(map(str, host.gpu_indices))} on this node, as `megatron-hetero flags` "
+            f"{','.join(map(str, host.gpu_indices))} on this machine, as `megatron-hetero flags` "
             "prints them",
         )
 
@@ -168,7 +168,7 @@ def hosts_are_the_plans(job: Job, facts: Facts) -> Iterator[Finding]:
                 "error",
                 _place(job, fact),
                 f"the plan wants host {host}, the process runs on {fact.host_names[0]}",
-                "start the nodes in the order that `megatron-hetero flags` prints",
+                "start the machines in the order that `megatron-hetero flags` prints",
             )
 
 
@@ -238,7 +238,7 @@ def interfaces_exist(job: Job, facts: Facts) -> Iterator[Finding]:
                     "error",
                     _place(job, fact),
                     f"{name}={value}, but the machine has {', '.join(fact.interfaces)}",
-                    f"{name} on this node to the card that leads to the others: names differ "
+                    f"{name} on this machine to the card that leads to the others: names differ "
                     "between machines",
                 )
 

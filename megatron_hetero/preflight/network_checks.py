@@ -81,8 +81,8 @@ def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
                 "collective-algorithm-differs",
                 "error",
                 name,
-                f"the nodes disagree: {_by_node(values)}; a communicator with two answers hangs",
-                f"one value of {name} on every node",
+                f"the machines disagree: {_by_node(values)}; a communicator with two answers hangs",
+                f"one value of {name} on every machine",
             )
         elif len(job.gpu_types) > 1 and not any(values.values()):
             kinds = ", ".join(gpu.name for gpu in job.gpu_types)
@@ -91,7 +91,7 @@ def unlike_nodes_use_one_algorithm(job: Job) -> Iterator[Finding]:
                 "warning",
                 name,
                 f"communicators span {kinds}, which may each choose another one, and hang",
-                f"{name}={'Ring' if name == 'NCCL_ALGO' else 'Simple'} on every node",
+                f"{name}={'Ring' if name == 'NCCL_ALGO' else 'Simple'} on every machine",
             )
 
 
@@ -124,9 +124,9 @@ def nodes_use_one_fabric(job: Job) -> Iterator[Finding]:
                 "fabric-differs",
                 "error",
                 name,
-                f"the nodes disagree: {_by_node(values)}; one communicator cannot use InfiniBand "
-                "on one node and TCP on another",
-                f"one value of {name} on every node (NCCL_NET=Socket suits all)",
+                f"the machines disagree: {_by_node(values)}; one communicator cannot use "
+                "InfiniBand on one machine and TCP on another",
+                f"one value of {name} on every machine (NCCL_NET=Socket suits all)",
             )
 
 
@@ -156,7 +156,7 @@ def sites_are_joined_by_sockets(job: Job) -> Iterator[Finding]:
             "the sites " + ", ".join(sorted(set(site.values()))),
             "inside a site the links are as fast as InfiniBand, between the sites they are not; "
             "NCCL would choose InfiniBand for groups that it cannot reach over it",
-            "NCCL_NET=Socket on every node",
+            "NCCL_NET=Socket on every machine",
         )
 
 
@@ -170,8 +170,8 @@ def hosts_reach_each_other(job: Job) -> Iterator[Finding]:
             yield Finding(
                 "rendezvous-loopback",
                 "error",
-                f"node {host.node}",
-                f"its host is {host.host}, which on every other node is that node itself; {role} "
+                f"machine {host.node}",
+                f"its host is {host.host}, which on every other machine is that one itself; {role} "
                 "fails or hangs",
                 f"give `host` of {host.node} in cluster.yaml its name or address in your network",
             )
@@ -190,7 +190,7 @@ def interfaces_leave_the_machine(job: Job) -> Iterator[Finding]:
                     "error",
                     node,
                     f"{name}={value} is an interface that ends inside the machine",
-                    f"{name} of {node} to the card that leads to the other nodes (`ip -br addr`)",
+                    f"{name} of {node} to the card that leads to the others (`ip -br addr`)",
                 )
 
 

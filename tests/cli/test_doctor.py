@@ -30,7 +30,7 @@ def test_warnings_are_shown_and_end_well(
     assert main([*plan, "--env=fast:NCCL_P2P_DISABLE=0"]) == 0
     out = capsys.readouterr().out
     assert "NCCL_P2P_DISABLE=1 on fast" in out
-    assert "1 warning. Looked at 4 GPUs on 2 nodes" in out
+    assert "1 warning. Looked at 4 GPUs on 2 machines" in out
 
 
 def test_a_sound_job_has_nothing(plan: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from megatron_hetero.model.load import load_workload
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import parse_layout
+from megatron_hetero.plan.place import place_in_order
+from tests.cost.builders import CLUSTER, make_workload
 
 
 def test_bash_style_is_bash(layout_plan: Callable[..., Path], capsys) -> None:
@@ -120,3 +123,23 @@ def test_it_says_which_flags_of_the_script_are_missing(tmp_path: Path, capsys) -
     (note,) = (line for line in lines if "--data-path is left out" in line)
     assert note.startswith("# NOTE: ")
     assert "DATA_PATH (line 1) depends on $1, which is an argument of the script" in note
+
+
+def test_what_has_to_lie_on_every_machine_is_said(tmp_path: Path, capsys) -> None:
+    plan = plan_from_layout(parse_layout("tp2:3,tp2:1 @4"), make_workload())
+    placed = place_in_order(plan, CLUSTER)
+    assert len(placed.hosts) > 1
+    first = replace(placed.replicas[0].stages[0], num_launched_forwards=3)
+    stages = (first, *placed.replicas[0].stages[1:])
+    plan = replace(placed, replicas=(replace(placed.replicas[0], stages=stages),))
+    save_plan(placed, tmp_path / "stock.json")
+    save_plan(plan, tmp_path / "plan.json")
+    assert main(["flags", str(tmp_path / "stock.json")]) == 0
+    assert "copy the file" not in capsys.readouterr().out
+    assert main(["flags", str(tmp_path / "plan.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "--hetero-plan" in shown and "copy the file to that path on each" in shown
+    assert "# One line for each machine; start them all." in shown
+    folder = tmp_path / "job"
+    assert main(["launch", str(tmp_path / "plan.json"), "--for", "ssh", "-o", str(folder)]) == 0
+    assert "to the same path on every machine" in " ".join(capsys.readouterr().out.split())

@@ -318,7 +318,7 @@ def test_explain_says_what_to_add_first(plan_path: Path, capsys) -> None:
     words += ["--cluster", CLUSTER]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["what_if"]
-    assert found[0]["what"].startswith("one more node like") and found[0]["gain"] > 0.1
+    assert found[0]["what"].startswith("one more machine like") and found[0]["gain"] > 0.1
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "What to add first" in out and found[0]["what"] in out

@@ -107,7 +107,7 @@ def test_rank_rows() -> None:
         (with_host(PLAN, 1, host="-oProxyCommand=x"), "not a host name"),
         (
             with_host(PLAN, 1, host="a.example"),
-            "nodes a and b both start a process on GPU 0 of host a.example",
+            "machines a and b both start a process on GPU 0 of host a.example",
         ),
     ],
 )

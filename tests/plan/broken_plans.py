@@ -205,10 +205,10 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         (with_host(PLAN, 0, host="-oProxyCommand=x"), "'-oProxyCommand=x' .* not a host name"),
         (with_host(PLAN, 0, host="a b"), "not a host name"),
         (with_host(PLAN, 0, host="a\n"), "not a host name"),
-        (with_host(PLAN, 1, node="a"), "node a is listed twice"),
-        (with_host(PLAN, 1, gpu_indices=()), "node b gives no GPU"),
-        (with_host(PLAN, 1, gpu_indices=(0, 2, 2)), "GPU index 2 of node b is listed twice"),
-        (with_host(PLAN, 1, gpu_indices=(-1, 2)), "GPU index -1 of node b is negative"),
+        (with_host(PLAN, 1, node="a"), "machine a is listed twice"),
+        (with_host(PLAN, 1, gpu_indices=()), "machine b gives no GPU"),
+        (with_host(PLAN, 1, gpu_indices=(0, 2, 2)), "GPU index 2 of machine b is listed twice"),
+        (with_host(PLAN, 1, gpu_indices=(-1, 2)), "GPU index -1 of machine b is negative"),
     ],
     check_devices.hosts_speak_one_library: [
         (
@@ -305,7 +305,7 @@ def limited(**limits: Any) -> Cluster:
 
 BROKEN_FOR_CLUSTER: dict[Callable[..., Any], list[tuple[Plan, Cluster, str]]] = {
     check_cluster.hosts_are_the_clusters: [
-        (PLAN, cluster_of(node("a", 4)), "node b is not in the cluster, which has a"),
+        (PLAN, cluster_of(node("a", 4)), "machine b is not in the cluster, which has a"),
         (with_host(PLAN, 0, host="other"), CLUSTER, "on host other in the plan, a.example in the"),
         (
             PLAN,

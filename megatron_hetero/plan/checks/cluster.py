@@ -27,7 +27,7 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         if not islands:
             yield Violation(
                 (*key, "node"),
-                f"node {host.node} is not in the cluster, which has "
+                f"machine {host.node} is not in the cluster, which has "
                 f"{_names(list(cluster.machines))}.",
             )
             continue
@@ -35,18 +35,19 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
         if host.host != node.host:
             yield Violation(
                 (*key, "host"),
-                f"node {host.node} is on host {host.host} in the plan, {node.host} in the cluster.",
+                f"machine {host.node} is on host {host.host} in the plan, {node.host} in the "
+                "cluster.",
             )
         if library_of(host) != node.gpu_type.library:
             yield Violation(
                 (*key, "library"),
-                f"node {host.node} speaks {library_of(host)} in the plan, {node.gpu_type.library} "
-                "in the cluster. Plan again for this cluster.",
+                f"machine {host.node} speaks {library_of(host)} in the plan, "
+                f"{node.gpu_type.library} in the cluster. Plan again for this cluster.",
             )
         elif cluster.limits.library not in (None, node.gpu_type.library):
             yield Violation(
                 (*key, "library"),
-                f"node {host.node} speaks {node.gpu_type.library}; the cluster's limits keep to "
+                f"machine {host.node} speaks {node.gpu_type.library}; the cluster's limits keep to "
                 f"GPUs with {cluster.limits.library}.",
             )
         num_gpus = sum(island.num_gpus for island in islands)
@@ -56,7 +57,8 @@ def hosts_are_the_clusters(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
             if index >= num_gpus:
                 yield Violation(
                     (*key, "gpu_indices"),
-                    f"node {host.node} has no GPU {index}; it has {num_gpus} (0-{num_gpus - 1}).",
+                    f"machine {host.node} has no GPU {index}; it has {num_gpus} (0-"
+                    f"{num_gpus - 1}).",
                 )
                 continue
             there = cluster.node_of(device).gpu_type.name

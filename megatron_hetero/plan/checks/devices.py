@@ -89,22 +89,22 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
         if not is_host_name(host.host):
             yield Violation(
                 (*key, "host"),
-                f"host {host.host!r} of node {host.node} is not a host name; allowed are RFC 1123 "
-                "names (letters, digits, '-' inside, '.') and IP addresses.",
+                f"host {host.host!r} of machine {host.node} is not a host name; allowed are RFC "
+                "1123 names (letters, digits, '-' inside, '.') and IP addresses.",
             )
         if seen.setdefault(host.node, i) != i:
-            yield Violation((*key, "node"), f"node {host.node} is listed twice among the hosts.")
+            yield Violation((*key, "node"), f"machine {host.node} is listed twice among the hosts.")
         if not host.gpu_indices:
             yield Violation(
                 (*key, "gpu_indices"),
-                f"node {host.node} gives no GPU; leave it out of the hosts.",
+                f"machine {host.node} gives no GPU; leave it out of the hosts.",
             )
         if (host.gpu_type is None) != bool(host.gpu_types) or (
             host.gpu_types and len(host.gpu_types) != len(host.gpu_indices)
         ):
             yield Violation(
                 (*key, "gpu_types"),
-                f"node {host.node} has gpu_type {host.gpu_type!r} and {len(host.gpu_types)} "
+                f"machine {host.node} has gpu_type {host.gpu_type!r} and {len(host.gpu_types)} "
                 f"gpu_types for {len(host.gpu_indices)} GPUs; give one gpu_type for all, or null "
                 "and one of gpu_types for each of gpu_indices.",
             )
@@ -112,7 +112,7 @@ def hosts_are_sound(plan: Plan) -> Iterator[Violation]:
             if index < 0 or count > 1:
                 trouble = "is negative" if index < 0 else "is listed twice"
                 yield Violation(
-                    (*key, "gpu_indices"), f"GPU index {index} of node {host.node} {trouble}."
+                    (*key, "gpu_indices"), f"GPU index {index} of machine {host.node} {trouble}."
                 )
 
 

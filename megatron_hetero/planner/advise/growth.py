@@ -36,7 +36,9 @@ def growths(problem: Problem) -> Iterator[Growth]:
     for node in nodes_to_copy(problem.nodes, problem.workload.training):
         grown = with_more(cluster, MoreGpus(node, node.num_gpus))
         price = "" if node.price_per_hour is None else f", {node.price_per_hour:g} an hour"
-        what = f"one more node like {node.machine} ({node.num_gpus}x {node.gpu_type.name}{price})"
+        what = (
+            f"one more machine like {node.machine} ({node.num_gpus}x {node.gpu_type.name}{price})"
+        )
         yield Growth(what, "node", grown)
     for name in sorted({n.gpu_type.name for n in problem.nodes if len(problem.gpus[n.name]) > 1}):
         nodes = tuple(

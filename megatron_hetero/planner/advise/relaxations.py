@@ -176,20 +176,20 @@ def with_more(cluster: Cluster, more: MoreGpus) -> Cluster:
 
 
 def more_words(cluster: Cluster, more: MoreGpus) -> str:
-    """Return `5 more RTX-3090: 2 more nodes like a (2x RTX-3090 each) and one with 1x RTX-3090`;
-    in larger nodes than those of the cluster `12 more L40S: in nodes of 8, linked as a is`."""
+    """Return `5 more RTX-3090: 2 more machines like a (2x RTX-3090 each) and one with 1x RTX-3090`;
+    in larger ones than those of the cluster `12 more L40S: in machines of 8, linked as a is`."""
     node, full, left_over = more.node, more.num_full_nodes, more.num_left_over
     if node.num_gpus != cluster.node_by_name[node.name].num_gpus:
-        where = f"in nodes of {node.num_gpus}" if full else "in one node"
+        where = f"in machines of {node.num_gpus}" if full else "in one machine"
         return f"{more.num_gpus} more {node.gpu_type.name}: {where}, linked as {node.machine} is"
     parts = []
     if full:
-        plural = "node" if full == 1 else "nodes"
+        plural = "machine" if full == 1 else "machines"
         each = "" if full == 1 else " each"
         kind = f"{node.num_gpus}x {node.gpu_type.name}{each}"
         parts.append(f"{full} more {plural} like {node.machine} ({kind})")
     if left_over:
-        noun = "one more node" if full == 0 else "one"
+        noun = "one more machine" if full == 0 else "one"
         parts.append(f"{noun} with {left_over}x {node.gpu_type.name}")
     linked = "" if full else f", linked as {node.machine} is"
     return f"{more.num_gpus} more {node.gpu_type.name}: {' and '.join(parts)}{linked}"

@@ -12,7 +12,8 @@ _MAX_NODES = 4
 
 
 def devices_by_node(devices: Sequence[str]) -> str:
-    """Write `a:0 a:1 b:0` as `a: 0 1; b: 0`, and many nodes alike as `n0 to n9 (10 nodes): 0 1`."""
+    """Write `a:0 a:1 b:0` as `a: 0 1; b: 0`, and many alike as `n0 to n9 (10 machines):
+    0 1`."""
     indices: dict[str, list[str]] = {}
     for device in devices:
         node, index = device_place(device)
@@ -28,7 +29,7 @@ def devices_by_node(devices: Sequence[str]) -> str:
 def _nodes(nodes: Sequence[str]) -> str:
     if len(nodes) <= _MAX_NODES:
         return ", ".join(nodes)
-    return f"{nodes[0]} to {nodes[-1]} ({len(nodes)} nodes)"
+    return f"{nodes[0]} to {nodes[-1]} ({len(nodes)} machines)"
 
 
 def count(number: int, singular: str, plural: str = "") -> str:

@@ -46,7 +46,9 @@ def test_the_shortage_names_stage_gpu_and_bytes_and_more_gpus_help() -> None:
     assert "stage 0 of replica 0 (80 layers on 1x SMALL, a)" in text
     assert "bytes) more on each GPU" in text
     assert "most goes to optimizer" in text
-    assert "Smallest relaxation that fits (planned and checked): 2 more SMALL: 2 more nodes" in text
+    assert (
+        "Smallest relaxation that fits (planned and checked): 2 more SMALL: 2 more machines" in text
+    )
     assert "like a (1x SMALL each)" in text
 
 
@@ -123,7 +125,7 @@ def test_gpus_and_a_smaller_micro_batch_need_no_more_changes() -> None:
 def test_fp16_where_bf16_excludes_every_gpu() -> None:
     v100s = make_cluster(("a", gpu_type("V100-32GB"), 4))
     text = message(v100s, llama())
-    assert "with --fp16 instead of --bf16, 4 more V100-32GB: 1 more node like a (4x V100" in text
+    assert "with --fp16 instead of --bf16, 4 more V100-32GB: 1 more machine like a (4x V100" in text
     assert "asymmetric ones do not run in fp16 yet" in text
 
 

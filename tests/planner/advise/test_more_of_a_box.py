@@ -50,7 +50,7 @@ def test_added_machines_are_no_islands_of_the_box(tmp_path: Path) -> None:
     ], "their cards are numbered from 0, whatever the places of those that they copy"
     assert len({node.host for node in larger.nodes if node.machine != "box"}) == 3
     assert more_words(cluster, more) == (
-        "3 more RTX-3090: 1 more node like box (2x RTX-3090) and one with 1x RTX-3090"
+        "3 more RTX-3090: 1 more machine like box (2x RTX-3090) and one with 1x RTX-3090"
     )
 
 

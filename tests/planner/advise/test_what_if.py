@@ -27,11 +27,11 @@ def test_each_type_and_each_class_of_links_is_added_once() -> None:
     assert sorted(found) == [
         f"links inside {FAST.name} nodes 2 times as fast",
         f"links inside {SLOW.name} nodes 2 times as fast",
-        "one more node like a",
-        "one more node like b",
+        "one more machine like a",
+        "one more machine like b",
         "the network between east and west 2 times as fast",
     ]
-    more = found["one more node like a"].cluster
+    more = found["one more machine like a"].cluster
     assert [n.num_gpus for n in more.nodes] == [2, 2, 2]
     faster = found["the network between east and west 2 times as fast"].cluster
     own, new = CLUSTER.node_links["a", "b"], faster.node_links["a", "b"]
@@ -59,7 +59,7 @@ def test_figures_are_of_plans_made_with_the_addition() -> None:
     found = what_to_add(plan, CLUSTER, num_planned=2)
     planned = [w for w in found if w.step_time_s is not None]
     assert len(planned) == 2 and len(found) == 5
-    assert planned[0].what.startswith("one more node like a")
+    assert planned[0].what.startswith("one more machine like a")
     grown = {g.what: g.cluster for g in growths(make_problem(CLUSTER, WORKLOAD))}
     for w in planned:
         estimates = plan_cluster(grown[w.what], WORKLOAD).estimates

@@ -200,7 +200,7 @@ def test_replicas_and_stages_that_are_alike_are_one_row() -> None:
     assert "Replicas 0-7  4 micro-batches each a step" in text
     assert "0-3" in text
     assert "0-7 (2 each)" in text
-    assert "n0 to n7 (8 nodes): 0 1 2 3 (A100-40GB)" in text
+    assert "n0 to n7 (8 machines): 0 1 2 3 (A100-40GB)" in text
     assert "8-10 (3)" in text
     other = with_replica(plan, 3, num_micro_batches=5)
     assert "Replicas 0-2, 4-7" in printed(other, 100)
