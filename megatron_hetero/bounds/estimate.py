@@ -56,6 +56,9 @@ def estimates_of(
             another than the one that the bound is of.
         prove: what finds the bound.
 
+    A plan that exchanges gradients by groups of machines has the bound of the work alone, which
+    holds for any exchange.
+
     Without a bound where the placement is none that the search may find (`bounds.space`): a plan
     edited by hand, or with groups over several nodes, which are searched but not bounded.  The
     bound of a plan with a group of a width that does not divide the model is of all such groups;
@@ -134,10 +137,11 @@ def _bound_of(
         return _bound_of_free_groups(costs, placement, cost)
     most_s = cost.step_time_s * (1 + 1e-9)
     bound = Bound(inf, "")
-    if not in_parts:
+    other_exchange = bool(placement.exchange_groups)
+    if not (in_parts or other_exchange):
         # More than this need not be proved: a bound beyond the step is a fault already.
         bound = prove(costs, 1.01 * cost.step_time_s, uneven=placement.has_shares)
-    if bound.step_time_s > most_s and (in_parts or is_stock):
+    if bound.step_time_s > most_s and (in_parts or is_stock or other_exchange):
         work_s = work_bound_s(costs, in_parts=True, uneven=placement.has_shares)
         bound = Bound(work_s, WORK_BOUND_RELAXES)
     if bound.step_time_s <= most_s:

@@ -109,9 +109,11 @@ CHOICES = (
     "schedule",
     "optimizer_share",
     "precision",
+    "exchange",
 )
 """Settings that a plan may make for single stages or replicas, beside or against the job's flags;
-the precision for all of them, where the job names none."""
+the precision for all of them, where the job names none, and groups of machines for the exchange of
+gradients."""
 
 
 @dataclass(frozen=True)

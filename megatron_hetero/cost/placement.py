@@ -100,9 +100,10 @@ class PlacedReplica:
 
 @dataclass(frozen=True)
 class Placement:
-    """All replicas of a plan."""
+    """All replicas of a plan; `exchange_groups` is as in the plan."""
 
     replicas: tuple[PlacedReplica, ...]
+    exchange_groups: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
         if counts != placed.num_in_flight:
             placed = replace(placed, launch_counts=counts)
         replicas.append(placed)
-    placement = Placement(tuple(replicas))
+    placement = Placement(tuple(replicas), plan.exchange_groups)
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
         return with_optimizer_shares(placement, shares)
@@ -220,4 +221,4 @@ def with_optimizer_shares(
             parts = (part, own / tied, own / embedding, own / head)
             stages.append(replace(stage, state_parts=parts, optimizer_share=shares[r][s]))
         made.append(replace(replica, stages=tuple(stages)))
-    return Placement(tuple(made))
+    return replace(placement, replicas=tuple(made))

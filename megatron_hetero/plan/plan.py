@@ -268,6 +268,8 @@ class Plan:
 
     `inputs` maps "cluster", "model", "profile" to the sha256 of their parsed content.
     `workload` and `estimates` are None for a plan made from a bare layout.
+    `exchange_groups` are names of machines: gradients are reduced inside each group before they go
+    from group to group (`exchange.by_group`); empty is one exchange among all holders.
     """
 
     replicas: tuple[Replica, ...]
@@ -276,6 +278,7 @@ class Plan:
     idle_devices: tuple[str, ...] = ()
     idle_reasons: Mapping[str, str] = field(default_factory=dict)
     schedule: ScheduleName = "1f1b"
+    exchange_groups: tuple[tuple[str, ...], ...] = ()
     estimates: Estimates | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""

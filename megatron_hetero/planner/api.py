@@ -30,6 +30,7 @@ from megatron_hetero.planner.advise.simplest import USUAL_PART, simplest
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer, distinct
 from megatron_hetero.planner.evaluate.scoreboard import Progress, Scoreboard
+from megatron_hetero.planner.exchange_groups import with_groups
 from megatron_hetero.planner.moves.refine import Refine
 from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.one_library import for_each_library
@@ -192,6 +193,7 @@ def _explained_candidate(
     outcome = outcome_of(problem, board, best)
     if has_orders(plan):
         explanation = replace(explanation, hidden_hops=())  # its orders are more than counts
+    if has_orders(plan) or plan.exchange_groups:
         outcome = _with_bound_of(plan, outcome)
     if simplest_within is not None:
         fastest = None if first is best else alternative_to(problem, first, best)
@@ -221,6 +223,8 @@ def _searched(
     best = first
     if simplest_within is not None and not board.interrupted:
         best = simplest(board, first, simplest_within)
+    elif not (board.interrupted or board.is_exact):
+        best = with_groups(problem, board, first)
     plan = _with_bound(problem, board, best, prove, progress)
     is_proved = board.is_exact and not (stock_only or objective.may_want_fewer(problem.cluster))
     if is_proved and plan.estimates is not None:

@@ -70,6 +70,7 @@ def bare_plan(
         hosts=hosts,
         idle_devices=tuple(d.name for d in cluster.devices if d.name not in used),
         idle_reasons=reasons,
+        exchange_groups=best.placement.exchange_groups,
         inputs=plan_inputs(problem, workload),
         made_by=f"megatron-hetero {__version__} strategy {best.strategy}"
         + (" (interrupted)" if interrupted else ""),

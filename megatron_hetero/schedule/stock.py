@@ -73,6 +73,8 @@ def _setting_reasons(plan: Plan) -> Iterator[str]:
         yield "stages with a precision of their own"
     if any(stage.order is not None for stage in stages) and not _is_interleaved_as_megatron(plan):
         yield "stages with an order of their own"
+    if plan.exchange_groups:
+        yield "gradients exchanged by groups of machines"
     if len({stage.optimizer_share or 1 for stage in stages}) > 1:
         yield "unequal shares of the optimizer's state"
     ahead = [

@@ -249,6 +249,17 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         ),
         (with_table(PLAN, (1, 1, 1, 1)), "the model has no experts"),
     ],
+    check_devices.exchange_groups_are_of_the_hosts: [
+        (replace(PLAN, exchange_groups=(("a", "b"),)), "one group, which is none"),
+        (replace(PLAN, exchange_groups=(("a",), ("b",), ())), r"\[2\] names no machine"),
+        (replace(PLAN, exchange_groups=(("a",), ("b", "z"))), "names z, which is no node"),
+        (replace(PLAN, exchange_groups=(("a",), ("b", "a"))), "a is in exchange_groups"),
+        (replace(PLAN, exchange_groups=(("a",), ("a",))), "b is in none of the exchange_groups"),
+        (
+            replace(_with_context(PLAN, 1), exchange_groups=(("a",), ("b",))),
+            "the plan has no hosts",
+        ),
+    ],
     check_workload.widths_divide_the_model: [
         (
             with_model(PLAN, num_attention_heads=6, num_query_groups=6),

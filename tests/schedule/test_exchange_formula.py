@@ -13,6 +13,7 @@ from megatron_hetero.bounds.estimate import workload_of
 from megatron_hetero.cluster.spec import Incast, Link
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.schedule.simulator.shared_paths import queued
 from megatron_hetero.schedule.simulator.step import StepSimulation, simulate_plan
@@ -125,6 +126,52 @@ def check_buckets(found: StepSimulation, formula_s: float) -> None:
         largest[kind] = max(largest.get(kind, 0.0), end_s - start_s)
     room_s = sum(largest.values()) + late_messages_s(found)
     assert abs(found.step_time_s - formula_s) <= room_s
+
+
+GROUPS = [(("a", "b"), ("c",)), (("a",), ("b", "c")), (("a",), ("b",), ("c",))]
+
+
+def with_groups(plan: Plan, groups: tuple[tuple[str, ...], ...]) -> Plan:
+    """The plan, exchanging by those of the groups whose machines it has."""
+    hosts = canonical_hosts(plan.replicas, three_nodes())
+    used = {host.node for host in hosts}
+    own = tuple(tuple(name for name in group if name in used) for group in groups)
+    own = tuple(group for group in own if group)
+    assume(len(own) > 1)
+    return replace(plan, hosts=hosts, exchange_groups=own)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.one_of(plans(), BUCKETED),
+    st.sampled_from(LINKS),
+    st.sampled_from(GROUPS),
+    st.sampled_from(TERMS),
+    st.sampled_from(TERMS),
+)
+def test_exchanges_by_groups_take_as_long_as_simulated(
+    plan: Plan, link: Link, groups: tuple[tuple[str, ...], ...], terms: Terms, inside: Terms
+) -> None:
+    grouped = with_groups(plan, groups)
+    check_buckets(*both(grouped, with_terms(link, terms), with_terms(INSIDE, inside)))
+
+
+def test_by_groups_a_line_carries_the_sum_of_each_side_once() -> None:
+    """Four holders, two on each side: a ring takes 2 (n - 1) / n of the buffer over the way between
+    the sides, groups take it once."""
+    plan = placed(" | ".join(["tp1:4 @2"] * 4), ["a:0"], ["a:1"], ["b:0"], ["b:1"])
+    grouped = replace(plan, exchange_groups=(("a",), ("b",)))
+    cluster = three_nodes(Link(1e9, 1e-3), INSIDE)
+    carried = []
+    for each in (plan, grouped):
+        total = dict.fromkeys(("a -> b", "b -> a"), 0.0)
+        for collective, *_ in simulate_plan(each, cluster, is_stock=False).collectives:
+            for (path, _), num_bytes in zip(collective.hops, collective.hop_bytes, strict=True):
+                if path in total:
+                    total[path] += num_bytes
+        carried.append(total)
+    for path, num_bytes in carried[0].items():
+        assert carried[1][path] / num_bytes == pytest.approx(1 / 1.5, rel=1e-4)
 
 
 def test_many_senders_slow_each_part_on_its_way_to_its_owner() -> None:

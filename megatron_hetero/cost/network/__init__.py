@@ -4,6 +4,7 @@ seconds         point-to-point and collective times
 link_terms      GenModel's terms beside latency and bandwidth
 ring            the ring over the holders of a gradient buffer
 holder_flow     load of an exchange on the paths it takes
+group_flow      load of an exchange by groups of machines
 exchange_clock  when exchanges that share paths are done
 lines           lines that paths share, as arrays
 """

@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.network.group_flow import group_transfers
 from megatron_hetero.cost.network.lines import LineTable
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.network.ring import held_fraction, pass_latency_s, ring
 from megatron_hetero.cost.placement import PlacedStage
+from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
 
 Floats = npt.NDArray[np.float64]
@@ -164,6 +166,41 @@ class HolderFlows:
             added_s,
         )
 
+    def by_groups(
+        self,
+        stages: Sequence[PlacedStage],
+        groups: Sequence[Sequence[str]],
+        purpose: Purpose,
+    ) -> HolderFlow | None:
+        """Load the paths of an exchange by groups of machines; None where all are in one."""
+        devices = [stage.devices[0] for stage in stages]
+        found = group_transfers(self._cluster, devices, groups, purpose)
+        if found is None:
+            return None
+        between: dict[NodePair, tuple[float, float]] = {}
+        ports: dict[tuple[int, int], float] = {}
+        for t in found.transfers:
+            pair = devices[t.sender].node, devices[t.receiver].node
+            if pair[0] != pair[1]:
+                part, seconds = between.get(pair, (0.0, 0.0))
+                between[pair] = part + t.part, seconds + t.s_per_byte
+                continue
+            held = max(held_fraction(self._model, stages[i]) for i in (t.sender, t.receiver))
+            for port in ((t.sender, _OUT), (t.receiver, _IN)):
+                ports[port] = ports.get(port, 0.0) + held * t.s_per_byte
+        nodes = [np.array([self.node_number[pair[i]] for pair in between], int) for i in (0, 1)]
+        loads = np.array(list(between.values())).reshape(-1, 2)
+        return self._holder_flow(
+            (nodes[0], nodes[1]),
+            loads[:, 0],
+            loads[:, 1],
+            [place for place, _ in ports],
+            np.array([direction for _, direction in ports], np.int64),
+            list(ports.values()),
+            found.latency_s,
+            found.adding_s_per_byte,
+        )
+
     def _holder_flow(
         self,
         nodes: tuple[Ints, Ints],
@@ -171,7 +208,7 @@ class HolderFlows:
         paths_s: Floats,
         places: Ints | Sequence[int],
         directions: Ints,
-        ports_s: Floats,
+        ports_s: Floats | Sequence[float],
         latency_s: float,
         added_s: float = 0.0,
     ) -> HolderFlow:
@@ -185,7 +222,7 @@ class HolderFlows:
             paths_s = np.concatenate([paths_s, lines_s])
         return HolderFlow(
             np.concatenate([paths, np.full(len(places), -1)]),
-            np.concatenate([paths_s, ports_s]),
+            np.concatenate([paths_s, np.asarray(ports_s, np.float64)]),
             latency_s,
             added_s,
             len(paths) + np.arange(len(places)),

@@ -3,9 +3,10 @@
 The planner's quick form of what `schedule.exchange.gradients` makes and the runtime does.  Every
 run of layers with the same holders is one exchange: an all-reduce in a ring, or, with the
 distributed optimizer, every part straight to its owner, and after the update the new weights in
-rings.  It begins when its last holder's backward passes are done (with `--overlap-grad-reduce` a
-first stage begins within its last one), and takes each of its paths in turn with all others that
-cross it; a port of a stage inside its node is a path too.
+rings; or, where the plan names groups of machines, group by group (`exchange.by_group`).  It begins
+when its last holder's backward passes are done (with `--overlap-grad-reduce` a first stage begins
+within its last one), and takes each of its paths in turn with all others that cross it; a port of a
+stage inside its node is a path too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from megatron_hetero.cost.sync.groups import (
     sync_groups,
     witness_of,
 )
+from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
 
 
@@ -41,6 +43,8 @@ class _Prices:
     gradients: HolderFlow
     weights: HolderFlow | None
     num_rank_sets: int
+    is_by_groups: bool = False
+    """Whether it is in rounds, of which the runtime has so many under way as it has buffers."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class GradientExchangePrices:
         self._gradient_bytes = gradient_bytes
         self._weight_bytes = weight_bytes
         self._flows = HolderFlows(cluster, model)
-        self._prices: dict[bytes, _Prices] = {}
+        self._prices: dict[tuple[bytes, tuple[tuple[str, ...], ...]], _Prices] = {}
         self._likes: dict[tuple[object, ...], int] = {}
 
     @cached_property
@@ -132,17 +136,18 @@ class GradientExchangePrices:
         likes = np.array([self._like(stage) for stage in stages])
         witnesses = witness_of(placement)
         found: dict[tuple[int, ...], tuple[_Prices, Ints]] = {}
+        by_groups = placement.exchange_groups
         for group in sync_groups(placement, self._model, vocab_rows):
             places = tuple([starts[r] + s for r, s in group.holders])
             if places not in found:
                 members = np.array([m for p in places for m in range(firsts[p], firsts[p + 1])])
                 members = members[np.argsort(ports[members])]
-                found[places] = self._priced(likes, stages, members), ports[members]
+                found[places] = self._priced(likes, stages, members, by_groups), ports[members]
             prices, first_ports = found[places]
             sets = prices.num_rank_sets
             waiting = tuple([(r, s) for r, s in group.holders if witnesses[r] == r])
             buffers: Mapping[StageId, int] = {}
-            if self._weight_bytes is not None:
+            if self._weight_bytes is not None or prices.is_by_groups:
                 buffers = buffers_of(placement, waiting, sets)
             share = 1.0
             if group.num_layers:
@@ -224,20 +229,35 @@ class GradientExchangePrices:
         key = stage.devices[0].node, len(stage.devices), stage.shares
         return self._likes.setdefault(key, len(self._likes))
 
-    def _priced(self, likes: Ints, stages: Sequence[PlacedStage], members: Ints) -> _Prices:
+    def _priced(
+        self,
+        likes: Ints,
+        stages: Sequence[PlacedStage],
+        members: Ints,
+        by_groups: Sequence[Sequence[str]],
+    ) -> _Prices:
         """Price an exchange among holders in the order of their ring.
 
         Args:
             likes: `_like` of each of the stages.
             members: positions of the holders among them.
+            by_groups: of machines, inside which holders reduce first.
         """
-        key = likes[members].tobytes()
+        key = likes[members].tobytes(), tuple(map(tuple, by_groups))
         if key not in self._prices:
-            self._prices[key] = self._price([stages[member] for member in members.tolist()])
+            own = [stages[member] for member in members.tolist()]
+            self._prices[key] = self._price(own, by_groups)
         return self._prices[key]
 
-    def _price(self, stages: Sequence[PlacedStage]) -> _Prices:
+    def _price(self, stages: Sequence[PlacedStage], by_groups: Sequence[Sequence[str]]) -> _Prices:
         num_sets = num_rank_sets(list(stages))
-        if self._weight_bytes is None:
-            return _Prices(self._flows.around(stages, 2), None, num_sets)
-        return _Prices(self._flows.to_owners(stages), self._flows.around(stages, 1), num_sets)
+        flows, is_divided = self._flows, self._weight_bytes is not None
+        if by_groups:
+            purpose: Purpose = "reduce_scatter" if is_divided else "all_reduce"
+            gradients = flows.by_groups(stages, by_groups, purpose)
+            if gradients is not None:
+                weights = flows.by_groups(stages, by_groups, "all_gather") if is_divided else None
+                return _Prices(gradients, weights, num_sets, is_by_groups=True)
+        if not is_divided:
+            return _Prices(flows.around(stages, 2), None, num_sets)
+        return _Prices(flows.to_owners(stages), flows.around(stages, 1), num_sets)

@@ -66,12 +66,19 @@ class GradientHooks:
 
         from megatron_hetero.runtime.gradients import buckets as gradient_buckets
         from megatron_hetero.runtime.gradients import sync as gradients
+        from megatron_hetero.runtime.gradients.grouped import (
+            GroupedDividedReduction,
+            GroupedExchange,
+            GroupedReduction,
+        )
         from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction
 
         self._transport.gradient_bytes = self._gradient_bytes
-        for reduction in (Reduction, DividedReduction):
+        for reduction in (Reduction, DividedReduction, GroupedReduction, GroupedDividedReduction):
             reduction._start = self._starting(reduction._start)
-        DividedReduction.gather = self._gathering(DividedReduction.gather)
+        for divided in (DividedReduction, GroupedDividedReduction):
+            divided.gather = self._gathering(divided.gather)
+        GroupedExchange.start = self._transport.held_rounds(GroupedExchange.start)
         gradient_buckets._pieces = self._measuring(gradient_buckets._pieces)
         for group in (_ParamAndGradBucketGroup, gradients.ChunkGradients):
             group.register_grad_ready = self._readying(group.register_grad_ready)

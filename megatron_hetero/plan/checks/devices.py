@@ -184,6 +184,43 @@ def _devices_by_rank(plan: Plan) -> list[str]:
     return [f"{host.node}:{index}" for host in plan.hosts for index in host.gpu_indices]
 
 
+def exchange_groups_are_of_the_hosts(plan: Plan) -> Iterator[Violation]:
+    """Find groups of machines that are not all machines of the plan, each in one of them."""
+    if not plan.exchange_groups:
+        return
+    key = "exchange_groups"
+    if not plan.hosts:
+        yield Violation(
+            (key,), "exchange_groups names machines, but the plan has no hosts. Leave it empty."
+        )
+        return
+    if len(plan.exchange_groups) == 1:
+        yield Violation(
+            (key,), "exchange_groups has one group, which is none; name two or more, or none."
+        )
+    machines = {host.node for host in plan.hosts}
+    found: dict[str, int] = {}
+    for number, group in enumerate(plan.exchange_groups):
+        if not group:
+            yield Violation((key, number), f"exchange_groups[{number}] names no machine.")
+        for machine in group:
+            if machine not in machines:
+                yield Violation(
+                    (key, number),
+                    f"exchange_groups[{number}] names {machine}, which is no node of the plan; "
+                    f"these are {', '.join(sorted(machines))}.",
+                )
+            elif machine in found:
+                yield Violation(
+                    (key, number),
+                    f"{machine} is in exchange_groups[{found[machine]}] and "
+                    f"exchange_groups[{number}]; it has one place.",
+                )
+            found.setdefault(machine, number)
+    for machine in sorted(machines - set(found)):
+        yield Violation((key,), f"{machine} is in none of the exchange_groups; put it into one.")
+
+
 INVARIANTS = (
     devices_everywhere_or_nowhere,
     one_device_for_each_tensor_rank,
@@ -193,4 +230,5 @@ INVARIANTS = (
     hosts_hold_exactly_the_devices,
     stages_are_in_rank_order,
     last_rank_is_the_last_place,
+    exchange_groups_are_of_the_hosts,
 )

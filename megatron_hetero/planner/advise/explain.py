@@ -23,6 +23,7 @@ from megatron_hetero.planner.advise.alternatives import (
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.exchange_groups import ExchangeChoice, exchange_choice
 from megatron_hetero.planner.one_library import kept_to_plan
 from megatron_hetero.planner.outcome import Outcome
 from megatron_hetero.planner.portfolio import search
@@ -107,6 +108,9 @@ class Explanation:
     simplest_within: float | None = None
     fastest: Alternative | None = None
     """The best plan, where the simplest one near it was asked for."""
+    exchange: ExchangeChoice | None = None
+    """The step with groups of machines for the exchange of gradients, and without; None where all
+    machines are on one site."""
 
 
 def explain_candidate(
@@ -154,6 +158,7 @@ def explain_candidate(
             if replica.launch_counts is not None
         ),
         interrupted=board.interrupted,
+        exchange=None if board.interrupted else exchange_choice(problem, best),
     )
 
 

@@ -37,6 +37,7 @@ def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> Re
     return Group(
         *cause_lines(explanation),
         *hidden_hop_lines(explanation),
+        *exchange_lines(explanation),
         *headroom_lines(explanation),
         *comparison_lines(explanation, not_stock, runners_up=True),
     )
@@ -102,6 +103,38 @@ def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
             ),
             (0, 0, 1, 2),
         )
+
+
+def exchange_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """Show how gradients cross between sites, and what the other way would take."""
+    choice = explanation.exchange
+    if choice is None:
+        return
+    with_s, without_s = map(format_duration, (choice.step_time_s, choice.other_step_time_s))
+    if choice.is_used:
+        groups = " | ".join(_machines(group) for group in choice.groups[:_MAX_GROUPS])
+        more = len(choice.groups) - _MAX_GROUPS
+        text = (
+            f"{choice.num_crossing} of {choice.num_sets} sets of holders reduce inside groups of "
+            f"machines first, the others in one exchange: {groups}"
+            f"{f' | and {more} more' if more > 0 else ''}. With one exchange among all holders the "
+            f"step takes {without_s}"
+        )
+    elif choice.step_time_s < choice.other_step_time_s:
+        text = f"one exchange among all holders; by sites the step takes {with_s}, too little less"
+    else:
+        text = f"one exchange among all holders; by sites the step takes {with_s}"
+    yield Text.assemble(("Gradients", "bold"), f"  {text}")
+    yield Text()
+
+
+_MAX_GROUPS = 4
+_MAX_MACHINES = 3
+
+
+def _machines(group: Sequence[str]) -> str:
+    more = len(group) - _MAX_MACHINES
+    return " + ".join(group[:_MAX_MACHINES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _numbers(counts: Sequence[int]) -> str:

@@ -4,6 +4,8 @@ sync              the gradient sync of one rank
 buckets           slices, holders and buckets, in one order on all ranks
 memory            places of slices in this rank's memory
 reduction         one bucket, reduced whole or to its owners
+grouped           one bucket, exchanged by groups of machines
+rounds            an exchange plan run on one rank
 hooks             reports of complete gradients, from Megatron's DDP
 sync_off          the start of a step's sync, delayed to the last gradients
 weight_gradients  backward passes in two parts

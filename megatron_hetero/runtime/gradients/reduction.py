@@ -138,7 +138,7 @@ class DividedReduction(Reduction):
     def _keep(self, flat: torch.Tensor) -> None:
         parts = self._received.view(len(self.division.sizes), -1)
         total = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
-        _scatter(total, self.own_gradients)
+        scatter(total, self.own_gradients)
         self._received = None
 
     def gather(self, tensor: TensorOf) -> Callable[[], None]:
@@ -147,18 +147,7 @@ class DividedReduction(Reduction):
         Returns:
             A function that waits for the rows and writes them to their places.
         """
-        own = (
-            self.own_gradients
-            if tensor is main_grad
-            else [view for _, view in self.own_views(tensor)]
-        )
-        (_, example), *_ = self.views.views(tensor)
-        flat = example.new_empty(sum(self.division.sizes))
-        start, stop = self.division.span(self._own)
-        if own:
-            torch.cat([view.reshape(-1) for view in own], out=flat[start:stop])
-        if tensor is data:
-            self._traffic.count_gathered(flat)
+        flat = self._with_own_rows(tensor)
         works = []
         for holder, size in enumerate(self.division.sizes):
             start, stop = self.division.span(holder)
@@ -176,8 +165,25 @@ class DividedReduction(Reduction):
 
         return finish
 
+    def _with_own_rows(self, tensor: TensorOf) -> torch.Tensor:
+        """Return a buffer of the bucket with this holder's rows of `tensor` in their places."""
+        own = (
+            self.own_gradients
+            if tensor is main_grad
+            else [view for _, view in self.own_views(tensor)]
+        )
+        (_, example), *_ = self.views.views(tensor)
+        flat = example.new_empty(sum(self.division.sizes))
+        start, stop = self.division.span(self._own)
+        if own:
+            torch.cat([view.reshape(-1) for view in own], out=flat[start:stop])
+        if tensor is data:
+            self._traffic.count_gathered(flat)
+        return flat
 
-def _scatter(flat: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+
+def scatter(flat: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    """Write the elements of a flat tensor to others, one after the other."""
     offset = 0
     for target in targets:
         target.copy_(flat[offset : offset + target.numel()].view(target.shape))

@@ -24,6 +24,11 @@ from megatron_hetero.runtime.gradients.buckets import (
     local_slices,
     plan_buckets,
 )
+from megatron_hetero.runtime.gradients.grouped import (
+    GroupedDividedReduction,
+    GroupedReduction,
+    exchange_of,
+)
 from megatron_hetero.runtime.gradients.hooks import ChunkGradients
 from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf, arrange, data, main_grad
 from megatron_hetero.runtime.gradients.optimizer_shards import divide
@@ -73,6 +78,7 @@ class GradientSync:
         self.shards = {
             name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
         }
+        self._exchange = exchange_of(plan)
         self._places = [
             (p.replica, p.stage, p.context_rank, p.tensor_rank) for p in rank_table(plan)
         ]
@@ -120,11 +126,16 @@ class GradientSync:
             if is_copy and self._groups.tensor.rank() != 0:
                 copies.append((offset, offset + view.numel()))
             offset += view.numel()
+        common = views, group, copies, self.traffic, self._ddp_config
+        exchange = self._exchange
+        grouped = exchange if exchange is not None and exchange.crosses(bucket) else None
         if self._optimizer_weights is None:
-            return Reduction(views, group, copies, self.traffic, self._ddp_config)
+            return GroupedReduction(*common, bucket, grouped) if grouped else Reduction(*common)
         weights = [self._optimizer_weights[rank] for rank in bucket.holders]
         division = divide(bucket, self.shards, weights)
-        return DividedReduction(views, group, copies, self.traffic, self._ddp_config, division)
+        if grouped is not None:
+            return GroupedDividedReduction(*common, division, bucket, grouped)
+        return DividedReduction(*common, division)
 
     def finalize(
         self,

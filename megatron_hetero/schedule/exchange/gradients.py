@@ -2,7 +2,8 @@
 
 Our runtime starts its buckets (`cost.sync.buckets`) in one order: an all-reduce of each, or, with
 the distributed optimizer, each part straight to its owner, two buckets at a time, and after the
-update the new weights back.  Stock Megatron reduces a stage's whole buffer at once, and after it a
+update the new weights back; where the plan names groups of machines, group by group, two buckets at
+a time as well.  Stock Megatron reduces a stage's whole buffer at once, and after it a
 tied embedding between the first and the last stage.
 
 With `--overlap-grad-reduce` the first stage begins within its last backward pass, the others after
@@ -21,8 +22,16 @@ from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.cost.network.ring import pass_latency_s, ring
 from megatron_hetero.cost.placement import PlacedStage, Placement
-from megatron_hetero.cost.sync.buckets import EMBEDDING, StageBucket, StageId, stage_buckets
-from megatron_hetero.cost.sync.groups import groups_of
+from megatron_hetero.cost.sync.buckets import (
+    EMBEDDING,
+    StageBucket,
+    StageId,
+    num_rank_sets,
+    stage_buckets,
+)
+from megatron_hetero.cost.sync.groups import buffers_of, groups_of
+from megatron_hetero.exchange.plan import Purpose
+from megatron_hetero.schedule.exchange.by_group import Taken, taken_by_groups
 from megatron_hetero.schedule.exchange.rank_sets import RankSet, rank_sets
 from megatron_hetero.schedule.exchange.stock_buckets import StockBuckets
 from megatron_hetero.schedule.simulator.network import hops as hops_of
@@ -94,7 +103,7 @@ class GradientExchange:
             self._placement, model, self._vocab_rows, whole_apart=self._is_divided
         )
         if not self._is_divided:
-            return tuple(self._ring(b, "gradients", 2) for b in buckets), ()
+            return tuple(self._all_reduce(b) for b in buckets), ()
         sets = [(b, ranks) for b in buckets for ranks in rank_sets(self._placement, b)]
         return (
             tuple(self._to_owners(b, ranks) for b, ranks in sets),
@@ -134,6 +143,28 @@ class GradientExchange:
             for b, chunk in sorted(buckets, key=lambda entry: entry[1] or 0)
         )
 
+    def _by_groups(
+        self,
+        holders: Sequence[PlacedStage],
+        purpose: Purpose,
+        num_bytes: float,
+        rank_bytes: float,
+        weights: Sequence[int] | None = None,
+    ) -> Taken | None:
+        """Return `taken_by_groups`; None where the plan has no groups, or all are in one."""
+        costs, groups = self._costs, self._placement.exchange_groups
+        if not groups:
+            return None
+        return taken_by_groups(
+            costs.cluster,
+            costs.workload.model,
+            holders,
+            groups,
+            purpose,
+            (num_bytes, rank_bytes),
+            weights,
+        )
+
     def _final(self, bucket: StageBucket) -> dict[StageId, Final]:
         """Find the times at which gradients are exchanged before a stage's programme is done."""
         if not self._overlaps:
@@ -143,6 +174,25 @@ class GradientExchange:
             own = self._last_backward.get(holder)
             found[holder] = Final() if own is None else own.final(bucket.layer)
         return found
+
+    def _all_reduce(self, bucket: StageBucket) -> Collective:
+        """Build an all-reduce: group by group, or in a ring."""
+        groups = groups_of(self._placement, bucket.holders)
+        num_bytes = bucket.num_params * self._states.gradient
+        num_sets = num_rank_sets(groups)
+        made = self._by_groups(groups, "all_reduce", num_bytes, num_bytes / num_sets)
+        if made is None:
+            return self._ring(bucket, "gradients", 2)
+        hops, carried, latency_s = made
+        return Collective(
+            f"gradients of {_words(bucket.holders)}",
+            bucket.holders,
+            hops,
+            latency_s,
+            carried,
+            buffers_of(self._placement, bucket.holders, num_sets),
+            self._final(bucket),
+        )
 
     def _ring(
         self,
@@ -191,7 +241,9 @@ class GradientExchange:
         """Gather the new weights from their owners to all ranks, in a ring."""
         alone = [PlacedStage((member.device,), 1) for member in ranks.members]
         num_bytes = ranks.num_params * self._states.weight
-        hops, carried, latency_s = self._around(alone, 1, num_bytes, reduces=False)
+        weights = [self._owner_weights[member.stage] for member in ranks.members]
+        made = self._by_groups(alone, "all_gather", num_bytes, num_bytes, weights)
+        hops, carried, latency_s = made or self._around(alone, 1, num_bytes, reduces=False)
         return Collective(
             f"weights of {_words(bucket.holders)}",
             bucket.holders,
@@ -205,9 +257,25 @@ class GradientExchange:
     def _to_owners(self, bucket: StageBucket, ranks: RankSet) -> Collective:
         """Send from every rank to every other one the part that it owns, directly; an owner adds
         what it has received while others use the paths."""
-        cluster = self._costs.cluster
         num_bytes = ranks.num_params * self._states.gradient
         weights = [self._owner_weights[member.stage] for member in ranks.members]
+        alone = [PlacedStage((member.device,), 1) for member in ranks.members]
+        made = self._by_groups(alone, "reduce_scatter", num_bytes, num_bytes, weights)
+        hops, carried, latency_s = made or self._directly(ranks, weights, num_bytes)
+        return Collective(
+            f"gradients of {_words(bucket.holders)}",
+            bucket.holders,
+            hops,
+            latency_s,
+            carried,
+            dict.fromkeys(bucket.holders, 1),
+            self._final(bucket),
+            ranks.places,
+        )
+
+    def _directly(self, ranks: RankSet, weights: Sequence[int], num_bytes: float) -> Taken:
+        """Return what messages from every rank to every other one take."""
+        cluster = self._costs.cluster
         seconds: dict[str, float] = {}
         carried: dict[str, float] = {}
         fan_in = FanIn(cluster, [member.device for member in ranks.members])
@@ -226,16 +294,7 @@ class GradientExchange:
                 for path, taken_s in hops_of(cluster, *ends, part_s, part):
                     seconds[path] = seconds.get(path, 0.0) + taken_s
                     carried[path] = carried.get(path, 0.0) + part
-        return Collective(
-            f"gradients of {_words(bucket.holders)}",
-            bucket.holders,
-            tuple(seconds.items()),
-            latency_s + added_s,
-            tuple(carried.values()),
-            dict.fromkeys(bucket.holders, 1),
-            self._final(bucket),
-            ranks.places,
-        )
+        return tuple(seconds.items()), tuple(carried.values()), latency_s + added_s
 
 
 def _all_buffers(bucket: StageBucket) -> dict[StageId, int]:

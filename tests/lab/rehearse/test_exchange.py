@@ -115,3 +115,19 @@ def test_an_exchange_that_does_not_overlap_shows(tmp_path: Path) -> None:
     overlapping = plan(layout, *devices, overlap_grad_reduce=True)
     plain = plan(layout, *devices)
     assert run(overlapping, tmp_path, plain).error < -0.1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, pytest.param(BOTH, marks=pytest.mark.slow)],
+    ids=["all-reduce", "divided and overlapped"],
+)
+def test_exchanges_by_groups_last_as_predicted(flags: dict[str, bool], tmp_path: Path) -> None:
+    made = plan("tp1:8 @1 | tp1:8 @1 | tp1:8 @1", ["a:0"], ["b:0"], ["b:1"], **flags)
+    made = replace(made, exchange_groups=(("a",), ("b",)))
+    found = run(made, tmp_path)
+    assert not found.is_stock
+    assert abs(found.error) < 0.05, (found.predicted.step_time_s, found.step_times_s)
+    for load in found.lines:
+        if " -> " in load.name:
+            assert load.rehearsed_s == pytest.approx(load.predicted_s, rel=0.02), load

@@ -14,6 +14,7 @@ from math import prod
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Cluster, Device
 from megatron_hetero.errors import UsageError
+from megatron_hetero.exchange.plan import ExchangePlan
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,44 @@ class Network:
             tuple(taken for hop, num_bytes in hops for taken in hop.taken(num_bytes)),
             max(hop.latency_s for hop, _ in hops),
         )
+
+    def rounds(self, ranks: Sequence[int], plan: ExchangePlan, bytes_per_element: float) -> Ring:
+        """Build the messages of an exchange plan; a round waits for the one before it.
+
+        A node sends and receives no faster than its fastest link in the exchange, on all its paths
+        together.
+        """
+        latest_s: dict[int, float] = {}
+        sent: dict[tuple[int, int], float] = {}
+        for t in plan.transfers():
+            ends = ranks[t.source], ranks[t.destination]
+            sent[ends] = sent.get(ends, 0.0) + (t.stop - t.start) * bytes_per_element
+            latency_s = self.hop(*ends).latency_s
+            latest_s[t.round] = max(latest_s.get(t.round, 0.0), latency_s)
+        carried: dict[tuple[str, str], float] = {}
+        cards: dict[tuple[str, int], tuple[float, float]] = {}
+        for (one, other), num_bytes in sent.items():
+            here, there = self._devices[one], self._devices[other]
+            if here.node == there.node:
+                continue
+            speed = self._speeds(here, there)[0][1]
+            carried[here.node, there.node] = carried.get((here.node, there.node), 0.0) + num_bytes
+            for end in ((here.node, 0), (there.node, 1)):
+                total, fastest = cards.get(end, (0.0, 0.0))
+                cards[end] = total + num_bytes, max(fastest, speed)
+        hops: list[tuple[tuple[int, ...], float]] = []
+        for (one, other), num_bytes in sent.items():
+            here, there = self._devices[one], self._devices[other]
+            own, *lines = self._speeds(here, there)
+            if here.node == there.node:
+                hops += self.hop(one, other).taken(num_bytes)
+                continue
+            part = num_bytes / carried[here.node, there.node]
+            ends_s = [total / speed for total, speed in (cards[here.node, 0], cards[there.node, 1])]
+            seconds = max(num_bytes / own[1], *(part * end_s for end_s in ends_s))
+            hops.append(((self._numbers[own[0]],), seconds))
+            hops += [((self._numbers[line],), num_bytes / speed) for line, speed in lines]
+        return Ring(tuple(hops), sum(latest_s.values()))
 
     def broadcast(self, ranks: Sequence[int], root: int, num_bytes: float) -> Ring:
         """Build a broadcast from the root along the ring to the last rank."""

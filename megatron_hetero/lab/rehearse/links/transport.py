@@ -146,6 +146,30 @@ class Transport(LinkHolder):
         chain = self.network.broadcast(ranks, ranks[group_src], tensor.numel() * each)
         return self.hold(group, chain, real, async_op, kind)
 
+    def held_rounds(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the start of an exchange by groups (`runtime.gradients.grouped`)."""
+
+        def held(
+            exchange: Any,
+            bucket: Any,
+            flat: torch.Tensor,
+            group: Any,
+            purpose: str,
+            division: Any = None,
+        ) -> Any:
+            ranks = ranks_of(group)
+            if self._is_free(ranks) or self._exchanged is None:
+                return start(exchange, bucket, flat, group, purpose, division)
+            kind, each = self._exchanged
+            plan = exchange.plan(bucket, flat.numel(), group, purpose, division)
+
+            def real(is_async: bool) -> Any:
+                return start(exchange, bucket, flat, group, purpose, division)
+
+            return self.hold(group, self.network.rounds(ranks, plan, each), real, True, kind)
+
+        return held
+
     @contextmanager
     def exchanging(self, kind: str, bytes_per_element: float) -> Iterator[None]:
         """Count collectives inside the block as gradients or weights.

@@ -1,0 +1,148 @@
+"""The exchange of gradients of a plan that was found: among all holders, or by groups of machines.
+
+The search compares placements by the exchange that they have without groups.  At its end the best
+of them are priced with the groups that the links suggest too: sites, and regions of near sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.choices import may_choose
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import Placement
+from megatron_hetero.cost.step_cost import PlacementCost
+from megatron_hetero.cost.sync.groups import sync_groups
+from megatron_hetero.exchange.from_cluster import cluster_tree
+from megatron_hetero.exchange.tree import LinkTree
+from megatron_hetero.planner.completion.counts import MIN_GAIN
+from megatron_hetero.planner.evaluate.candidate import Candidate
+from megatron_hetero.planner.evaluate.rescore import distinct
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.problem import Problem
+from megatron_hetero.schedule.simulator.shared_paths import queued
+
+STOCK_GAIN = 0.02
+"""Part of the step that groups have to gain where stock Megatron runs the plan without them."""
+_MAX_TRIED = 6
+_NEAR = 1.25
+"""Plans further behind the best without groups are not tried with them."""
+
+Groups = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class ExchangeChoice:
+    """The step with groups of machines, and with one exchange among all holders.
+
+    `is_used` says which the plan has; `num_crossing` of `num_sets` sets of holders are in several
+    groups and so exchange by them.
+    """
+
+    groups: Groups
+    is_used: bool
+    step_time_s: float
+    other_step_time_s: float
+    num_crossing: int
+    num_sets: int
+
+    @property
+    def gain(self) -> float:
+        """Return the part of the step that groups save; below 0 where they cost."""
+        return 1 - self.step_time_s / self.other_step_time_s
+
+
+def groups_of(cluster: Cluster, placement: Placement) -> Iterator[Groups]:
+    """Yield groups of the machines of a placement: by site, and by region of near sites."""
+    machine_of = {node.name: node for node in cluster.nodes}
+    first: dict[str, Device] = {}
+    sites: dict[str, dict[str, None]] = {}
+    for device in placement.devices():
+        node = machine_of[device.node]
+        sites.setdefault(node.site, {})[node.machine] = None
+        first.setdefault(node.site, device)
+    if len(sites) < 2:
+        return
+    by_site = tuple(tuple(machines) for machines in sites.values())
+    yield by_site
+    found = cluster_tree(cluster, [(device,) for device in first.values()])
+    names = list(sites)
+    regions = _below_root(found.tree, found.places)
+    if 1 < len(regions) < len(sites):
+        yield tuple(
+            tuple(machine for place in region for machine in sites[names[place]])
+            for region in regions
+        )
+
+
+def _below_root(tree: LinkTree, places: Sequence[int]) -> list[list[int]]:
+    """Return the holders, as they were given, below each child of the root."""
+    given = {number: place for place, number in enumerate(places)}
+    (_, children), *_ = tree.inner()
+    return [sorted(given[holder] for holder in tree.holders_below(child)) for child in children]
+
+
+def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candidate:
+    """Return the fastest of the board's best with groups of machines, if it gains enough over
+    `best`; else `best`."""
+    costs = problem.costs
+    if not _may_group(costs, problem) or best.placement.exchange_groups:
+        return best
+    wanted_s = best.step_time_s * (1 - (STOCK_GAIN if best.is_stock else MIN_GAIN))
+    tried = [best, *distinct(board.ranking_of_all)[:_MAX_TRIED]]
+    found = best
+    for candidate in tried:
+        if candidate.step_time_s > _NEAR * best.step_time_s:
+            continue
+        for placement, cost in grouped(costs, candidate.placement):
+            if cost.step_time_s < min(wanted_s, found.step_time_s):
+                found = board.candidate(placement, cost, candidate.strategy)
+    return found if found.keeps_limits else best
+
+
+def grouped(costs: CostModel, placement: Placement) -> Iterator[tuple[Placement, PlacementCost]]:
+    """Yield the placement with each of its groups, priced with queues on shared paths."""
+    for groups in groups_of(costs.cluster, placement):
+        made = replace(placement, exchange_groups=groups)
+        yield made, priced(costs, made)
+
+
+def priced(costs: CostModel, placement: Placement) -> PlacementCost:
+    """Price a placement with queues on shared paths."""
+    return queued(costs, placement, costs.placement(placement))
+
+
+def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
+    """Compare a plan's exchange with the other; None where its machines suggest no groups."""
+    costs, placement = problem.costs, best.placement
+    if placement.exchange_groups:
+        used, other = best.cost, priced(costs, replace(placement, exchange_groups=()))
+        groups, is_used = placement.exchange_groups, True
+    else:
+        if not _may_group(costs, problem):
+            return None
+        found = min(grouped(costs, placement), key=lambda e: e[1].step_time_s, default=None)
+        if found is None:
+            return None
+        used, other, groups, is_used = found[1], best.cost, found[0].exchange_groups, False
+    number = {machine: i for i, group in enumerate(groups) for machine in group}
+    nodes = costs.cluster.node_by_name
+    rows = costs.vocab_rows(placement.widths)
+    every = {group.holders for group in sync_groups(placement, problem.workload.model, rows)}
+    crossing = 0
+    for holders in every:
+        stages = [placement.replicas[r].stages[s] for r, s in holders]
+        crossing += len({number[nodes[x.devices[0].node].machine] for x in stages}) > 1
+    return ExchangeChoice(
+        groups, is_used, used.step_time_s, other.step_time_s, crossing, len(every)
+    )
+
+
+def _may_group(costs: CostModel, problem: Problem) -> bool:
+    return (
+        may_choose(costs, "exchange")
+        and problem.objective.name == "throughput"
+        and not problem.objective.stock_only
+    )

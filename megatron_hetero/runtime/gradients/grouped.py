@@ -1,0 +1,176 @@
+"""One bucket of gradients whose holders are in several groups of machines.
+
+They exchange it as `exchange.by_group` plans it, in the rounds of `runtime.gradients.rounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_hetero.exchange.by_group import plan_by_group
+from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.ranks import rank_table
+from megatron_hetero.runtime.gradients.buckets import Bucket
+from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf
+from megatron_hetero.runtime.gradients.optimizer_shards import Division
+from megatron_hetero.runtime.gradients.reduction import DividedReduction, Reduction, scatter
+from megatron_hetero.runtime.gradients.rounds import HolderRounds, RoundsEngine
+from megatron_hetero.runtime.observe.traffic import RankTraffic
+
+
+class GroupedExchange:
+    """The exchanges of one rank's buckets by groups of machines.
+
+    Args:
+        machines: [rank] -> its machine.
+        groups: names of machines (`Plan.exchange_groups`).
+    """
+
+    def __init__(self, machines: Sequence[str], groups: Sequence[Sequence[str]]) -> None:
+        self._machines, self._groups = machines, groups
+        self._engine = RoundsEngine()
+        self._known: dict[tuple[object, ...], HolderRounds] = {}
+
+    def crosses(self, bucket: Bucket) -> bool:
+        """Tell if the holders of a bucket are in several groups."""
+        return self._made(bucket.holders, len(self._groups), "all_reduce", None) is not None
+
+    def _made(
+        self,
+        holders: Sequence[int],
+        size: int,
+        purpose: Purpose,
+        owners: Sequence[Owned] | None,
+    ) -> ExchangePlan | None:
+        machines = [self._machines[rank] for rank in holders]
+        return plan_by_group(machines, self._groups, size, purpose, owners)
+
+    def plan(
+        self,
+        bucket: Bucket,
+        size: int,
+        group: dist.ProcessGroup,
+        purpose: Purpose,
+        division: Division | None = None,
+    ) -> ExchangePlan:
+        """Return the plan of an exchange; arguments as of `start`, for `size` elements."""
+        return self._rounds(bucket, size, group.rank(), purpose, division).plan
+
+    def start(
+        self,
+        bucket: Bucket,
+        flat: torch.Tensor,
+        group: dist.ProcessGroup,
+        purpose: Purpose,
+        division: Division | None = None,
+    ) -> Any:
+        """Start an exchange of a buffer in its place; return its work.
+
+        Args:
+            bucket: whose holders are `group`.
+            flat: shape [elements].
+            group: the holders.
+            purpose: all-reduce, reduce-scatter or all-gather.
+            division: owners of the elements; None where members own equal parts.
+        """
+        return self._engine.start(
+            self._rounds(bucket, flat.numel(), group.rank(), purpose, division), flat, group
+        )
+
+    def _rounds(
+        self, bucket: Bucket, size: int, rank: int, purpose: Purpose, division: Division | None
+    ) -> HolderRounds:
+        sizes = None if division is None else division.sizes
+        key = bucket.holders, size, purpose, sizes
+        if key not in self._known:
+            owners = None if division is None else owners_of(division)
+            plan = self._made(bucket.holders, size, purpose, owners)
+            if plan is None:
+                raise ValueError(f"ranks {bucket.holders} are in one group of machines")
+            self._known[key] = HolderRounds(plan, rank)
+        return self._known[key]
+
+
+def exchange_of(plan: Plan) -> GroupedExchange | None:
+    """Return the exchange of a plan with groups of machines; None without any."""
+    if not plan.exchange_groups:
+        return None
+    # A plan with groups has devices on all of its ranks.
+    machines = [str(place.device).rpartition(":")[0] for place in rank_table(plan)]
+    return GroupedExchange(machines, plan.exchange_groups)
+
+
+def owners_of(division: Division) -> list[Owned]:
+    """Return who owns which elements of a divided bucket."""
+    spans = ((*division.span(holder), holder) for holder in range(len(division.sizes)))
+    return [Owned(start, stop, holder) for start, stop, holder in spans if stop > start]
+
+
+class GroupedReduction(Reduction):
+    """All-reduce of one bucket, group by group."""
+
+    def __init__(
+        self,
+        views: BucketViews,
+        group: dist.ProcessGroup,
+        copies: Sequence[tuple[int, int]],
+        traffic: RankTraffic,
+        ddp_config: Any,
+        bucket: Bucket,
+        exchange: GroupedExchange,
+    ) -> None:
+        super().__init__(views, group, copies, traffic, ddp_config)
+        self.bucket = bucket
+        self._exchange = exchange
+
+    @property
+    def needs_memory(self) -> bool:
+        """Tell that its rounds have buffers of their own."""
+        return True
+
+    def _start(self, flat: torch.Tensor) -> Any:
+        return self._exchange.start(self.bucket, flat, self.group, "all_reduce")
+
+
+class GroupedDividedReduction(DividedReduction):
+    """Reduce-scatter of one bucket to the owners of its optimizer state, group by group, and the
+    new weights back."""
+
+    def __init__(
+        self,
+        views: BucketViews,
+        group: dist.ProcessGroup,
+        copies: Sequence[tuple[int, int]],
+        traffic: RankTraffic,
+        ddp_config: Any,
+        division: Division,
+        bucket: Bucket,
+        exchange: GroupedExchange,
+    ) -> None:
+        super().__init__(views, group, copies, traffic, ddp_config, division)
+        self.bucket = bucket
+        self._exchange = exchange
+
+    def _start(self, flat: torch.Tensor) -> Any:
+        return self._exchange.start(self.bucket, flat, self.group, "reduce_scatter", self.division)
+
+    def _keep(self, flat: torch.Tensor) -> None:
+        start, stop = self.division.span(self._own)
+        scatter(flat[start:stop], self.own_gradients)
+
+    def gather(self, tensor: TensorOf) -> Callable[[], None]:
+        """Start to send all rows of `tensor` from their owners to every holder, as
+        `DividedReduction.gather`."""
+        flat = self._with_own_rows(tensor)
+        work = self._exchange.start(self.bucket, flat, self.group, "all_gather", self.division)
+
+        def finish() -> None:
+            work.wait()
+            self.views.unpack(flat, tensor)
+
+        return finish

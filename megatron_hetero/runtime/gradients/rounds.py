@@ -1,0 +1,209 @@
+"""An exchange plan run on one rank: rounds of batched messages, and sums in one fixed order.
+
+All messages of a round are one batch of sends and receives: a holder waits for those with whom it
+has something to exchange, and for no others (an all-to-all with sizes of 0 waits for all).  It adds
+what it receives and its own in one pass, in the order of the holders, in fp32; others copy the sum.
+So all holders end with the same bits, in every run.
+
+A round waits for the one before it.  Rounds go on while backward passes compute: on a CPU in
+`BUFFERS_AT_ONCE` threads, which take the exchanges in the order in which they start, one order on
+all ranks (so the first that is not done is under way on all of its holders); on GPUs on a stream of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
+
+from megatron_hetero.cost.network.exchange_clock import BUFFERS_AT_ONCE
+from megatron_hetero.exchange.check import require_exact
+from megatron_hetero.exchange.plan import ExchangePlan
+from megatron_hetero.exchange.programmes import HolderRound, programmes
+
+
+@dataclass
+class _Round:
+    """What a holder sends and receives: [holder] -> ranges that go there, and elements that come
+    from there, in one message each."""
+
+    sent: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    received: dict[int, int] = field(default_factory=dict)
+    added: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)
+    """range -> (holder, place in what is received) of every piece to add."""
+    copied: list[tuple[int, int, int]] = field(default_factory=list)
+    """(start, stop, place in what is received)."""
+
+
+class HolderRounds:
+    """What one holder does in an exchange.
+
+    Args:
+        plan: proved here before it is used.
+        holder: this rank's place among the holders.
+
+    Raises:
+        PlanFormatError: the plan has a fault.
+    """
+
+    def __init__(self, plan: ExchangePlan, holder: int) -> None:
+        require_exact(plan)
+        self.plan, self._holder = plan, holder
+        self._rounds = self._compiled(programmes(plan.expanded())[holder])
+
+    def _compiled(self, programme: tuple[HolderRound, ...]) -> list[_Round]:
+        found = []
+        for own in programme:
+            made = _Round()
+            for t in sorted(own.sends, key=lambda t: (t.destination, t.start)):
+                made.sent.setdefault(t.destination, []).append((t.start, t.stop))
+            place = 0
+            for t in sorted(own.receives, key=lambda t: (t.source, t.start)):
+                made.received[t.source] = made.received.get(t.source, 0) + t.stop - t.start
+                if t.reduces:
+                    made.added.setdefault((t.start, t.stop), []).append((t.source, place))
+                else:
+                    made.copied.append((t.start, t.stop, place))
+                place += t.stop - t.start
+            found.append(made)
+        return found
+
+    def run(self, flat: torch.Tensor, group: ProcessGroup, tag: int) -> None:
+        """Exchange a buffer with the other holders, in its place.
+
+        Args:
+            flat: shape [elements], contiguous.
+            group: the holders, in the plan's order.
+            tag: of the messages, the same on all holders; tells exchanges apart that are under way
+                at a time.
+        """
+        for own in self._rounds:
+            received = flat.new_empty(sum(own.received.values()))
+            operations, place = [], 0
+            for holder, size in own.received.items():
+                part = received[place : place + size]
+                operations.append(P2POp(irecv, part, group=group, tag=tag, group_peer=holder))
+                place += size
+            for holder, ranges in own.sent.items():
+                parts = [flat[start:stop] for start, stop in ranges]
+                sent = parts[0] if len(parts) == 1 else torch.cat(parts)
+                operations.append(P2POp(isend, sent, group=group, tag=tag, group_peer=holder))
+            for work in batch_isend_irecv(operations):
+                work.wait()
+            for (start, stop), pieces in own.added.items():
+                self._add(flat, start, stop, pieces, received)
+            for start, stop, place in own.copied:
+                flat[start:stop] = received[place : place + stop - start]
+
+    def _add(
+        self,
+        flat: torch.Tensor,
+        start: int,
+        stop: int,
+        pieces: list[tuple[int, int]],
+        received: torch.Tensor,
+    ) -> None:
+        by_holder = {h: received[place : place + stop - start] for h, place in pieces}
+        by_holder[self._holder] = flat[start:stop]
+        stacked = torch.stack([by_holder[holder] for holder in sorted(by_holder)])
+        total = stacked.sum(0, dtype=torch.promote_types(flat.dtype, torch.float32))
+        flat[start:stop] = total
+
+
+class RoundsWork:
+    """An exchange under way, as the works of `torch.distributed` are."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._is_done = Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do all rounds; an error is kept for `wait`."""
+        try:
+            self._action()
+        except BaseException as error:  # handed to the thread that waits
+            self._error = error
+        finally:
+            self._is_done.set()
+
+    def is_completed(self) -> bool:
+        """Tell if all rounds are done."""
+        return self._is_done.is_set()
+
+    def wait(self) -> bool:
+        """Wait for the last round.
+
+        Raises:
+            Exception: what a round raised.
+        """
+        self._is_done.wait()
+        if self._error is not None:
+            raise self._error
+        return True
+
+
+class _StreamWork:
+    """An exchange on a stream of its own."""
+
+    def __init__(self, stream: Any, action: Callable[[], None]) -> None:
+        self._stream = stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            action()
+            self._event = torch.cuda.Event()
+            self._event.record(stream)
+
+    def is_completed(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> bool:
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return True
+
+
+class RoundsEngine:
+    """Runs the exchanges of one rank beside its computations."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[RoundsWork] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._stream: Any = None
+        self._num_started: dict[int, int] = {}
+
+    def start(
+        self, rounds: HolderRounds, flat: torch.Tensor, group: ProcessGroup
+    ) -> RoundsWork | _StreamWork:
+        """Start an exchange; `flat` may not be touched until the work is done.
+
+        All holders start the exchanges of a group in one order.
+        """
+        # Of a pair of holders those of a group have one order, and so one number on both.
+        number = self._num_started.get(id(group), 0)
+        self._num_started[id(group)] = number + 1
+        tag = number % _TAGS
+        if flat.is_cuda:
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            return _StreamWork(self._stream, lambda: rounds.run(flat, group, tag))
+        work = RoundsWork(lambda: rounds.run(flat, group, tag))
+        self._queue.put(work)
+        while len(self._threads) < BUFFERS_AT_ONCE:
+            name = f"gradient-rounds-{len(self._threads)}"
+            self._threads.append(Thread(target=self._run, name=name, daemon=True))
+            self._threads[-1].start()
+        return work
+
+    def _run(self) -> None:
+        while True:
+            self._queue.get().run()
+
+
+_TAGS = 1 << 12
+"""More than there are exchanges of a group under way."""

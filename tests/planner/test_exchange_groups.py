@@ -1,0 +1,109 @@
+"""Groups of machines for the exchange of gradients: where sites are far, and kept off by limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_hetero.cluster.spec import Cluster, Limits, Link, Node
+from megatron_hetero.cost.placement import placement_of
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.diff import diff_plans
+from megatron_hetero.plan.file import load_plan, save_plan
+from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.planner.exchange_groups import groups_of
+from megatron_hetero.report.text.explanation import exchange_lines
+from megatron_hetero.schedule.estimate import estimate_plan
+from megatron_hetero.schedule.simulator.step import simulate_plan
+from megatron_hetero.schedule.stock import reasons_not_stock
+from tests.cost.builders import FAST, SLOW, make_workload
+
+SIX = Limits(num_replicas=6)
+NEAR, FAR = Link(12.5e9, 1e-5), Link(1.25e8, 2e-2)
+
+
+def two_sites(limits: Limits = SIX) -> Cluster:
+    """Two sites of three machines of one GPU each, 1 Gb/s between them."""
+    nodes = tuple(
+        Node(f"{site}{i}", gpu, 1, site, f"{site}{i}", Link(1e11, 0.0))
+        for site, gpu in (("north", FAST), ("south", SLOW))
+        for i in range(3)
+    )
+    links = {
+        (a.name, b.name): NEAR if a.site == b.site else FAR
+        for a in nodes
+        for b in nodes
+        if a is not b
+    }
+    return Cluster(nodes, links, limits)
+
+
+def small_job(**changes: object) -> Workload:
+    return make_workload(4, global_batch_size=48, **changes)
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[object, object]:
+    return plan_and_explain(two_sites(), small_job())
+
+
+def test_sites_are_groups_where_the_way_between_them_is_long(planned, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    plan, explanation = planned
+    assert len(plan.replicas) > 2
+    assert {frozenset(group) for group in plan.exchange_groups} == {
+        frozenset(f"{site}{i}" for i in range(3)) for site in ("north", "south")
+    }
+    assert "gradients exchanged by groups of machines" in reasons_not_stock(plan)
+    choice = explanation.exchange
+    assert choice is not None and choice.is_used and choice.gain > 0.02
+    assert choice.num_crossing == choice.num_sets > 0
+    assert plan.estimates is not None
+    assert plan.estimates.bound_s is not None
+    assert plan.estimates.bound_s <= plan.estimates.step_time_s
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert estimate_plan(plan, two_sites()) == plan.estimates
+    simulated = simulate_plan(plan, two_sites())
+    assert simulated.step_time_s == pytest.approx(plan.estimates.step_time_s, rel=0.02)
+    (text, _) = exchange_lines(explanation)
+    assert "north0 + north1 + north2 | south0" in str(text)
+
+
+def test_without_groups_the_same_plan_is_slower(planned) -> None:  # type: ignore[no-untyped-def]
+    plan, explanation = planned
+    plain = replace(plan, exchange_groups=())
+    found = estimate_plan(plain, two_sites())
+    assert found.step_time_s == pytest.approx(explanation.exchange.other_step_time_s, rel=1e-3)
+    assert any("exchange groups" in str(d) for d in diff_plans(plain, plan))
+
+
+def test_limits_keep_one_exchange() -> None:
+    plan, explanation = plan_and_explain(
+        two_sites(replace(SIX, as_given=("exchange",))), small_job()
+    )
+    assert plan.exchange_groups == () and explanation.exchange is None
+
+
+def test_near_sites_keep_what_stock_megatron_runs() -> None:
+    near = two_sites()
+    cluster = replace(
+        near,
+        nodes=tuple(replace(node, gpu_type=FAST) for node in near.nodes),
+        node_links=dict.fromkeys(near.node_links, NEAR),
+    )
+    plan, explanation = plan_and_explain(cluster, small_job())
+    assert plan.exchange_groups == ()
+    choice = explanation.exchange
+    assert choice is not None and not choice.is_used and choice.gain < 0.02
+    (text, _) = exchange_lines(explanation)
+    assert "one exchange among all holders; by sites the step takes" in str(text)
+
+
+def test_groups_are_the_sites_and_regions_of_the_machines_in_use(planned) -> None:  # type: ignore[no-untyped-def]
+    plan, _ = planned
+    cluster = two_sites()
+    assert [
+        set(map(frozenset, groups)) for groups in groups_of(cluster, placement_of(plan, cluster))
+    ] == [{frozenset(g) for g in plan.exchange_groups}]
