@@ -10,6 +10,7 @@ objective         what plans are compared by, and limits of time and money
 objective_bound   lower bounds of the other objectives
 one_library       plans keep to one communication library
 precision         that of a job that names none: what all GPUs have, or the faster
+exchange_groups   groups of machines for the exchange of gradients
 outcome           what a plan means for a whole run
 written           a placement as a plan
 """
