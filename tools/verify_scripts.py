@@ -172,7 +172,8 @@ def page(data: dict[str, Any]) -> str:
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {commits}, {machines}.",
         "Of each verification the number is the part of its bound that the worst of losses,",
         "gradients, norms and weights took (100 %: the bound). What is left out is what a CPU",
-        "cannot run; none of it changes numbers but for rounding.",
+        "cannot run: kernels, which round otherwise, and norms whose weights Megatron keeps around",
+        "zero (`--apply-layernorm-1p`), which are the same norms under another weight decay.",
         "",
         "```",
         "tools/verify_scripts.py run",
@@ -183,7 +184,7 @@ def page(data: dict[str, Any]) -> str:
     ]
     for case in cases:
         params = f"{case['parameters'] / 1e9:.2f} B" if "parameters" in case else ""
-        plan = f"`{case['layout']}`".replace("|", "\\|") if case.get("is_planned") else "no"
+        plan = summary(case["layout"]) if case.get("is_planned") else "no"
         runs = case.get("runs", {})
         worst = [_worst(runs.get(optimizer)) for optimizer in ("adam", "sgd")]
         verdict = "equal" if case.get("is_equal") else f"no: {_reason(case)}"
@@ -191,10 +192,28 @@ def page(data: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join((case['name'], params, plan, *worst, verdict, left))} |")
     lines += [
         "",
+        "The clusters are 16 A100 with 16 RTX 6000 Ada and, for DeepSeek-V3, 128 H200 with 128",
+        "H100. The planner divides every expert and does not deal experts out yet",
+        "([`ep`](runtime.md#experts) is typed by hand), which for 256 experts on 256 GPUs leaves",
+        "long pipelines. SFT data need attention over packed sequences, which Megatron's local",
+        "layers do not have.",
+        "",
         "Sizes of parallelism in a script (`--tensor-model-parallel-size`,",
         "`--expert-model-parallel-size` and their kind) are the plan's to decide and are not read.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def summary(line: str) -> str:
+    """Say in a few words what a plan looks like."""
+    layout = parse_layout(line)
+    depths = sorted({len(replica.stages) for replica in layout.replicas})
+    widths = " and ".join(map(str, layout.tensor_parallel_widths))
+    replicas = len(layout.replicas)
+    return (
+        f"{layout.num_devices} GPUs: {replicas} {'replica' if replicas == 1 else 'replicas'} of "
+        f"{' and '.join(map(str, depths))} stages, widths {widths}"
+    )
 
 
 def _reason(case: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ flag_table          Megatron's flags as data, without torch
 arguments           an argument vector as flags with values
 huggingface         config.json to Megatron flags
 huggingface_config  keys of config.json, by family of models
+huggingface_latent  config.json of models with latent attention
 tokenizer           vocabulary sizes that tokenizers say
 script              words that a bash script puts on the command line
 """

@@ -15,10 +15,16 @@ from megatron_hetero.model.huggingface_config import (
     NeoxConfig,
     OptConfig,
 )
+from megatron_hetero.model.huggingface_latent import (
+    LATENT_TYPES,
+    LatentConfig,
+    latent_flags,
+    layer_pattern,
+)
 from megatron_hetero.model.shell.values import Word
 
 _LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
-SUPPORTED_MODEL_TYPES = (*_LLAMA_LIKE, "gpt_neox", "opt", "gpt2")
+SUPPORTED_MODEL_TYPES = (*_LLAMA_LIKE, *LATENT_TYPES, "gpt_neox", "opt", "gpt2")
 
 _PRECISION_FLAGS = {"bfloat16": ("--bf16",), "float16": ("--fp16",)}
 
@@ -48,8 +54,11 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     elif model_type == "gpt2":
         config = gpt2 = validate_document(document, Gpt2Config, ModelError)
         flags = _gpt2_flags(gpt2, differences)
+    elif model_type in LATENT_TYPES:
+        latent = validate_document(document, LatentConfig, ModelError)
+        config = latent
+        flags = latent_flags(document, latent, differences)
     else:
-        _refuse_latent_attention(document)
         hint = near_names(str(model_type), SUPPORTED_MODEL_TYPES)
         raise ModelError(
             f'{document.locate(["model_type"])}: model_type "{model_type}" is not supported{hint}; '
@@ -61,18 +70,6 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
     where = document.locate([])
     note = f" (Megatron differs: {'; '.join(differences)})" if differences else ""
     return f"{document.path}{note}", tuple(Word(flag, where) for flag in flags)
-
-
-def _refuse_latent_attention(document: Document) -> None:
-    """Refuse DeepSeek-V2, -V3, Kimi K2 and their like by name: their flags would not help."""
-    for key in ("kv_lora_rank", "q_lora_rank"):
-        if isinstance(document.data, dict) and document.data.get(key) is not None:
-            raise UnsupportedError(
-                f"{document.locate([key])}: {key}: multi-latent attention (MLA, Megatron's "
-                f'--multi-latent-attention) is not supported yet, so "'
-                f'{document.data.get("model_type")}" cannot be planned; models with ordinary or '
-                "grouped-query attention can"
-            )
 
 
 def _llama_flags(document: Document, config: LlamaConfig) -> list[str]:
@@ -112,11 +109,16 @@ def _llama_flags(document: Document, config: LlamaConfig) -> list[str]:
 
 
 def _qwen3_experts(document: Document, config: LlamaConfig) -> list[str]:
-    _require(document, "decoder_sparse_step", config.decoder_sparse_step, 1)
-    _require(document, "mlp_only_layers", config.mlp_only_layers, [])
+    step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)
+    pattern = [
+        int((layer + 1) % step == 0 and layer not in dense)
+        for layer in range(config.num_hidden_layers)
+    ]
     flags = ["--num-experts", str(config.num_local_experts or 128)]
     flags += ["--moe-router-topk", str(config.num_experts_per_tok or 8)]
     flags += ["--moe-ffn-hidden-size", str(config.moe_intermediate_size or 768)]
+    if 0 in pattern:
+        flags += ["--moe-layer-freq", layer_pattern(pattern)]
     if not config.norm_topk_prob:
         # The chosen experts' weights keep the size that they have among all.
         flags.append("--moe-router-pre-softmax")

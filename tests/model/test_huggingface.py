@@ -201,9 +201,9 @@ def test_the_batch_must_be_typed(tmp_path: Path) -> None:
     [
         (LLAMA | {"model_type": "llama4"}, ModelError, 'did you mean "llama"'),
         (
-            {"model_type": "deepseek_v3", "kv_lora_rank": 512},
-            UnsupportedError,
-            "multi-latent attention",
+            {"model_type": "deepseek_v4", "kv_lora_rank": 512},
+            ModelError,
+            'did you mean "deepseek_v',
         ),
         ({"vocab_size": 1}, ModelError, "supported are llama, mistral"),
         ([1], ModelError, 'model_type "None" is not supported'),

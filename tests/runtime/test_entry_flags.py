@@ -27,9 +27,7 @@ def _world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["--iterations-to-skip", "2"], "--iterations-to-skip"),
         (["--ckpt-format=torch"], "--ckpt-format"),
-        (["--reset-attention-mask"], "--reset-attention-mask"),
         (["--use-mp-args-from-checkpoint-args"], "--use-mp-args-from-checkpoint-args"),
         (["--save-params-interval=1"], "--save-params-interval"),
         (["--check-weight-hash-across-dp-replicas-interval=1"], "--check-weight-hash"),

@@ -88,6 +88,7 @@ _SLOW = {
     "latent attention",
     "latent attention in uneven shares",
     "experts dealt out",
+    "experts dealt out unequally",
     "dense layers below experts in uneven shares",
     "a gate of heads",
 }

@@ -95,7 +95,13 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+_SLOW = {"latent attention", "a gate of heads"}
+"""Parts of what another case has."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _SLOW)) for n in CASES]
+)
 def test_ranks_hold_what_the_plan_estimates(name: str, tmp_path: Path) -> None:
     layout, changes, settings = CASES[name]
     asked = with_settings(plan(layout), settings)

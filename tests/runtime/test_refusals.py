@@ -88,7 +88,8 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
         (["--rerun-mode=report_stats"], "--rerun-mode report_stats: use validate_results"),
         (["--rampup-batch-size", "2", "2", "64"], "use --step-batch-size-schedule"),
         (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),
-        (["--eval-global-batch-size=12"], "--eval-global-batch-size"),
+        (["--eval-micro-batch-size=2"], "--eval-micro-batch-size"),
+        (["--eval-global-batch-size=7"], "--eval-global-batch-size: a batch of 7 leaves"),
         (
             ["--use-distributed-optimizer", "--dump-param-to-param-group-map=map"],
             "--dump-param-to-param-group-map with --use-distributed-optimizer: leave it out",

@@ -32,7 +32,8 @@ FOLLOWED: tuple[Support, ...] = (
         "--attention-output-gate --softmax-type --moe-layer-freq "
         "--moe-shared-expert-intermediate-size "
         "--moe-shared-expert-gate --moe-router-enable-expert-bias --moe-router-bias-update-rate "
-        "--moe-expert-capacity-factor --moe-token-drop-policy",
+        "--moe-expert-capacity-factor --moe-token-drop-policy --iterations-to-skip "
+        "--reset-attention-mask",
         "shown to act as in one process (tests/runtime/flag_effects.py)",
     ),
     Support(
@@ -47,8 +48,8 @@ FOLLOWED: tuple[Support, ...] = (
     Support(
         "proved",
         "--check-for-spiky-loss --skip-train --use-pytorch-profiler "
-        "--moe-token-dispatcher-type --moe-grouped-gemm --profile --profile-ranks "
-        "--profile-step-end --profile-step-start --tensorboard-dir --mock-data",
+        "--eval-global-batch-size --moe-token-dispatcher-type --moe-grouped-gemm --profile "
+        "--profile-ranks --profile-step-end --profile-step-start --tensorboard-dir --mock-data",
         "compared with one process, or shown on a plan",
     ),
     Support(
@@ -118,7 +119,7 @@ FOLLOWED: tuple[Support, ...] = (
         "passed on",
         "--allow-ambiguous-pad-tokens "
         "--dataloader-defer-npy-index-mmap --dataloader-fast-cache-load --enable-msc "
-        "--merge-file --mid-level-dataset-surplus --no-mmap-bin-files "
+        "--merge-file --per-dataset-sequences-path --mid-level-dataset-surplus --no-mmap-bin-files "
         "--no-tokenizer-sentencepiece-ignore-extra-whitespaces "
         "--no-use-tokenizer-model-from-checkpoint-args "
         "--num-dataset-builder-threads --object-storage-cache-path "

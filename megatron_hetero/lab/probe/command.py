@@ -19,7 +19,7 @@ from typing import Any
 
 from megatron_hetero import __version__
 from megatron_hetero.cost.work.profile import PIECES, PROFILE_SCHEMA_VERSION, load_profile
-from megatron_hetero.errors import EnvironmentMismatchError, UsageError
+from megatron_hetero.errors import EnvironmentMismatchError, UnsupportedError, UsageError
 from megatron_hetero.files import read_json, write_json
 from megatron_hetero.lab.probe.cards import ProbedCard, only
 from megatron_hetero.lab.probe.processes import run_ranks
@@ -78,11 +78,17 @@ def probe(request: ProbeRequest, on_progress: Callable[[str], None]) -> tuple[Me
     """Measure every width that the file lacks, and add it there.
 
     Raises:
+        UnsupportedError: the model's layers are of unlike kinds.
         UsageError: the file was measured with other software, or on another GPU of this name.
         EnvironmentMismatchError: this machine has fewer GPUs than the widest width.
         CheckFailedError: a process failed or did not end; the message has the end of its log.
         ProfileError: the file is no profile.
     """
+    if request.workload.model.kinds:
+        raise UnsupportedError(
+            "--moe-layer-freq: a profile has the time of one kind of layer, and this model has "
+            "two. Plan without --profile, or probe a model with experts in every layer."
+        )
     _check_gpus(request)
     data = _existing(request)
     measured = []

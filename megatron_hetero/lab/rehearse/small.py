@@ -16,6 +16,7 @@ from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import embedding_params, head_params, layer_params
 from megatron_hetero.cost.sync.buckets import EMBEDDING, MAX_BUCKET_ELEMENTS
 from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.verify.small.shrink import Shrunk, shrink
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
@@ -86,8 +87,10 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
     """Build the rehearsal's model.
 
     Raises:
-        UnsupportedError: no asymmetric plan can train the workload yet.
+        UnsupportedError: the model's layers have other matrices than those whose messages are
+            sized here.
     """
+    _refuse_other_matrices(plan, workload.model)
     cuts = sorted({0, *(end for replica in plan.replicas for end in _ends(replica))})
     chunks = _with_counted_buckets(plan, workload)
     if chunks:
@@ -124,6 +127,24 @@ def small_model(plan: Plan, workload: Workload) -> SmallModel:
     )
 
 
+def _refuse_other_matrices(plan: Plan, model: ModelSpec) -> None:
+    """Refuse models whose gradients travel in other messages than those of four matrices."""
+    dealt = any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages)
+    found = {
+        "multi-latent attention": model.kv_lora_rank > 0,
+        "dense layers among layers with experts": bool(model.moe_layer_freq),
+        "a shared expert": model.moe_shared_expert_intermediate_size > 0,
+        "experts dealt out inside stages (ep)": dealt,
+    }
+    named = [what for what, is_there in found.items() if is_there]
+    if named:
+        raise UnsupportedError(
+            f"a job with {' and '.join(named)} cannot be rehearsed yet: the messages of its "
+            "gradients have other sizes than those of a plain layer. `simulate` prices it, and "
+            "`verify` trains it."
+        )
+
+
 def _with_counted_buckets(plan: Plan, workload: Workload) -> list[LayerRange]:
     """Return the layers whose buckets the small model must have in their real number."""
     training = workload.training
@@ -151,7 +172,8 @@ def _layer_matrices(model: ModelSpec) -> dict[str, int]:
     Two of them hold all experts together. Vectors and a router are small beside them.
     """
     query = model.num_attention_heads * model.kv_channels
-    query_key_value = query + 2 * model.num_query_groups * model.kv_channels
+    gated = query if model.attention_output_gate else 0
+    query_key_value = query + gated + 2 * model.num_query_groups * model.kv_channels
     columns = (model.num_experts or 1) * model.mlp_columns
     return {
         "linear_qkv": model.hidden_size * query_key_value,

@@ -31,6 +31,7 @@ from megatron_hetero.runtime.job.batches import (
     BatchSchedule,
     batch_schedule,
     global_batch_size,
+    with_batch,
     with_micro_batch_sizes,
 )
 from megatron_hetero.runtime.job.checks import machine, support
@@ -123,8 +124,14 @@ class AsymmetricJob:
         return args
 
     def _follow_batches(self, args: Any) -> None:
-        """Set the global batch of growing batches; Megatron has one micro-batch's."""
+        """Set the global batch of growing batches, of which Megatron has one micro-batch's, and of
+        validation."""
         if args.step_batch_size_schedule is None:
+            if args.eval_global_batch_size != args.global_batch_size:
+                size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
+                validation = with_batch(self._plan, size, flag)
+                check_schedules(validation)
+                self._batches = replace(self._batches, validation=validation)
             return
         self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
         for plan in self._batches.plans:

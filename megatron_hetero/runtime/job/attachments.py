@@ -17,18 +17,20 @@ from megatron_hetero.plan.ranks import Position
 from megatron_hetero.runtime.faults import marks
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.job.arguments import HeteroArguments
-from megatron_hetero.runtime.job.batches import BatchSchedule
+from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.megatron import (
     checkpoint_metadata,
     forward_backward,
     jit_warm_up,
     optimizer,
     parallel_state,
+    skipped_steps,
     training_log,
     value_channels,
     vocabulary_range,
 )
 from megatron_hetero.runtime.model import expert_bias, experts, hooks
+from megatron_hetero.runtime.model.data import reads_data
 from megatron_hetero.runtime.observe import straggler
 from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
 from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
@@ -95,6 +97,15 @@ def _schedule(context: RankContext) -> None:
     if StageRatio.applies(context.plan):
         context.watch = StageWatch()
     forward_backward.apply(ReplicaSchedule(context.batches, context.groups, context.watch))
+
+
+def _skipped_steps(context: RankContext) -> None:
+    replica = context.position.replica
+    counts = {
+        global_batch_size(plan): plan.replicas[replica].num_micro_batches
+        for plan in context.batches.plans
+    }
+    skipped_steps.apply(counts, reads_data=reads_data(context.groups))
 
 
 def _checkpoint_metadata(context: RankContext) -> None:
@@ -168,6 +179,7 @@ ATTACHMENTS = (
     Attachment(_groups, "first: all that follows asks Megatron's globals for the rank's groups"),
     Attachment(_straggler_detector, "before the first step is timed"),
     Attachment(_schedule, "before the log, whose observers read the watch that it makes"),
+    Attachment(_skipped_steps, "before the loop, which may begin with one"),
     Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),

@@ -67,9 +67,11 @@ class BatchSchedule:
     """Plans of a job with growing batches.
 
     `steps` are (first sample, the plan with its counts from there on), in order, from 0.
+    `validation` is the plan of validation; None is that of the last step.
     """
 
     steps: tuple[tuple[int, Plan], ...]
+    validation: Plan | None = None
 
     @classmethod
     def constant(cls, plan: Plan) -> BatchSchedule:
@@ -79,6 +81,11 @@ class BatchSchedule:
     @property
     def plans(self) -> tuple[Plan, ...]:
         return tuple(plan for _, plan in self.steps)
+
+    @property
+    def of_validation(self) -> Plan:
+        """Return the plan of validation, of which every batch is one."""
+        return self.validation or self.plans[-1]
 
     def plan_at(self, consumed: int) -> Plan:
         """Return the plan of the step that begins after `consumed` samples."""
@@ -112,8 +119,8 @@ def batch_schedule(text: str, seq_length: int, plan: Plan) -> BatchSchedule:
     return BatchSchedule(tuple((first, with_batch(plan, batch)) for first, batch in read))
 
 
-def with_batch(plan: Plan, batch: int) -> Plan:
-    """Return the plan with a smaller batch, in which every replica keeps its part.
+def with_batch(plan: Plan, batch: int, flag: str = "--step-batch-size-schedule") -> Plan:
+    """Return the plan with another batch, in which every replica keeps its part.
 
     Raises:
         UnsupportedError: a replica would run a fractional number of micro-batches; the message
@@ -126,20 +133,20 @@ def with_batch(plan: Plan, batch: int) -> Plan:
     for r, replica in enumerate(plan.replicas):
         if any(stage.order is not None for stage in replica.stages):
             raise UnsupportedError(
-                f"--step-batch-size-schedule: replica {r} has orders of computations that are "
+                f"{flag}: replica {r} has orders of computations that are "
                 "made for its number of micro-batches. Use a plan with 1F1B."
             )
         count, rest = divmod(replica.num_micro_batches * batch, whole)
         if rest:
             raise UnsupportedError(
-                f"--step-batch-size-schedule: a batch of {batch} leaves replica {r} "
+                f"{flag}: a batch of {batch} leaves replica {r} "
                 f"{replica.num_micro_batches} * {batch}/{whole} micro-batches, which is no whole "
                 f"number. Choose batches of which {batch}/{whole} of every replica's micro-batches "
                 f"({', '.join(str(x.num_micro_batches) for x in plan.replicas)}) is one."
             )
         if batch % (replica.micro_batch_size or 1):
             raise UnsupportedError(
-                f"--step-batch-size-schedule: a batch of {batch} is no multiple of replica {r}'s "
+                f"{flag}: a batch of {batch} is no multiple of replica {r}'s "
                 f"micro-batches of {replica.micro_batch_size} sequences (Megatron counts in them)."
             )
         stages = tuple(

@@ -154,12 +154,15 @@ class _Validation:
 
 
 def reads_data(groups: RankGroups) -> bool:
-    """Tell if this rank reads data: tokens on first stages, labels on last stages.
+    """Tell if this rank reads data: tokens on first stages, labels on last stages, and on all the
+    mask between documents (`--reset-attention-mask`).
 
     One rank reads for its tensor-parallel group.
     """
+    from megatron.training import get_args
+
     at_an_end = groups.pipeline.stage == 0 or groups.is_last_stage
-    return at_an_end and groups.tensor.rank() == 0
+    return (at_an_end or get_args().reset_attention_mask) and groups.tensor.rank() == 0
 
 
 def iterators_provider(
@@ -174,7 +177,7 @@ def iterators_provider(
 
     Args:
         datasets_provider: provider of the datasets.
-        batches: batches of training; validation has the last one.
+        batches: batches of training, and of validation.
         groups: the groups of this rank.
         shuffled_by: the job's micro-batch size, if the user asks for `--dataloader-type cyclic`.
     """
@@ -182,8 +185,8 @@ def iterators_provider(
 
     def provide(num_samples: Any) -> tuple[Any, ...]:
         args = get_args()
-        last = BatchSchedule.constant(batches.plans[-1])
-        batch = global_batch_size(batches.plans[-1])
+        last = BatchSchedule.constant(batches.of_validation)
+        batch = global_batch_size(batches.of_validation)
 
         def loader(
             dataset: Dataset, order: Order, consumed: int, batches: BatchSchedule = last

@@ -7,7 +7,9 @@ nothing here may depend on the plan.
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,12 +31,14 @@ from megatron.training.models.gpt import default_layer_spec
 from megatron.training.training import stimer
 from megatron.training.utils import get_blend_and_blend_per_split, is_first_or_last_pipeline_stage
 
+from megatron_hetero.errors import UsageError
 from megatron_hetero.runtime.model.dealt_experts import DealtMoELayer
 from megatron_hetero.runtime.model.latent_attention import LatentSelfAttention
 from megatron_hetero.runtime.model.norm import local_block_spec
 from megatron_hetero.runtime.model.provider import EveryRankProvider
 from megatron_hetero.runtime.model.spec_parts import with_parts
 from megatron_hetero.runtime.parallel.context_attention import GatheredAttention
+from megatron_hetero.runtime.parallel.groups import PipelinePlace
 
 _SPIKY_LOSS_FACTOR = 10
 """A micro-batch's loss so many times above the largest of the first hundred is suspect; the factor
@@ -64,9 +68,10 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
 
 
 def _batch(data_iterator: Any, vp_stage: int | None) -> tuple[torch.Tensor | None, ...]:
-    if not is_first_or_last_pipeline_stage(vp_stage):
-        return (None,) * len(_BATCH_KEYS)
     args = get_args()
+    if not is_first_or_last_pipeline_stage(vp_stage):
+        mask = _mask_of_documents(data_iterator) if _every_stage_reads() else None
+        return tuple(mask if key == "attention_mask" else None for key in _BATCH_KEYS)
     batch = {}
     if mpu.get_tensor_model_parallel_rank() == 0:
         raw = next(data_iterator)
@@ -96,6 +101,30 @@ def _batch(data_iterator: Any, vp_stage: int | None) -> tuple[torch.Tensor | Non
             batch, is_hybrid_cp=False, cp_group=mpu.get_context_parallel_group()
         )
     return tuple(batch.get(key) for key in _BATCH_KEYS)
+
+
+def _every_stage_reads() -> bool:
+    """Tell if inner stages of a plan need the batch too: for the mask between documents.
+
+    Stock Megatron gives its inner stages none.
+    """
+    on_a_plan = isinstance(mpu.get_pipeline_model_parallel_group(), PipelinePlace)
+    return on_a_plan and get_args().reset_attention_mask
+
+
+def _mask_of_documents(data_iterator: Any) -> torch.Tensor:
+    """Read the mask `[b, 1, s, s]` of a micro-batch, and share it with the tensor-parallel
+    group."""
+    args = get_args()
+    if mpu.get_tensor_model_parallel_rank() == 0:
+        mask = next(data_iterator)["attention_mask"].cuda(non_blocking=True)
+    else:
+        shape = (args.micro_batch_size, 1, args.seq_length, args.seq_length)
+        mask = torch.empty(shape, dtype=torch.bool, device=torch.cuda.current_device())
+    group = mpu.get_tensor_model_parallel_group()
+    if group.size() > 1:
+        torch.distributed.broadcast(mask, mpu.get_tensor_model_parallel_src_rank(), group=group)
+    return mask
 
 
 def loss_func(
@@ -165,6 +194,7 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
         fast_cache_load=args.dataloader_fast_cache_load,
         defer_npy_index_mmap=args.dataloader_defer_npy_index_mmap,
         object_storage_cache_path=args.object_storage_cache_path,
+        sequences_per_dataset=_sequences_per_dataset(args.per_dataset_sequences_path),
     )
 
     def is_built_on_this_rank() -> bool:
@@ -172,12 +202,26 @@ def datasets_provider(num_samples: Any) -> tuple[GPTDataset | None, ...]:
         # rank 0 may be any place, and would otherwise leave the others to write them all at once.
         if torch.distributed.get_rank() == 0:
             return True
-        return mpu.get_tensor_model_parallel_rank() == 0 and is_first_or_last_pipeline_stage(None)
+        reads = is_first_or_last_pipeline_stage(None) or _every_stage_reads()
+        return mpu.get_tensor_model_parallel_rank() == 0 and reads
 
     dataset = MockGPTDataset if args.mock_data else GPTDataset
     return BlendedMegatronDatasetBuilder(
         dataset, num_samples, is_built_on_this_rank, config
     ).build()
+
+
+def _sequences_per_dataset(path: str | None) -> dict[str, Any] | None:
+    """Read the file of `--per-dataset-sequences-path`: [sequences, documents] of each data set."""
+    if path is None:
+        return None
+    try:
+        counted = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--per-dataset-sequences-path {path}: {error}") from error
+    if not isinstance(counted, dict):
+        raise UsageError(f"--per-dataset-sequences-path {path}: it must be an object by data set")
+    return counted
 
 
 def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:

@@ -33,7 +33,9 @@ class ReplicaSchedule:
         self._groups = groups
         watched = None if watch is None else watch.watched
         self._executors: dict[int, Executor] = {}
-        for plan in batches.plans:
+        for plan in (*batches.plans, batches.of_validation):
+            if global_batch_size(plan) in self._executors:
+                continue
             schedule = replica_schedule(plan, groups.position.replica)
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_hetero.cost.memory.device import state_bytes
@@ -11,6 +13,7 @@ from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.sync.buckets import layer_tensors
 from megatron_hetero.cost.sync.groups import sync_groups
 from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.lab.rehearse.small import small_model
 from tests.schedule.simulator.test_step import placed, three_nodes
 
@@ -75,3 +78,13 @@ def test_buckets_are_the_real_ones_where_their_number_counts(flags: dict[str, bo
     plain = placed("tp1:8 @4 | tp1:5,tp1:3 @4", ["a:0"], ["b:0", "c:0"], **sizes)
     assert plain.workload is not None
     assert small_model(plain, plain.workload).layer_runs == (5, 3)
+
+
+def test_layers_of_other_matrices_are_refused() -> None:
+    plan = placed("tp1:20,tp1:12 @4", ["a:0", "b:0"], num_layers=32)
+    assert plan.workload is not None
+    model = replace(
+        plan.workload.model, kv_lora_rank=8, num_experts=2, moe_shared_expert_intermediate_size=64
+    )
+    with pytest.raises(UnsupportedError, match="latent attention and a shared expert"):
+        small_model(plan, replace(plan.workload, model=model))

@@ -47,11 +47,6 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         lambda a: a.dataloader_inter_document_masking,
         "leave it out",
     ),
-    (
-        "--per-dataset-sequences-path",
-        lambda a: a.per_dataset_sequences_path is not None,
-        "leave it out",
-    ),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
     (
         "--init-method-xavier-uniform",

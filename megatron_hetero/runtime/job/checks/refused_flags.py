@@ -54,12 +54,9 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out",
     ),
     (
-        "--eval-global-batch-size / --eval-micro-batch-size",
-        lambda a: (
-            (a.eval_global_batch_size, a.eval_micro_batch_size)
-            != (a.global_batch_size, a.micro_batch_size)
-        ),
-        "leave them out; validation uses the training batch",
+        "--eval-micro-batch-size",
+        lambda a: a.eval_micro_batch_size != a.micro_batch_size,
+        "leave it out; validation uses the training micro-batches",
     ),
     ("--sft", lambda a: a.sft, "pre-train"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
@@ -74,11 +71,6 @@ REFUSED: tuple[Rule, ...] = (
         "--cuda-graph-impl",
         lambda a: a.cuda_graph_impl != "none",
         "use none",
-    ),
-    (
-        "--iterations-to-skip, or those of --result-rejected-tracker-filename",
-        lambda a: bool(a.iterations_to_skip),
-        "leave them out; replicas would skip unlike parts of the data",
     ),
     (
         "--optimizer muon / adaptive_muon / soap",
@@ -109,11 +101,6 @@ REFUSED: tuple[Rule, ...] = (
         "--tp-comm-overlap",
         lambda a: a.tp_comm_overlap,
         "leave it out; it takes all tensor-parallel groups to be of one width",
-    ),
-    (
-        "--reset-attention-mask",
-        lambda a: a.reset_attention_mask,
-        "leave it out; inner stages get no mask",
     ),
     (
         "--ckpt-format",
@@ -173,6 +160,11 @@ REFUSED: tuple[Rule, ...] = (
 """Flags refused on an asymmetric plan."""
 
 NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
+    (
+        "--reset-attention-mask",
+        lambda a: a.reset_attention_mask,
+        "leave it out, or use a plan without cp; its attention makes the causal mask itself",
+    ),
     (
         "--num-experts",
         lambda a: a.num_experts is not None,
