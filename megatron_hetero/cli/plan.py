@@ -28,7 +28,7 @@ from megatron_hetero.errors import (
 )
 from megatron_hetero.flags.emit import check_user_flags, megatron_args
 from megatron_hetero.flags.notes import memory_savers, plan_notes, refused_words
-from megatron_hetero.model.load import load_workload
+from megatron_hetero.model.load import load_arguments, load_workload
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
@@ -185,7 +185,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             summary[name] = None if other is None else asdict(other)
         summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
-        summary["notes"] = [*plan_notes(plan, workload)]
+        summary["notes"] = list(plan_notes(plan, workload, _places(arguments)))
         summary["chosen_precision"] = chosen.words or None
         summary["interrupted"] = explanation.interrupted
         summary["faster_flags"] = [asdict(g) for g in faster_flags(plan, cluster, profile)]
@@ -197,7 +197,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization)
     precision = [chosen.words] if chosen.words else []
-    notes = note_lines(plan, workload)
+    notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *precision, *outcome_part, *beside, *notes, *faster)
     if _may_be_proved_further(arguments, plan):
         is_small = len(cluster.devices) <= MAX_GPUS_ANNEALED
@@ -214,6 +214,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             f"Written to {arguments.output}; next: megatron-hetero flags {arguments.output}"
         )
     return code
+
+
+def _places(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return file and line of each flag of the job."""
+    job = load_arguments(arguments.model, arguments.megatron_args)
+    return {argument.flag: argument.where for argument in job.arguments}
 
 
 def _strategy(name: str) -> str:

@@ -70,8 +70,12 @@ def gpu_needs(options: Mapping[str, tuple[str, ...]]) -> Iterator[GpuNeed]:
         )  # fmt: skip
 
 
-def unmet_needs(plan: Plan) -> Iterator[str]:
-    """Say which flags of the job GPUs of the plan cannot follow, by the catalogue's types."""
+def unmet_needs(plan: Plan, places: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Say which flags of the job GPUs of the plan cannot follow, by the catalogue's types.
+
+    Args:
+        places: file and line of a flag, where they are known.
+    """
     if plan.workload is None:
         return
     options = last_of_each(flag_table().split(plan.workload.megatron_args))
@@ -81,7 +85,9 @@ def unmet_needs(plan: Plan) -> Iterator[str]:
     for need in gpu_needs({o.flag.names[0]: o.values for o in options}):
         less = [f"{name} has {v}" for name, v in versions.items() if v < need.capability]
         if less:
+            place = (places or {}).get(need.flag.partition(" ")[0])
+            where = f"{place}: " if place else ""
             yield (
-                f"{need.flag} will not run: {need.what} needs compute capability "
+                f"{where}{need.flag} will not run: {need.what} needs compute capability "
                 f"{need.capability}, {' and '.join(less)}; {need.remedy}"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from megatron_hetero.flags.environment import exports_left, job_settings, script_exports
 from megatron_hetero.flags.gpu_needs import unmet_needs
@@ -37,14 +37,17 @@ def unread_lines(parts: Collection[Unread]) -> Iterator[str]:
         yield str(Unread(", ".join(dict.fromkeys(names)), where, reason))
 
 
-def plan_notes(plan: Plan, job: Workload | None = None) -> tuple[str, ...]:
+def plan_notes(
+    plan: Plan, job: Workload | None = None, places: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """Return the notes of a plan, for `plan`, `flags` and their `--json`.
 
     Args:
         job: the job that was planned, where the plan's own may have other settings (a plan of stock
             Megatron); by default the plan's.
+        places: file and line of each flag, where they are known.
     """
-    return tuple(_notes(plan, job or plan.workload))
+    return tuple(_notes(plan, job or plan.workload, places))
 
 
 def changed_settings(plan: Plan, job: Workload) -> str:
@@ -107,7 +110,7 @@ _MEMORY_SAVERS = (
 )
 
 
-def _notes(plan: Plan, job: Workload | None) -> Iterator[str]:
+def _notes(plan: Plan, job: Workload | None, places: Mapping[str, str] | None) -> Iterator[str]:
     if plan.workload is None or job is None:
         return
     _, bracket, vocabulary = plan.workload.source.partition(" (vocabulary of ")
@@ -116,7 +119,7 @@ def _notes(plan: Plan, job: Workload | None) -> Iterator[str]:
     changed = changed_settings(plan, job)
     if changed:
         yield f"the plan changes settings of the job: {changed}; `flags` follows the plan"
-    yield from unmet_needs(plan)
+    yield from unmet_needs(plan, places)
     parts = unread_parts(plan)
     yield from unread_lines(parts)
     if any(part.name.startswith("--") for part in parts):

@@ -206,12 +206,17 @@ def _assign(shell: _Shell, word: ShellWord, reason: str) -> bool:
 
 
 def _expand(shell: _Shell, word: ShellWord) -> tuple[Word, ...]:
-    """Expand a word to words: none, one, or many."""
+    """Expand a word to words: none, one, or many; those of one variable were written where it is
+    assigned."""
     where = f"{shell.path}:{word.line}"
     arrays = [p for p in word.pieces if p.kind == "array"]
     if arrays and not any(p.text for p in word.pieces if p.kind != "array"):
         elements = shell.variables.get(arrays[0].text, _Variable((), True)).words
         return tuple(w for e in elements for w in (split(e) if word.splits else (e,)))
+    written = [p for p in word.pieces if p.kind != "text" or p.text]
+    if len(written) == 1 and written[0].kind == "variable" and written[0].text in shell.variables:
+        assigned_to = shell.variables[written[0].text].words
+        where = assigned_to[0].where if assigned_to else where
     joined = _joined(shell, word.pieces, where)
     return split(joined) if word.splits else (joined,)
 

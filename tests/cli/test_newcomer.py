@@ -163,7 +163,7 @@ def test_what_a_script_takes_from_the_shell_is_named_by_every_verb(tmp_path: Pat
     assert main([*words, "-o", str(plan), "--json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     shown = "".join(str(line) for line in note_lines(load_plan(plan)))
-    note = f"{script}:4: --save, --load are left out: {reason}"
+    note = f"{script}:3: --save, --load are left out: {reason}"
     assert note in notes and note in shown
     assert f"{script}:4: --seed is left out: $SEED is not set in the script" in notes
     assert main(["flags", str(plan)]) == 0

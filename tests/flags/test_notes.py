@@ -110,6 +110,8 @@ def test_flags_that_a_gpu_cannot_follow_are_named() -> None:
     plan = replace(placed, workload=workload, hosts=(host, *placed.hosts[1:]))
     (note,) = (note for note in plan_notes(plan) if "will not run" in note)
     assert note.startswith("--use-flash-attn will not run") and "V100-16GB has 7.0" in note
+    notes = plan_notes(plan, places={"--use-flash-attn": "gpt.sh:33"})
+    assert f"gpt.sh:33: {note}" in notes
 
 
 def test_refused_flags_are_told_in_the_right_number_and_stock_where_there_is_one() -> None:

@@ -85,6 +85,11 @@ def test_where_a_word_was_written() -> None:
         "train.sh:2",
         "train.sh:5",
     ]
+    text = 'B=1\nA="--num-layers 4 --lr $B"\npython pretrain_gpt.py $A \\\n  --bf16\n'
+    assert [w.where[-1] for w in read_megatron_words(SCRIPT, text)] == list("22224")
+    hidden = read_megatron_words(SCRIPT, text.replace("B=1", "B=$1"))
+    assert [w.where[-1] for w in hidden] == list("22224")
+    assert hidden[3].reason == "B (line 1) depends on $1, which is an argument of the script"
 
 
 @pytest.mark.parametrize(

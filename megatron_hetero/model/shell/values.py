@@ -61,7 +61,8 @@ def assigned(word: Word, name: str, line: int) -> Word:
     if word.parts:
         holds_words = any(part.text is not None and " " in part.text for part in word.parts)
         name = "" if holds_words else name
-        return concatenate(tuple(assigned(part, name, line) for part in word.parts))
+        parts = tuple(assigned(part, name, line) for part in word.parts)
+        return replace(concatenate(parts), where=word.where)
     if word.is_conditional:
         reason = re.sub(r"^it is", f"{name} (line {line}) is", word.reason)
         return replace(word, reason=reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -14,13 +14,16 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 
 
-def note_lines(plan: Plan, job: Workload | None = None) -> Iterator[RenderableType]:
+def note_lines(
+    plan: Plan, job: Workload | None = None, places: Mapping[str, str] | None = None
+) -> Iterator[RenderableType]:
     """Show what the plan leaves out of the job's script or changes, and a changed objective.
 
     Args:
         job: the job that was planned, by default the plan's.
+        places: file and line of each flag, where they are known.
     """
-    notes = plan_notes(plan, job)
+    notes = plan_notes(plan, job, places)
     for note in notes:
         yield Text.assemble(("note  ", "cyan"), note)
     if notes:
