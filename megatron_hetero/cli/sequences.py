@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
+from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
@@ -11,7 +13,8 @@ from rich.table import Table
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import UsageError
+from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.model.arguments import command_line_words, group_arguments
 from megatron_hetero.model.load import load_workload
 from megatron_hetero.report.page.dealt_step import dealt_step_figure
 from megatron_hetero.sequences.advice import SequencePlan, plan_sequences
@@ -43,7 +46,8 @@ def run_sequences(
         raise UsageError(f"--sequences makes no plan.json, so --{given[0]} does not go with it")
     lengths = read_lengths(arguments.sequences)
     workload = load_workload(arguments.model, arguments.megatron_args)
-    groups = cluster_groups(cluster, workload, profile)
+    window = attention_window(workload.megatron_args)
+    groups = cluster_groups(cluster, workload, profile, window=window)
     made = plan_sequences(groups, lengths, workload.training.global_batch_size, _NUM_STEPS)
     if arguments.picture is not None:
         figure = dealt_step_figure(groups.tree, made.batches[0], made.deals[0])
@@ -58,6 +62,29 @@ def run_sequences(
     if arguments.picture is not None:
         output.show(f"Picture of the first step written to {arguments.picture}")
     return 0
+
+
+def attention_window(megatron_args: Sequence[str]) -> int | None:
+    """Return the keys that a query sees at most, itself among them, by `--window-size`; None where
+    it sees all before it.
+
+    Raises:
+        UsageError: the window is not two numbers.
+        UnsupportedError: some layers have a window and others none.
+    """
+    given = {a.flag: a for a in group_arguments(command_line_words(megatron_args))}
+    if "--window-attn-skip-freq" in given:
+        raise UnsupportedError(
+            "--window-attn-skip-freq: layers with and without a window are not priced together "
+            "yet; leave it out to plan as if all layers had the window"
+        )
+    if "--window-size" not in given:
+        return None
+    text = " ".join(given["--window-size"].words or ())
+    found = re.fullmatch(r"--window-size \(?(-?[0-9]+), ?(-?[0-9]+)\)?", text)
+    if found is None:
+        raise UsageError(f"{text}: a window is two numbers, as in --window-size 1023,0")
+    return int(found[1]) + 1 if int(found[1]) >= 0 else None
 
 
 def _heading(made: SequencePlan) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron_hetero.cli.main import main
+from megatron_hetero.cli.sequences import attention_window
+from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.sequences.lengths import lengths_of, written_lengths
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "a100-rtx4090" / "cluster.yaml"
@@ -87,6 +89,17 @@ def test_what_cannot_be_is_refused(
     path.write_text(text)
     assert plan(path, *words) == code
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_window_is_read_from_the_jobs_flags() -> None:
+    assert attention_window(FLAGS) is None
+    assert attention_window([*FLAGS, "--window-size", "1023,0"]) == 1024
+    assert attention_window([*FLAGS, "--window-size=(127,0)"]) == 128
+    assert attention_window([*FLAGS, "--window-size", "-1,0"]) is None
+    with pytest.raises(UsageError, match="two numbers"):
+        attention_window([*FLAGS, "--window-size", "1024"])
+    with pytest.raises(UnsupportedError, match="skip-freq"):
+        attention_window([*FLAGS, "--window-size", "1023,0", "--window-attn-skip-freq", "2"])
 
 
 def test_a_picture_needs_sequences(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,10 @@ from megatron_hetero.sequences.deal.price_table import PriceTable, price_table
 from megatron_hetero.sequences.price.group_price import Floats
 from megatron_hetero.sequences.tree import GroupTree
 
-_FULLER = (1.02, 1.07)
+_FULLER = (1.02, 1.1)
 """Parts of memory, over the mean, after which a micro-batch takes no more sequences."""
 _PROMISING = 1.03
+_CLOSE = 1.01
 _MAX_MOVES = 400
 
 type _Known = dict[tuple[int, ...], MicroBatch | None]
@@ -51,6 +52,7 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
     fewest = fewest_micro_batches(table)
     best = _filled(table, 1.0)
     known: _Known = {}
+    candidates: dict[int, list[MicroBatch]] = {}
     tried = 0
     for number in range(fewest, min(len(lengths), fewest + _MOST_MORE) + 1):
         if tried and (number > fewest + 1 or least_of_batch(table, number) >= _seconds(best)):
@@ -63,11 +65,11 @@ def deal_batch(tree: GroupTree, lengths: Sequence[int], names: Sequence[str] | N
                 continue
             tried += 1
             evened = _evened(table, found)
-            if _seconds(evened) < _seconds(best):
-                best = evened
-    best = [
-        deal_micro_batch(table, m.sequences, m) or m if m.method == "search" else m for m in best
-    ]
+            candidates[number] = min(candidates.get(number, evened), evened, key=_seconds)
+            best = min(best, evened, key=_seconds)
+    close = [c for c in candidates.values() if _seconds(c) < _seconds(best) * _CLOSE]
+    # Of equal ones that with the sharper bound.
+    best = min([*(_searched(table, c) for c in close), best], key=_seconds)
     deal = Deal(tuple(best), least_of_batch(table, fewest), tree.num_ranks)
     check_deal(tree, lengths, deal)
     return deal
@@ -198,6 +200,11 @@ def _evened(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBat
             of = packing.only(number, numbers)
             made.append(made_micro_batch(of, numbers, bound_s, ""))
     return made
+
+
+def _searched(table: PriceTable, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+    """Deal micro-batches once more, with all effort, from the deals that they have."""
+    return [deal_micro_batch(table, m.sequences, m) or m for m in micro_batches]
 
 
 def _seconds(micro_batches: Sequence[MicroBatch]) -> float:

@@ -1,0 +1,94 @@
+"""Sequences in groups, moved and exchanged; and the sets that groups can take."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from megatron_hetero.sequences.deal.buckets import bucketed
+from megatron_hetero.sequences.deal.packing import PackedGroups
+from megatron_hetero.sequences.deal.patterns import PatternProgramme, patterns_within
+from megatron_hetero.sequences.deal.price_table import price_table
+from megatron_hetero.sequences.deal.programme import Programme
+from megatron_hetero.sequences.tree import halved, make_tree
+from tests.sequences.exact import LinearPrice, brute_force, random_tree
+
+
+def singles(count: int, most: float):  # type: ignore[no-untyped-def]
+    """Ranks that train alone: a sequence takes as many seconds as it has tokens."""
+    return make_tree(
+        halved(range(count)),
+        lambda ranks: (len(ranks), (LinearPrice(1, 0.0, 0.0, 1.0, most),) if len(ranks) == 1
+                       else ()),
+    )  # fmt: skip
+
+
+def test_moves_and_exchanges_level_groups_within_memory() -> None:
+    table = price_table(singles(2, 10.0), [6, 4, 3, 3, 3])
+    packing = PackedGroups(table, [0, 0])
+    for sequence, group in enumerate((0, 0, 1, 1, 1)):
+        packing.put(sequence, group)
+    packing.improve(0.0)
+    assert packing.busiest_s == 10.0 and sorted(packing.seconds) == [9.0, 10.0]
+    crowded = PackedGroups(table, [0, 0])
+    for sequence, group in enumerate((0, 1, 0, 1, 1)):
+        crowded.put(sequence, group)
+    crowded.improve(0.0)
+    assert crowded.seconds.max() <= 10.0
+    assert not crowded.place(0, np.array([0, 1]))  # no group has room for six more
+
+
+def test_the_sum_over_micro_batches_is_what_is_lowered() -> None:
+    """A sequence moves to a micro-batch whose busiest group hides it."""
+    table = price_table(singles(2, 100.0), [10, 4, 4, 30, 1])
+    packing = PackedGroups(table, [0, 0, 0, 0], [0, 0, 1, 1])
+    for sequence, group in enumerate((0, 0, 1, 2, 3)):
+        packing.put(sequence, group)
+    before = packing.busiest_s
+    packing.improve(0.0)
+    assert before == 44.0 and packing.busiest_s == 30.0
+    assert sorted(packing.group_of >= 0) == [True] * 5
+
+
+def test_every_set_that_fits_is_a_pattern() -> None:
+    chance = random.Random(4)
+    tree = random_tree(chance, 4, unlike=True)
+    table = price_table(
+        tree, [int(chance.uniform(5, 0.4 * tree.longest_sequence)) for _ in "12345"]
+    )
+    limit = float(np.nanmax(np.where(np.isfinite(table.seconds), table.seconds, np.nan))) * 1.3
+    found = patterns_within(table, limit)
+    assert found is not None and not found.open
+    have = {
+        (int(w), tuple(np.flatnonzero(m))) for w, m in zip(found.way, found.members, strict=True)
+    }
+    expected = set()
+    for way, rows in enumerate(table.rows):
+        for size in range(1, 6):
+            for chosen in combinations(range(5), size):
+                own = list(chosen)
+                seconds = table.fixed_s[way] + table.seconds[way, own].sum()
+                if seconds <= limit and table.fits(way, table.memory[rows][:, own].sum(axis=1)):
+                    expected.add((way, chosen))
+    assert have == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_programme_refuses_a_time_that_is_possible(seed: int) -> None:
+    chance = random.Random(seed)
+    tree = random_tree(chance, 4, unlike=bool(seed % 2))
+    table = price_table(tree, [int(chance.uniform(5, 0.4 * tree.longest_sequence)) for _ in "1234"])
+    best = brute_force(table)
+    if not np.isfinite(best):
+        return
+    patterns = patterns_within(table, best * 1.5)
+    assert patterns is not None
+    programmes = PatternProgramme(table, patterns), Programme(bucketed(table))
+    assert programmes[0].solve(best * (1 + 1e-9))[0] == "possible"
+    assert programmes[0].solve(best * (1 - 1e-6))[0] == "impossible"
+    for whole in (False, True):
+        assert programmes[1].solve(best * (1 + 1e-9), whole=whole).answer == "possible"
+    assert programmes[1].solve(float(table.fixed_s.min())).answer == "impossible"
