@@ -27,6 +27,9 @@ from megatron_hetero.schedule.simulator.shared_paths import queued
 STOCK_GAIN = 0.02
 """Part of the step that groups have to gain where stock Megatron runs the plan without them."""
 _MAX_TRIED = 6
+MAX_REPLICAS = 128
+"""Plans of more replicas keep one exchange: to price groups of so many holders takes longer than
+the search."""
 _NEAR = 1.25
 """Plans further behind the best without groups are not tried with them."""
 
@@ -88,13 +91,14 @@ def with_groups(problem: Problem, board: Scoreboard, best: Candidate) -> Candida
     """Return the fastest of the board's best with groups of machines, if it gains enough over
     `best`; else `best`."""
     costs = problem.costs
-    if not _may_group(costs, problem) or best.placement.exchange_groups:
+    if not _may_group(problem, best.placement) or best.placement.exchange_groups:
         return best
     wanted_s = best.step_time_s * (1 - (STOCK_GAIN if best.is_stock else MIN_GAIN))
     tried = [best, *distinct(board.ranking_of_all)[:_MAX_TRIED]]
     found = best
     for candidate in tried:
-        if candidate.step_time_s > _NEAR * best.step_time_s:
+        is_far = candidate.step_time_s > _NEAR * best.step_time_s
+        if is_far or not _may_group(problem, candidate.placement):
             continue
         for placement, cost in grouped(costs, candidate.placement):
             if cost.step_time_s < min(wanted_s, found.step_time_s):
@@ -121,7 +125,7 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
         used, other = best.cost, priced(costs, replace(placement, exchange_groups=()))
         groups, is_used = placement.exchange_groups, True
     else:
-        if not _may_group(costs, problem):
+        if not _may_group(problem, placement):
             return None
         found = min(grouped(costs, placement), key=lambda e: e[1].step_time_s, default=None)
         if found is None:
@@ -140,9 +144,11 @@ def exchange_choice(problem: Problem, best: Candidate) -> ExchangeChoice | None:
     )
 
 
-def _may_group(costs: CostModel, problem: Problem) -> bool:
+def _may_group(problem: Problem, placement: Placement) -> bool:
+    """Return whether groups are tried for a placement."""
     return (
-        may_choose(costs, "exchange")
+        may_choose(problem.costs, "exchange")
         and problem.objective.name == "throughput"
         and not problem.objective.stock_only
+        and len(placement.replicas) <= MAX_REPLICAS
     )

@@ -12,7 +12,7 @@ from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.diff import diff_plans
 from megatron_hetero.plan.file import load_plan, save_plan
-from megatron_hetero.planner import plan_and_explain
+from megatron_hetero.planner import exchange_groups, plan_and_explain
 from megatron_hetero.planner.exchange_groups import groups_of
 from megatron_hetero.report.text.explanation import exchange_lines
 from megatron_hetero.schedule.estimate import estimate_plan
@@ -107,3 +107,9 @@ def test_groups_are_the_sites_and_regions_of_the_machines_in_use(planned) -> Non
     assert [
         set(map(frozenset, groups)) for groups in groups_of(cluster, placement_of(plan, cluster))
     ] == [{frozenset(g) for g in plan.exchange_groups}]
+
+
+def test_plans_of_many_replicas_keep_one_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_groups, "MAX_REPLICAS", 5)
+    plan, explanation = plan_and_explain(two_sites(), small_job())
+    assert plan.exchange_groups == () and explanation.exchange is None
