@@ -11,10 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -123,23 +124,29 @@ def _cut_cluster(path: Path) -> str:
     yaml = YAML(typ="safe", pure=True)
     data = yaml.load(path.read_text())
     nodes = data["nodes"]
-    if sum(node["count"] for node in nodes) <= MAX_RANKS:
+    if sum(map(_num_gpus, nodes)) <= MAX_RANKS:
         return ""
-    kinds: dict[tuple[str, str], list[dict[str, object]]] = {}
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for node in nodes:
-        kinds.setdefault((node["gpu"], node.get("site", "")), []).append(node)
+        kind = str(node.get("gpu", node.get("gpus"))), str(node.get("site", ""))
+        kinds.setdefault(kind, []).append(node)
     longest = max(map(len, kinds.values()))
     in_turn = [group[i] for i in range(longest) for group in kinds.values() if i < len(group)]
     kept: list[object] = []
     total = 0
     for node in in_turn:
-        if total + int(str(node["count"])) <= MAX_RANKS:
+        if total + _num_gpus(node) <= MAX_RANKS:
             kept.append(node["name"])
-            total += int(str(node["count"]))
+            total += _num_gpus(node)
     data["nodes"] = [node for node in nodes if node["name"] in kept]
     with path.open("w") as stream:
         yaml.dump(data, stream)
     return f"{len(kept)} of {len(nodes)} nodes, {total} GPUs"
+
+
+def _num_gpus(node: Mapping[str, Any]) -> int:
+    """Count the cards of an entry of `nodes`, equal ones or a list of unlike ones."""
+    return sum(int(entry["count"]) for entry in node.get("gpus", (node,)))
 
 
 def _as_verified(line: str, places: Sequence[str]) -> Printed:

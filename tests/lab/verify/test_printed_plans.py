@@ -54,6 +54,18 @@ def test_every_example_is_planned() -> None:
         assert f"{folder.name}/" in commands, folder
 
 
+def test_large_clusters_are_cut_machine_by_machine(tmp_path: Path) -> None:
+    """Machines of equal cards and of unlike ones are counted alike."""
+    path = tmp_path / "cluster.yaml"
+    box = {"gpus": [{"type": "RTX-3090", "count": 2}, {"type": "RTX-4090", "count": 2}]}
+    nodes = [{"name": f"n{i}", "gpu": "A100-80GB", "count": 8} for i in range(5)]
+    nodes += [{"name": f"b{i}", **box} for i in range(5)]
+    path.write_text(json.dumps({"nodes": nodes}))
+    assert printed_plans._cut_cluster(path) == "7 of 10 nodes, 40 GPUs"
+    path.write_text(json.dumps({"nodes": nodes[4:6]}))
+    assert printed_plans._cut_cluster(path) == ""
+
+
 @pytest.mark.parametrize("layout", SIX)
 def test_a_printed_layout_trains_as_one_process(layout: str) -> None:
     data = verify_arguments(asked(layout, steps=1))
