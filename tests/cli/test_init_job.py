@@ -61,7 +61,13 @@ def test_what_is_missing_is_found_until_it_is_filled_in(
     assert "the job cannot start without --train-iters" in " ".join(capsys.readouterr().err.split())
     text = script.read_text()
     assert text.count("# MISSING: ") == 4
-    script.write_text(text.replace("# MISSING: ", ""))
+    text = text.replace("# MISSING: ", "")
+    script.write_text(text)
+    assert main([*arguments, "--strategy", "stock"]) == 2  # STEPS is no number
+    capsys.readouterr()
+    for place, value in (("STEPS", "5"), ("RATE", "1e-4"), ("TYPE", "NullTokenizer")):
+        text = text.replace(f" {place} ", f" {value} ")
+    script.write_text(text)
     assert main([*arguments, "--strategy", "stock"]) == 0
     assert findings(plan, capsys) == []
 

@@ -124,7 +124,7 @@ def test_flags_of_shell_variables_are_named_when_launch_files_are_written(
     capsys.readouterr()
     assert main([*launch, str(tmp_path / "one")]) == 0
     error = " ".join(capsys.readouterr().err.split())
-    assert "gpt.sh:1: --data-path is left out: $DATA is not set in the script" in error
+    assert "--data-path is left out: $DATA is not set in the script" in error
     assert "the job starts without --data-path, --save" in error
     given = ["--", "--data-path", "x", "--save", "y"]
     assert main([*launch, str(tmp_path / "two"), *given]) == 0

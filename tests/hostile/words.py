@@ -61,6 +61,11 @@ def _job(word: str, place: str) -> Sequence[str]:
     return [word]
 
 
+def _interface(word: str) -> Sequence[str]:
+    LaunchJob(PLAN, interfaces=(("", word),)).check()
+    return [word]
+
+
 def _slurm(word: str, place: str) -> Sequence[str]:
     given = dict.fromkeys(("account", "qos", "time")) | {place: word}
     slurm_options([], [], **given)
@@ -69,7 +74,7 @@ def _slurm(word: str, place: str) -> Sequence[str]:
 
 _NAMES: dict[str, Callable[[str], Sequence[str]]] = {
     "--name": lambda word: _job(word, "name"),
-    "--interface": lambda word: _job(word, "interface"),
+    "--interface": _interface,
     "--image": lambda word: _job(word, "image"),
     "--account": lambda word: _slurm(word, "account"),
     "--qos": lambda word: _slurm(word, "qos"),

@@ -195,10 +195,10 @@ def test_stock_plans_only() -> None:
     board = search(make_problem(CLUSTER, WORKLOAD))
     assert board.best is not None and board.best.rank_order is None
     assert plan.estimates is not None and board.best_stock is not None
-    simulated = simulate_plan(plan, CLUSTER, WORKLOAD, is_stock=True)
+    simulated = simulate_plan(plan, CLUSTER, is_stock=True)
     assert plan.estimates.step_time_s == pytest.approx(simulated.step_time_s, rel=1e-3)
-    # It waits for its sends, which the board's prices do not say.
-    assert plan.estimates.step_time_s >= board.best_stock.step_time_s
+    # The job's settings may change with it, which the board's own plan of stock keeps.
+    assert plan.estimates.step_time_s <= board.best_stock.step_time_s
     cheap = Objective("cheapest", stock_only=True)
     plan, explanation = plan_and_explain(priced(), WORKLOAD, objective=cheap)
     assert is_stock(plan) and explanation.outcome is not None

@@ -129,11 +129,16 @@ class ToyRank:
             DistributedDataParallelConfig(
                 grad_reduce_in_fp32=False, overlap_grad_reduce=overlap, check_for_nan_in_grad=True
             ),
-            ToyModel(place, layers, self.is_first, self.is_last).to(dtype),
+            self._toy(config, place, layers).to(dtype),
             pg_collection=self.groups.collection(),
         )
         self.parameters = dict(global_parameters([self.model]))
         self.shards = {n: shard_of(n, p, config) for n, p in self.parameters.items()}
+
+    def _toy(self, config: TransformerConfig, place: TensorPlace, layers: range) -> ToyModel:
+        made = ToyModel(place, layers, self.is_first, self.is_last)
+        made.config = config  # as every model of Megatron's has it
+        return made
 
     def backward(self, step: int, scale: float = 1.0) -> None:
         """All micro-batches of this rank's replica; the last one outside of `no_sync`."""
