@@ -25,13 +25,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_hetero.cluster.spec import GpuType
-from megatron_hetero.cost.memory.parameters import whole_latent_params
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.widths import usable_gpus
 from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_calibration
 from megatron_hetero.cost.work.compute import can_train, gemm_efficiency, uses_flash_attention
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.model.blocks import whole_latent_params
 from megatron_hetero.model.spec import Workload
 
 FREE_GROUPS_RELAX = (

@@ -37,6 +37,11 @@ class GpuType:
     library: Library = DEFAULT_LIBRARY
     """Communication library of its machines; GPUs of one job have one (`cluster.makers`)."""
 
+    @property
+    def capability(self) -> float | None:
+        """Return the compute capability as a number; None for a GPU without one (AMD)."""
+        return None if self.compute_capability is None else float(self.compute_capability)
+
 
 @dataclass(frozen=True)
 class Node:

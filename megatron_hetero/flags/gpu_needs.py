@@ -81,7 +81,7 @@ def unmet_needs(plan: Plan, places: Mapping[str, str] | None = None) -> Iterator
     options = last_of_each(flag_table().split(plan.workload.megatron_args))
     names = dict.fromkeys(plan.type_by_device.values())
     types = [gpu_type(name) for name in names if name in set(gpu_type_names())]
-    versions = {t.name: float(t.compute_capability) for t in types if t.compute_capability}
+    versions = {t.name: t.capability for t in types if t.capability is not None}
     for need in gpu_needs({o.flag.names[0]: o.values for o in options}):
         less = [f"{name} has {v}" for name, v in versions.items() if v < need.capability]
         if less:

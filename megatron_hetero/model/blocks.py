@@ -130,11 +130,15 @@ def attention_parameters(model: ModelSpec) -> tuple[int, int]:
         num_replicated += norm_parameters(model, model.q_lora_rank + model.kv_lora_rank)
     elif model.qk_layernorm:
         num_replicated += 2 * norm_parameters(model, model.kv_channels)
-    num_whole = 0
-    if model.kv_lora_rank and not model.divides_latents:
-        latents = model.q_lora_rank + model.kv_lora_rank + model.qk_pos_emb_head_dim
-        num_whole = model.hidden_size * latents
-    return num_parameters + num_replicated, num_replicated + num_whole
+    return num_parameters + num_replicated, num_replicated + whole_latent_params(model)
+
+
+def whole_latent_params(model: ModelSpec) -> int:
+    """Count the elements of projections to latents that every member of a group holds whole."""
+    if not model.kv_lora_rank or model.divides_latents:
+        return 0
+    latents = model.q_lora_rank + model.kv_lora_rank + model.qk_pos_emb_head_dim
+    return model.hidden_size * latents
 
 
 def attention_weights(model: ModelSpec) -> int:
@@ -159,6 +163,13 @@ def _score_sizes(model: ModelSpec) -> tuple[int, int]:
     return _query_size(model), _query_size(model)
 
 
+def router_params(model: ModelSpec) -> int:
+    """Count the parameters that choose the experts of a layer, and that gate its shared expert;
+    every member of a group holds them whole."""
+    router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
+    return router + (model.hidden_size if model.moe_shared_expert_gate else 0)
+
+
 def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
     """Count the parameters of one MLP or of all experts with their router, and the replicated ones
     of them.
@@ -171,8 +182,7 @@ def mlp_parameters(model: ModelSpec) -> tuple[int, int]:
     replicated = model.hidden_size if model.add_bias_linear else 0
     if not model.num_experts:
         return sharded + replicated, replicated
-    router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
-    router += model.hidden_size if model.moe_shared_expert_gate else 0
+    router = router_params(model)
     shared = model.moe_shared_expert_intermediate_size * (3 if model.gated_mlp else 2)
     return (
         model.num_experts * (sharded + replicated) + router + shared * model.hidden_size,

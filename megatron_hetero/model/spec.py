@@ -76,12 +76,16 @@ class ModelSpec:
         return self.moe_ffn_hidden_size if self.num_experts else self.ffn_hidden_size
 
     @property
+    def dense_columns(self) -> int:
+        """Return the columns of the dense layers among layers with experts; 0 without such."""
+        return self.ffn_hidden_size if self.moe_layer_freq else 0
+
+    @property
     def column_kinds(self) -> tuple[int, ...]:
         """Return the columns of each kind of MLP that the model has, all of which a group
         divides."""
-        kinds = (self.mlp_columns, self.moe_shared_expert_intermediate_size)
-        dense = self.ffn_hidden_size if self.moe_layer_freq else 0
-        return tuple(dict.fromkeys(size for size in (*kinds, dense) if size))
+        kinds = self.mlp_columns, self.moe_shared_expert_intermediate_size, self.dense_columns
+        return tuple(dict.fromkeys(size for size in kinds if size))
 
     @property
     def divided_latents(self) -> tuple[int, ...]:

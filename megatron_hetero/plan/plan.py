@@ -278,7 +278,7 @@ class Plan:
     idle_devices: tuple[str, ...] = ()
     idle_reasons: Mapping[str, str] = field(default_factory=dict)
     schedule: ScheduleName = "1f1b"
-    exchange_groups: tuple[tuple[str, ...], ...] = ()
+    exchange_groups: tuple[tuple[str, ...], ...] = field(default=(), metadata=ONLY_IF_SET)
     estimates: Estimates | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
     made_by: str = ""

@@ -13,7 +13,6 @@ from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.flags.notes import LOSES_WORK, unread_parts
 from megatron_hetero.flags.support.lookup import refused_options
 from megatron_hetero.preflight.finding import Finding
-from megatron_hetero.preflight.gpu_checks import capability
 from megatron_hetero.preflight.job import Job
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -27,7 +26,7 @@ def launches_are_serialised(job: Job) -> Iterator[Finding]:
     if job.plan.layout.tensor_parallel_widths[-1] == 1:
         return
     for node, value in job.variable(CONNECTIONS).items():
-        versions = [capability(island.gpu_type) for island in job.cluster.machines[node]]
+        versions = [island.gpu_type.capability for island in job.cluster.machines[node]]
         if value != "1" and any(version is not None and version < 10.0 for version in versions):
             yield Finding(
                 "connections-not-one",

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.flags.gpu_needs import GpuNeed, gpu_needs
 from megatron_hetero.preflight.finding import Finding
 from megatron_hetero.preflight.job import Job
 
 _FLASH_CAPABILITY = 8.0
 _FIRST_UNTESTED_CAPABILITY = 12.0
-
-
-def capability(gpu: GpuType) -> float | None:
-    """Return the compute capability as a number; None for a GPU without one (AMD)."""
-    return None if gpu.compute_capability is None else float(gpu.compute_capability)
 
 
 def precision_is_supported(job: Job) -> Iterator[Finding]:
@@ -36,7 +30,7 @@ def precision_is_supported(job: Job) -> Iterator[Finding]:
 
 def old_gpus_are_worth_their_cost(job: Job) -> Iterator[Finding]:
     """Find GPUs before Ampere beside newer ones, which then lose bf16 and fused attention."""
-    versions = {gpu.name: capability(gpu) for gpu in job.gpu_types}
+    versions = {gpu.name: gpu.capability for gpu in job.gpu_types}
     known = {name: version for name, version in versions.items() if version is not None}
     old = [f"{name} ({v})" for name, v in known.items() if v < _FLASH_CAPABILITY]
     new = [f"{name} ({v})" for name, v in known.items() if v >= _FLASH_CAPABILITY]
@@ -65,7 +59,7 @@ def flash_attention_is_tested(job: Job) -> Iterator[Finding]:
     if job.value("--attention-backend") != "flash" and not job.has("--use-flash-attn"):
         return
     for gpu in job.gpu_types:
-        version = capability(gpu)
+        version = gpu.capability
         if version is not None and version >= _FIRST_UNTESTED_CAPABILITY:
             yield Finding(
                 "flash-attention-untested",
@@ -84,7 +78,7 @@ def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
     """
     flags = ("--use-megatron-fsdp", "--use-torch-fsdp2", "--tensor-parallel-num-weight-shards")
     given = [flag for flag in flags if job.has(flag)]
-    versions = {capability(gpu) or 0.0 for gpu in job.gpu_types}
+    versions = {gpu.capability or 0.0 for gpu in job.gpu_types}
     if given and min(versions) < 10.0 <= max(versions):
         yield Finding(
             "arguments-depend-on-gpu",
@@ -99,7 +93,7 @@ def arguments_do_not_depend_on_the_gpu(job: Job) -> Iterator[Finding]:
 def _needs(job: Job, need: GpuNeed) -> Iterator[Finding]:
     """Yield one finding for each type of GPU below a compute capability."""
     for gpu in job.gpu_types:
-        version = capability(gpu)
+        version = gpu.capability
         if version is not None and version < need.capability:
             yield Finding(
                 need.id,

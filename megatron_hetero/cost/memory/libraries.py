@@ -78,8 +78,7 @@ def margin_bytes(gpu: GpuType) -> int:
 
 def workspace_bytes(gpu: GpuType) -> int:
     """Return the workspaces of matrix products."""
-    capability = gpu.compute_capability
-    is_hopper = capability is not None and float(capability) >= 9
+    is_hopper = gpu.capability is not None and gpu.capability >= 9
     return _NUM_WORKSPACES * (_HOPPER_WORKSPACE_BYTES if is_hopper else _WORKSPACE_BYTES)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.blocks import router_params, whole_latent_params
 from megatron_hetero.model.spec import ModelSpec
 
 
@@ -66,14 +67,6 @@ def attention_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
     )
 
 
-def whole_latent_params(model: ModelSpec) -> int:
-    """Count the elements of projections to latents that every member of a group holds whole."""
-    if not model.kv_lora_rank or model.divides_latents:
-        return 0
-    latents = model.q_lora_rank + model.kv_lora_rank + model.qk_pos_emb_head_dim
-    return model.hidden_size * latents
-
-
 def shared_expert_matrices(model: ModelSpec, share: TensorShare) -> tuple[int, ...]:
     """Count the elements of the two matrices of the shared expert on a member; none without one."""
     columns = share.shared_columns
@@ -96,13 +89,6 @@ def whole_layer_params(model: ModelSpec) -> int:
         latents = model.q_lora_rank + model.kv_lora_rank
         whole += norm_vectors * (latents if model.kv_lora_rank else 2 * model.kv_channels)
     return whole
-
-
-def router_params(model: ModelSpec) -> int:
-    """Count the parameters that choose the experts of a layer, and that gate its shared expert;
-    every member of a group holds them whole."""
-    router = model.num_experts * (model.hidden_size + (1 if model.add_bias_linear else 0))
-    return router + (model.hidden_size if model.moe_shared_expert_gate else 0)
 
 
 def query_key_value_size(model: ModelSpec, share: TensorShare) -> int:

@@ -17,6 +17,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from megatron_hetero.cost.memory.libraries import CONNECTION_BYTES
+from megatron_hetero.cost.work.share import even_share_or_none
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
@@ -225,7 +226,7 @@ class _Parts:
             "columns": model.mlp_columns,
             "shared": model.moe_shared_expert_intermediate_size,
         }
-        divides = not any(size % width for size in (model.num_query_groups, *model.column_kinds))
+        divides = even_share_or_none(model, width) is not None
         if shares is None or kind == "latents" or (len(set(shares)) == 1 and divides):
             return [Fraction(i, width) for i in range(width + 1)]
         if kind == "vocabulary":

@@ -234,7 +234,7 @@ class GradientExchangePrices:
         likes: Ints,
         stages: Sequence[PlacedStage],
         members: Ints,
-        by_groups: Sequence[Sequence[str]],
+        by_groups: tuple[tuple[str, ...], ...],
     ) -> _Prices:
         """Price an exchange among holders in the order of their ring.
 
@@ -243,7 +243,7 @@ class GradientExchangePrices:
             members: positions of the holders among them.
             by_groups: of machines, inside which holders reduce first.
         """
-        key = likes[members].tobytes(), tuple(map(tuple, by_groups))
+        key = likes[members].tobytes(), by_groups
         if key not in self._prices:
             own = [stages[member] for member in members.tolist()]
             self._prices[key] = self._price(own, by_groups)

@@ -115,8 +115,7 @@ def uses_flash_attention(training: TrainingSpec, gpu: GpuType) -> bool:
     """
     if not training.flash_attention or training.precision == "fp32":
         return False
-    capability = gpu.compute_capability
-    return capability is None or float(capability.split(".")[0]) >= 8
+    return gpu.capability is None or gpu.capability >= 8
 
 
 def layer_times(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from megatron_hetero.cost.memory.parameters import (
     attention_matrices,
     attention_sizes,
-    router_params,
     shared_expert_matrices,
 )
 from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.blocks import router_params
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 
 

@@ -101,9 +101,12 @@ def member_shares(
                 strict=True,
             )
         )
-    groups = model.num_query_groups
-    dense = model.ffn_hidden_size if model.moe_layer_freq else 0
-    units = groups, model.mlp_columns, model.moe_shared_expert_intermediate_size, dense
+    units = (
+        model.num_query_groups,
+        model.mlp_columns,
+        model.moe_shared_expert_intermediate_size,
+        model.dense_columns,
+    )
     if shares is not None and len(set(shares)) == 1 and not any(n % width for n in units):
         shares = None
     own = [

@@ -153,7 +153,7 @@ def _share(costs: CostModel, width: int, part: int, units: int) -> TensorShare:
             model.num_query_groups,
             model.mlp_columns,
             model.moe_shared_expert_intermediate_size,
-            model.ffn_hidden_size if model.moe_layer_freq else 0,
+            model.dense_columns,
         )
     )
     if width == 1:

@@ -125,8 +125,7 @@ def _jit_warm_up(context: RankContext) -> None:
 
 
 def _value_channels(context: RankContext) -> None:
-    if context.args.multi_latent_attention and context.args.transformer_impl == "local":
-        value_channels.apply()
+    value_channels.apply_if_needed(context.args)
 
 
 def _vocabulary_rows(context: RankContext) -> None:

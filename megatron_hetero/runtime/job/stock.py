@@ -81,8 +81,7 @@ class StockJob:
         from megatron_hetero.runtime.model.hooks import initial_weights_hook, stock_agreement_hook
 
         model = with_layer_spec(gpt_config_from_args(args, **given))
-        if args.multi_latent_attention and args.transformer_impl == "local":
-            value_channels.apply()
+        value_channels.apply_if_needed(args)
         # Experts go by numbers of their rank's own, so names alone would draw all ranks' alike.
         if self._init == "layout-independent" and args.num_experts is None:
             model.pre_wrap_hooks.append(initial_weights_hook(args.seed))

@@ -58,10 +58,7 @@ def fill(groups: RankGroups) -> None:
         (_PIPELINE, groups.pipeline),
         (_TENSOR, groups.tensor),
         (("_EXPERT_MODEL_PARALLEL_GROUP",), groups.experts),
-        (
-            ("_EXPERT_TENSOR_PARALLEL_GROUP",),
-            groups.alone if groups.deals_experts else groups.tensor,
-        ),
+        (("_EXPERT_TENSOR_PARALLEL_GROUP",), groups.expert_parts),
         (("_CONTEXT_PARALLEL_GROUP",), groups.context),
         (_STAGE, groups.stage),
         (_WORLD, groups.world),
@@ -90,11 +87,10 @@ def fill(groups: RankGroups) -> None:
     mpu.set_pipeline_model_parallel_rank(groups.pipeline.rank())
     num_chunks = groups.chain.count(groups.pipeline.stage)
     mpu.set_virtual_pipeline_model_parallel_world_size(num_chunks if num_chunks > 1 else None)
-    divided = groups.alone if groups.deals_experts else groups.tensor
     mpu.set_expert_model_parallel_world_size(groups.experts.size())
     mpu.set_expert_model_parallel_rank(groups.experts.rank())
-    mpu.set_expert_tensor_parallel_world_size(divided.size())
-    mpu.set_expert_tensor_parallel_rank(divided.rank())
+    mpu.set_expert_tensor_parallel_world_size(groups.expert_parts.size())
+    mpu.set_expert_tensor_parallel_rank(groups.expert_parts.rank())
     mpu.set_data_parallel_rank(0)
     if mpu._GLOBAL_MEMORY_BUFFER is None:
         mpu._set_global_memory_buffer()

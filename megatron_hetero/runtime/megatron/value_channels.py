@@ -22,8 +22,10 @@ REPLACEMENT = Replacement(
 )
 
 
-def apply() -> None:
-    """Replace the symbol in this process."""
+def apply_if_needed(args: Any) -> None:
+    """Replace the symbol in this process where Megatron's `args` build local latent attention."""
+    if not (args.multi_latent_attention and args.transformer_impl == "local"):
+        return
     original = REPLACEMENT.original()
 
     def __init__(  # noqa: N807

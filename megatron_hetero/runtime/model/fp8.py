@@ -71,8 +71,8 @@ def check_plan(plan: Plan, workload: Workload) -> None:
         for s, stage in enumerate(replica.stages):
             where = f"replica {r}, stage {s}"
             for name in sorted({plan.type_by_device[d] for d in stage.devices}):
-                capability = gpu_type(name).compute_capability if name in known else None
-                if capability is not None and float(capability) < needed:
+                capability = gpu_type(name).capability if name in known else None
+                if capability is not None and capability < needed:
                     gpus.append(f"{where}: {name} (compute capability {capability})")
             found = _sizes(workload, stage, replica.micro_batch_size or 1)
             sizes += [f"{where}: {words}" for words in found]

@@ -97,6 +97,11 @@ class RankGroups:
         """Return the group among whose ranks whole experts are dealt out."""
         return self.tensor if self.deals_experts else self.alone
 
+    @property
+    def expert_parts(self) -> dist.ProcessGroup:
+        """Return the group whose ranks each have a part of every expert."""
+        return self.alone if self.deals_experts else self.tensor
+
     def collection(self) -> ProcessGroupCollection:
         """Return the value for `pretrain(pg_collection=)`.
 
@@ -114,7 +119,7 @@ class RankGroups:
             tp_cp=self.stage,
             hcp=None,
             ep=self.experts,
-            expt_tp=self.alone if self.deals_experts else self.tensor,
+            expt_tp=self.expert_parts,
             tp_ep=self.tensor,
             tp_ep_pp=self.world,
             tp_ep_pp_with_egtp_remat=self.world,

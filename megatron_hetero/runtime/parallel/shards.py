@@ -84,14 +84,16 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
     shape = list(parameter.shape)
     # Transformer Engine's layers do not record the stride of a gated projection.
     is_gated = config.gated_linear_unit and name.endswith(_FIRST_OF_AN_MLP)
-    if not getattr(parameter, "tensor_model_parallel", False) or place.width == 1:
+    is_divided = getattr(parameter, "tensor_model_parallel", False) and place.width > 1
+    # No other rank of the group has a part of an expert that is dealt out whole.
+    is_whole_expert = is_divided and place.experts is not None and bool(_EXPERT.search(name))
+    if not is_divided or is_whole_expert:
         dim = max(getattr(parameter, "partition_dim", 0), 0)
         # Two tensors in one, also where they are not divided: a checkpoint keeps them apart.
         blocks = (0, shape[dim] // 2, shape[dim]) if is_gated else (0, shape[dim])
-        partial = _is_partial(name, parameter, config)
-        return ParameterShard(name, tuple(shape), dim, tuple(pairwise(blocks)), False, partial)
-    if place.experts is not None and _EXPERT.search(name):
-        return _whole_expert(name, parameter, is_gated)
+        partial = not is_whole_expert and _is_partial(name, parameter, config)
+        intervals = tuple(pairwise(blocks))
+        return ParameterShard(name, tuple(shape), dim, intervals, is_whole_expert, partial)
     dim = parameter.partition_dim
     num_blocks = 2 if is_gated else parameter.partition_stride
     edges = place.edges_of(name)
@@ -103,15 +105,6 @@ def shard_of(name: str, parameter: torch.nn.Parameter, config: Any) -> Parameter
         (b * block + first * rows, b * block + last * rows) for b in range(num_blocks)
     )
     return ParameterShard(name, tuple(shape), dim, intervals, True, False)
-
-
-def _whole_expert(name: str, parameter: torch.nn.Parameter, is_gated: bool) -> ParameterShard:
-    """Describe a parameter of an expert that no other rank of the group has a part of."""
-    dim = max(getattr(parameter, "partition_dim", 0), 0)
-    size = parameter.shape[dim]
-    blocks = (0, size // 2, size) if is_gated else (0, size)
-    shape = tuple(parameter.shape)
-    return ParameterShard(name, shape, dim, tuple(pairwise(blocks)), True, False)
 
 
 def _is_partial(name: str, parameter: torch.nn.Parameter, config: Any) -> bool:

@@ -77,8 +77,7 @@ class TensorPlace:
         rows = vocabulary_edges(
             args.padded_vocab_size, args.make_vocab_size_divisible_by, width, shares
         )
-        place = cls(width, index, vocabulary_rows=rows, is_even=False, **edges)
-        return replace(place, experts=experts)
+        return cls(width, index, vocabulary_rows=rows, is_even=False, experts=experts, **edges)
 
     def edges_of(self, name: str) -> tuple[int, ...]:
         """Return the edges, in units of its own, of the divided dimension of parameter `name`."""

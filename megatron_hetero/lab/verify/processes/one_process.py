@@ -50,8 +50,7 @@ def train(
     except AssertionError as error:
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise UsageError(f"Megatron refuses the flags: {said}") from error
-    if args.multi_latent_attention and args.transformer_impl == "local":
-        value_channels.apply()
+    value_channels.apply_if_needed(args)
     provider: Any = _datasets
     if recorder is not None:
         recorder.observe_log()
