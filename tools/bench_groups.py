@@ -30,7 +30,7 @@ from megatron_hetero.model.load import load_workload  # noqa: E402
 from megatron_hetero.model.spec import Workload  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from megatron_hetero.planner import plan_cluster  # noqa: E402
-from megatron_hetero.planner.completion.stage_ways import StagePlace  # noqa: E402
+from megatron_hetero.planner.completion.stage_options import StagePlace  # noqa: E402
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard  # noqa: E402
 from megatron_hetero.planner.moves.group_shares import GroupShares  # noqa: E402
 from megatron_hetero.planner.moves.refine import Refine  # noqa: E402

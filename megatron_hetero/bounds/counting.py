@@ -9,7 +9,7 @@ from typing import Literal
 
 from megatron_hetero.bounds.chains.axes import Axes, by_number
 from megatron_hetero.bounds.chains.kinds import GpuClass, gpu_classes
-from megatron_hetero.bounds.chains.stages import MANY_IN_FLIGHT, StageWayMaker
+from megatron_hetero.bounds.chains.stages import MANY_IN_FLIGHT, StageOptionMaker
 from megatron_hetero.cost.model import CostModel
 
 RELAXES = "launch counts, shared network paths, part of the gradient exchange and the update"
@@ -21,7 +21,7 @@ _MAX_COUNTED = 4_000
 
 
 class Counting:
-    """GPU classes and their ways, of a job.
+    """GPU classes and their options, of a job.
 
     Args:
         is_deep: many micro-batches in flight are told apart where GPUs have prices, too.
@@ -35,7 +35,7 @@ class Counting:
         self.classes = classes if small is None else small
         self.is_small = small is not None
         self.is_deep = is_deep or self.is_small
-        self.few = StageWayMaker(self.classes)
+        self.few = StageOptionMaker(self.classes)
         self.relaxes = RELAXES
         if small is None:
             self.relaxes = f"whole GPUs and replicas, {_SHARING}, {RELAXES}"
@@ -43,9 +43,9 @@ class Counting:
             self.relaxes = f"{_SHARING}, {RELAXES}"
 
     @cached_property
-    def many(self) -> StageWayMaker:
+    def many(self) -> StageOptionMaker:
         """Tells apart many micro-batches in flight."""
-        return StageWayMaker(self.classes, MANY_IN_FLIGHT)
+        return StageOptionMaker(self.classes, MANY_IN_FLIGHT)
 
     @cached_property
     def numbers(self) -> Axes | None:
@@ -58,8 +58,8 @@ def _small_classes(costs: CostModel, uneven: bool) -> list[GpuClass] | None:
     """Return classes of so few GPUs that they can be counted: by node if that is not too many,
     else by site, else by type alone; None where all are too many."""
     num_layers = costs.workload.model.num_layers
-    ways: tuple[Literal["node", "site", ""], ...] = ("node", "site", "")
-    for apart in ways:
+    options: tuple[Literal["node", "site", ""], ...] = ("node", "site", "")
+    for apart in options:
         classes = gpu_classes(costs, apart, uneven)
         states = prod(c.num_gpus + 1 for c in classes)
         if states * sum(len(c.widths) for c in classes) * num_layers <= _MAX_STATES:

@@ -18,7 +18,7 @@ from megatron_hetero.bounds.chains.axes import Axes, by_pace, by_speed
 from megatron_hetero.bounds.chains.ends import EndsCase, ends_cases
 from megatron_hetero.bounds.chains.kinds import GpuClass
 from megatron_hetero.bounds.chains.levels import chain_times
-from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats
+from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats
 from megatron_hetero.bounds.counting import Counting
 from megatron_hetero.bounds.effort import ProofEffort
 from megatron_hetero.bounds.packing import ReplicaTimes, least_packed_s
@@ -40,7 +40,7 @@ _CHANGES = (0.75, 1.3)
 _MUCH = 0.05
 """Where the word embedding may be is told apart first if its exchange takes more of the step."""
 _GROUP = 4
-"""Of ranges of numbers up to this ratio, all ways needed for the least are tabulated."""
+"""Of ranges of numbers up to this ratio, all options needed for the least are tabulated."""
 
 
 def launch_bound_s(
@@ -196,9 +196,9 @@ class _LaunchBranch:
         classes = self.counting.classes
         yield self.best_axes or by_speed(self.sizes, classes)
         batch = self.sizes[0].workload.training.global_batch_size
-        ways = self._ways(self.sizes)
+        options = self._options(self.sizes)
         for deep in (False, True):
-            axes = by_pace(ways, classes, batch / self.num_replicas[0], step_s * _GAIN, deep)
+            axes = by_pace(options, classes, batch / self.num_replicas[0], step_s * _GAIN, deep)
             if axes is not None:
                 yield axes
 
@@ -209,11 +209,11 @@ class _LaunchBranch:
             for factor in _CHANGES:
                 yield best.changed(self.counting.classes, index, factor)
 
-    def _ways(self, sizes: Sequence[CostModel]) -> ChainStageWays:
+    def _options(self, sizes: Sequence[CostModel]) -> ChainStageOptions:
         counting = self.counting
         maker = counting.many if self.is_fine and counting.is_deep else counting.few
-        ways = maker.ways(sizes, self.num_replicas)
-        return ways if self.case is None else self.case.limited(ways)
+        options = maker.options(sizes, self.num_replicas)
+        return options if self.case is None else self.case.limited(options)
 
     def _proved_by(self, axes: Axes, least_s: float, enough_s: float, cut_s: float) -> float:
         # Sizes of one plan are tabulated one by one, those of different plans at their best.
@@ -227,11 +227,11 @@ class _LaunchBranch:
 
     def _times(self, sizes: Sequence[CostModel], axes: Axes, cut_s: float) -> ReplicaTimes | None:
         fewest, most = self.num_replicas
-        ways = self._ways(sizes)
+        options = self._options(sizes)
         batch = sizes[0].workload.training.global_batch_size
         largest = batch - (fewest - 1) * min(map(_size, self.sizes))
         # A replica does whole micro-batches; of several sizes any number of sequences.
-        each = ways.least_size if len(sizes) == 1 else 1
+        each = options.least_size if len(sizes) == 1 else 1
         if largest < each:
             return None
         small = batch / (_SMALL * most * each)
@@ -239,16 +239,16 @@ class _LaunchBranch:
             [(largest // each,) * 2] if most == 1 else _ranges(largest // each, self.ratio, small)
         )
         found = [
-            self._chains(ways, axes, [(int(a), int(b)) for a, b in ranges[part]], cut_s)
+            self._chains(options, axes, [(int(a), int(b)) for a, b in ranges[part]], cut_s)
             for part in _grouped([int(a) for a in ranges[:, 0]])
         ]
         return ReplicaTimes(ranges, each, np.concatenate(found))
 
     def _chains(
-        self, ways: ChainStageWays, axes: Axes, ranges: list[tuple[int, int]], cut_s: float
+        self, options: ChainStageOptions, axes: Axes, ranges: list[tuple[int, int]], cut_s: float
     ) -> Floats:
         num_layers = self.sizes[0].workload.model.num_layers
-        found_s, work = chain_times(ways, num_layers, axes, ranges, cut_s)
+        found_s, work = chain_times(options, num_layers, axes, ranges, cut_s)
         self.work += work
         return found_s
 

@@ -30,7 +30,7 @@ MARGIN = 0.05
 
 
 @dataclass(frozen=True)
-class Way:
+class BranchReduction:
     """How the children of a branch reduce among each other.
 
     Attributes:
@@ -143,14 +143,17 @@ class Generator:
         return priced
 
     def _generated(self) -> list[ExchangePlan]:
-        """Choose the way of each depth in turn, the deepest first, while the others stay; return
-        the plans met on the way, the best last."""
+        """Choose the reduction of each depth in turn, the deepest first, while the others stay.
+
+        Returns:
+            The plans met meanwhile, the best last.
+        """
         depths = sorted({self._tree.depths[n] for n in self._inner}, reverse=True)
         is_unlike = any(
             len({self._capacity[child] for child in children}) > 1
             for children in self._inner.values()
         )
-        starts = [Way()] + ([Way(is_balanced=True)] if is_unlike else [])
+        starts = [BranchReduction()] + ([BranchReduction(is_balanced=True)] if is_unlike else [])
         seen: list[tuple[float, ExchangePlan]] = []
         for start in starts:
             best = dict.fromkeys(self._inner, start)
@@ -158,22 +161,22 @@ class Generator:
             best_s = seen[-1][0]
             for depth in depths:
                 at_depth = [n for n in self._inner if self._tree.depths[n] == depth]
-                for way in self._ways(at_depth, is_unlike):
-                    tried = {**best, **dict.fromkeys(at_depth, way)}
+                for reduction in self._reductions(at_depth, is_unlike):
+                    tried = {**best, **dict.fromkeys(at_depth, reduction)}
                     seen.append(self._estimated(tried))
                     if seen[-1][0] < best_s:
                         best_s, best = seen[-1][0], tried
         seen.sort(key=lambda entry: entry[0])
         return [plan for seconds, plan in seen[:_FINALISTS] if seconds < inf]
 
-    def _estimated(self, ways: Mapping[int, Way]) -> tuple[float, ExchangePlan]:
-        plan = self.plan(ways)
+    def _estimated(self, reductions: Mapping[int, BranchReduction]) -> tuple[float, ExchangePlan]:
+        plan = self.plan(reductions)
         loads = ExchangeLoads(plan, self._tree)
         best = loads.num_chunks(self._bytes, CHUNKS, self._most)
         return (inf if best is None else best[0]), plan
 
-    def _ways(self, numbers: Sequence[int], is_unlike: bool) -> list[Way]:
-        """List the ways that some branches may all take."""
+    def _reductions(self, numbers: Sequence[int], is_unlike: bool) -> list[BranchReduction]:
+        """List the reductions that some branches may all take."""
         most = max(len(self._inner[number]) for number in numbers)
         limits = {
             self._tree.incast[edge][0]
@@ -182,37 +185,39 @@ class Generator:
             for edge in (2 * child + 1,)
             if edge in self._tree.incast
         }
-        found = [Way(fan_in) for fan_in in (0, *_FAN_INS) if fan_in < most]
-        found += [Way(0, num) for num in sorted({1, *limits}) if limits and num < most - 1]
-        found += [Way(limit + 1) for limit in limits if limit + 1 not in _FAN_INS]
+        found = [BranchReduction(fan_in) for fan_in in (0, *_FAN_INS) if fan_in < most]
+        found += [
+            BranchReduction(0, num) for num in sorted({1, *limits}) if limits and num < most - 1
+        ]
+        found += [BranchReduction(limit + 1) for limit in limits if limit + 1 not in _FAN_INS]
         if is_unlike:
-            found += [replace(way, is_balanced=True) for way in found]
+            found += [replace(reduction, is_balanced=True) for reduction in found]
         return found
 
-    def plan(self, ways: Mapping[int, Way]) -> ExchangePlan:
-        """Make the plan in which each of the tree's inner branches reduces in a given way."""
-        group = self._group(0, ways)
+    def plan(self, reductions: Mapping[int, BranchReduction]) -> ExchangePlan:
+        """Make the plan in which each of the tree's inner branches reduces in a given reduction."""
+        group = self._group(0, reductions)
         return grouped_plan("tree", self._purpose, self._size, group, self._owners)
 
-    def _group(self, number: int, ways: Mapping[int, Way]) -> Grouping | int:
+    def _group(self, number: int, reductions: Mapping[int, BranchReduction]) -> Grouping | int:
         if number not in self._inner:
             return self._holder[number]
         children = self._inner[number]
-        members = [self._group(child, ways) for child in children]
+        members = [self._group(child, reductions) for child in children]
         if len(members) == 1:
             return members[0]
-        way = ways[number]
+        reduction = reductions[number]
         capacities = [self._capacity[child] for child in children]
         shares = [1 / len(members)] * len(members)
-        if way.is_balanced:
+        if reduction.is_balanced:
             shares = list(balanced_shares(capacities))
         parts = [
             _Part(member, share, capacity)
             for member, share, capacity in zip(members, shares, capacities, strict=True)
         ]
-        while way.fan_in and len(parts) > way.fan_in:
-            parts = _together(parts, way.fan_in)
-        return _joined(parts, way.num_senders).member
+        while reduction.fan_in and len(parts) > reduction.fan_in:
+            parts = _together(parts, reduction.fan_in)
+        return _joined(parts, reduction.num_senders).member
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,7 @@ def _stock_or_error(problem: Problem, board: Scoreboard) -> Candidate:
         return stock
     if board.nearest_stock is not None:
         raise limits_error(problem, board.nearest_stock, "plan of stock Megatron")
-    miss = board.misses.nearest_stock
+    miss = board.out_of_memory.nearest_stock
     if miss is None:
         raise InfeasiblePlanError(
             "Stock Megatron has no plan at all under the limits and numbers of this job: equal "

@@ -1,7 +1,7 @@
 """A lower bound on what an objective makes small: money for a step, GPUs, or the step time that
 money allows.
 
-Every plan runs on some selection of the machines (`offers`), which bounds it: by its work, and more
+Every plan runs on some selection of the machines (`pools`), which bounds it: by its work, and more
 tightly by `bounds.step_time` for that selection alone.  The least bound of all selections holds for
 all plans; selections are bounded tightly from the least on, until one that is bounded tightly is
 least.
@@ -18,12 +18,12 @@ from megatron_hetero.bounds.space import has_every_plan
 from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.planner.machines.offers import (
-    Offer,
+from megatron_hetero.planner.machines.node_pools import (
+    NodePool,
     Promise,
     Selection,
     all_selections,
-    offers_of,
+    node_pools,
     promise,
     restricted,
     work_of,
@@ -60,14 +60,14 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
     where the step time's own bound is all there is, or where none holds for all plans."""
     if not problem.objective.may_want_fewer(problem.cluster) or not has_every_plan(problem.costs):
         return None
-    offers = offers_of(problem)
-    selections = all_selections(offers, _MAX_SELECTIONS)
+    pools = node_pools(problem)
+    selections = all_selections(pools, _MAX_SELECTIONS)
     if selections is None:
-        return _by_work(problem, offers)
-    tight = _may_be_tight(problem, offers)
+        return _by_work(problem, pools)
+    tight = _may_be_tight(problem, pools)
     heap: list[tuple[float, Selection, str]] = []
     for selection in selections:
-        value = _value(problem, promise(problem, offers, selection))
+        value = _value(problem, promise(problem, pools, selection))
         if value is not None:
             heapq.heappush(heap, (value, selection, ""))
     num_tight = 0
@@ -77,8 +77,8 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
             return ObjectiveBound(value, relaxes or WORK_RELAXES)
         num_tight += 1
         heapq.heappop(heap)
-        promised = promise(problem, offers, selection)
-        bound = step_time_bound(_costs(problem, offers, selection), uneven=True)
+        promised = promise(problem, pools, selection)
+        bound = step_time_bound(_costs(problem, pools, selection), uneven=True)
         step_s = max(promised.step_s, bound.step_time_s)
         tighter = _value(problem, replace(promised, step_s=step_s))
         if tighter is not None:
@@ -109,44 +109,44 @@ def _value(problem: Problem, promised: Promise) -> float | None:
     return promised.step_s if problem.objective.name == "throughput" else standing.value
 
 
-def _by_work(problem: Problem, offers: Sequence[Offer]) -> ObjectiveBound | None:
+def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | None:
     """Bound too many selections: by the cheapest work, or the fewest of the fastest GPUs."""
     work = work_of(problem)
     objective = problem.objective
     if objective.name == "cheapest":
         prices = [
             price * o.layer_gpu_s / o.num_gpus
-            for o in offers
+            for o in pools
             if (price := o.price_per_hour(o.num_gpus)) is not None
         ]
         return ObjectiveBound(work * min(prices) / 3600, WORK_RELAXES)
     if objective.name == "fewest-gpus" and objective.max_step_s is not None:
         missing, num_gpus = work / objective.max_step_s, 0
-        for offer in sorted(offers, key=lambda o: o.layer_gpu_s):
-            needed = ceil(missing * offer.layer_gpu_s * (1 - 1e-9))
-            taken = min(max(needed, 0), offer.most)
+        for pool in sorted(pools, key=lambda o: o.layer_gpu_s):
+            needed = ceil(missing * pool.layer_gpu_s * (1 - 1e-9))
+            taken = min(max(needed, 0), pool.most)
             num_gpus += taken
-            missing -= taken / offer.layer_gpu_s
+            missing -= taken / pool.layer_gpu_s
         return ObjectiveBound(float(max(num_gpus, 1)), WORK_RELAXES)
     return None
 
 
-def _may_be_tight(problem: Problem, offers: Sequence[Offer]) -> bool:
-    """Return whether selections may be bounded one by one: few GPUs, and machines of an offer
+def _may_be_tight(problem: Problem, pools: Sequence[NodePool]) -> bool:
+    """Return whether selections may be bounded one by one: few GPUs, and machines of an pool
     that are alike in all their links too, so that the first ones stand for any."""
     if problem.num_gpus > _MAX_GPUS_TIGHT:
         return False
     links: dict[tuple[int, int], set[Link]] = {}
-    index = {node.name: k for k, offer in enumerate(offers) for node in offer.nodes}
+    index = {node.name: k for k, pool in enumerate(pools) for node in pool.nodes}
     for (a, b), link in problem.cluster.node_links.items():
         if a in index and b in index:
             links.setdefault((index[a], index[b]), set()).add(link)
     return all(len(found) == 1 for found in links.values())
 
 
-def _costs(problem: Problem, offers: Sequence[Offer], selection: Selection) -> CostModel:
+def _costs(problem: Problem, pools: Sequence[NodePool], selection: Selection) -> CostModel:
     """Return the price list of a cluster of these machines alone."""
-    part = restricted(problem, offers, selection)
+    part = restricted(problem, pools, selection)
     cluster: Cluster = problem.cluster
     idle = tuple(
         device.name

@@ -28,8 +28,8 @@ _COMPARED_LENGTHS = 64
 
 @dataclass(frozen=True)
 class GroupKind:
-    """Groups that are priced alike: the ways in which each can train sequences, and the kinds that
-    it divides into (number of the kind -> how many)."""
+    """Groups that are priced alike: the options by which each can train sequences, and the kinds
+    that it divides into (number of the kind -> how many)."""
 
     size: int
     prices: tuple[GroupPrice, ...]
@@ -59,14 +59,14 @@ class GroupTree:
         return self.groups[0].stop - self.groups[0].first
 
     @cached_property
-    def ways(self) -> tuple[tuple[int, GroupPrice], ...]:
+    def options(self) -> tuple[tuple[int, GroupPrice], ...]:
         """Return every (kind, price), kinds in order: what a sequence can be given to."""
         return tuple((k, price) for k, kind in enumerate(self.kinds) for price in kind.prices)
 
     @cached_property
     def longest_sequence(self) -> int:
         """Return the longest sequence that any group can hold, in tokens."""
-        return max((longest_sequence(price) for _, price in self.ways), default=0)
+        return max((longest_sequence(price) for _, price in self.options), default=0)
 
     def placed(self, counts: Sequence[int]) -> dict[int, list[int]] | None:
         """Find groups: as many of each kind as `counts` says, no two with a rank in common.

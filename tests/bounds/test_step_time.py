@@ -269,7 +269,7 @@ def test_prices_prove_nearly_as_much_as_numbers() -> None:
 def test_ways_that_are_left_out_are_not_needed(job: tuple[Cluster, Workload]) -> None:
     costs = CostModel(*job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bound_levels, "needed_ways", lambda ways, steps, *_: (ways, steps))
+        patch.setattr(bound_levels, "needed_options", lambda options, steps, *_: (options, steps))
         all_s = step_time_bound_s(costs)
     assert step_time_bound_s(costs) == pytest.approx(all_s, rel=1e-9)
 

@@ -16,7 +16,7 @@ from megatron_hetero.bounds.chains import levels as bound_levels
 from megatron_hetero.bounds.chains.axes import Axes, by_speed
 from megatron_hetero.bounds.chains.kinds import gpu_classes
 from megatron_hetero.bounds.chains.levels import chain_times
-from megatron_hetero.bounds.chains.stages import StageWayMaker
+from megatron_hetero.bounds.chains.stages import StageOptionMaker
 from megatron_hetero.bounds.effort import PROOF
 from megatron_hetero.bounds.packing import ReplicaTimes, least_packed_s
 from megatron_hetero.bounds.step_time import step_time_bound, work_bound_s
@@ -70,17 +70,17 @@ def test_dear_chains_are_no_slower_than_they_are_and_cheap_ones_just_as_slow(
         make_workload(num_layers=6, global_batch_size=16),
     )
     classes = gpu_classes(costs)
-    ways, axes = StageWayMaker(classes).ways([costs], (1, 4)), by_speed([costs], classes)
+    options, axes = StageOptionMaker(classes).options([costs], (1, 4)), by_speed([costs], classes)
     ranges = [(1, 2), (3, 8), (9, 16)]
-    exact_s, _ = chain_times(ways, 6, axes, ranges, 1e9)
+    exact_s, _ = chain_times(options, 6, axes, ranges, 1e9)
     monkeypatch.setattr(bound_levels, "_NUM_UNITS", 12)
-    some_s, _ = chain_times(ways, 6, axes, ranges, 1e9)
+    some_s, _ = chain_times(options, 6, axes, ranges, 1e9)
     assert some_s.shape == exact_s.shape == (3, *axes.shape)
     assert (some_s[:, :12] == exact_s[:, :12]).all()
     assert (some_s <= exact_s).all()
     assert (some_s < exact_s).any()
     # Of longer axes too: no chain of six layers costs more than six stages.
-    longer_s, _ = chain_times(ways, 6, Axes(axes.steps, (4000,)), ranges, 1e9)
+    longer_s, _ = chain_times(options, 6, Axes(axes.steps, (4000,)), ranges, 1e9)
     assert longer_s.shape == (3, 4000)
     assert (np.diff(longer_s[:, axes.shape[0] :]) <= 0).all()
     assert np.isfinite(longer_s[:, -1]).all()
@@ -91,7 +91,7 @@ def test_dear_chains_are_no_slower_than_they_are_and_cheap_ones_just_as_slow(
 def test_many_replicas_do_no_more_than_the_concave_function_says(
     rises: list[int], num_replicas: int, data: st.DataObject
 ) -> None:
-    """Beside all ways to divide the price."""
+    """Beside all options to divide the price."""
     value = np.cumsum(np.array(rises, float))
     prices = range(len(value))
     best = max(

@@ -12,7 +12,7 @@ import pytest
 from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.exchange.baselines import baselines, ring
 from megatron_hetero.exchange.check import FaultKind, faults, require_exact
-from megatron_hetero.exchange.generate import Generator, Way
+from megatron_hetero.exchange.generate import BranchReduction, Generator
 from megatron_hetero.exchange.grouping import Grouping, even, grouped_plan
 from megatron_hetero.exchange.plan import ExchangePlan, Owned, Purpose
 from megatron_hetero.exchange.programmes import programmes
@@ -22,7 +22,7 @@ PURPOSES: tuple[Purpose, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 def random_plan(random: Random, most_holders: int) -> ExchangePlan:
-    """Make a plan for a random tree: any ways of its branches, given owners or none."""
+    """Make a plan for a random tree: any reductions of its branches, given owners or none."""
     tree = random_tree(random, most_holders)
     size = random.choice((1, 7, tree.num_holders, 1000, 99_991))
     purpose = random.choice(PURPOSES)
@@ -34,11 +34,13 @@ def random_plan(random: Random, most_holders: int) -> ExchangePlan:
     elif random.random() < 0.2:
         return random.choice(baselines(size, tree, purpose))
     generator = Generator(tree, size, 4.0, purpose, owners)
-    ways = {
-        number: Way(random.choice((0, 2, 3, 4)), random.choice((0, 1, 2)), random.random() < 0.5)
+    reductions = {
+        number: BranchReduction(
+            random.choice((0, 2, 3, 4)), random.choice((0, 1, 2)), random.random() < 0.5
+        )
         for number, _ in tree.inner()
     }
-    plan = generator.plan(ways)
+    plan = generator.plan(reductions)
     return replace(plan, num_chunks=random.choice((1, 1, 2, 5)))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from megatron_hetero.planner.columns.bundle_mix import PoolBundles
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import Site
-from megatron_hetero.planner.columns.slab_mix import PoolSlabs
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.completion.fill import Filler, filled_placement
 from megatron_hetero.planner.portfolio import search
@@ -94,7 +94,7 @@ def test_near_sites_are_grouped_first(tmp_path: Path) -> None:
     problem = problem_of(tmp_path, machines, "OPT-350", 64, 1)
     kinds = kinds_of(problem)
     table, filler = StageTable(problem, kinds), Filler(problem)
-    sites = [Site(PoolSlabs(table, filler, [k], [1], 24), (kinds[k],)) for k in range(3)]
+    sites = [Site(PoolBundles(table, filler, [k], [1], 24), (kinds[k],)) for k in range(3)]
     names = [
         [sorted(site.kinds[0].node.site for site in group) for group in groups]
         for groups in near_sites(sites)

@@ -76,15 +76,15 @@ def brute_force(table: PriceTable) -> float:
         if kinds in seen:
             continue
         seen.add(kinds)
-        ways = [int(np.flatnonzero(table.kind_of_way == kind)[0]) for kind in kinds]
-        grid = np.indices((len(ways),) * num).reshape(num, -1)
+        options = [int(np.flatnonzero(table.kind_of_option == kind)[0]) for kind in kinds]
+        grid = np.indices((len(options),) * num).reshape(num, -1)
         time, full = np.zeros(grid.shape[1]), np.zeros(grid.shape[1], dtype=bool)
-        for g, way in enumerate(ways):
+        for g, option in enumerate(options):
             mine = grid == g
             with np.errstate(invalid="ignore"):
-                own = np.where(mine, table.seconds[way][:, None], 0.0).sum(axis=0)
-            time = np.maximum(time, own + table.fixed_s[way] * mine.any(axis=0))
-            rows = table.rows[way]
+                own = np.where(mine, table.seconds[option][:, None], 0.0).sum(axis=0)
+            time = np.maximum(time, own + table.fixed_s[option] * mine.any(axis=0))
+            rows = table.rows[option]
             used = table.memory[rows] @ mine
             full |= (used > table.room[rows][:, None] * (1 + 1e-9)).any(axis=0)
         best = min(best, float(np.where(full, np.inf, time).min()))
@@ -112,17 +112,17 @@ def paper_programme(table: PriceTable) -> float:
 
     upper = np.r_[np.inf, np.ones(width - 1)]
     for p, group in enumerate(tree.groups):
-        way = int(np.flatnonzero(table.kind_of_way == group.kind)[0])
+        option = int(np.flatnonzero(table.kind_of_option == group.kind)[0])
         columns = [taken + p * num + k for k in range(num)]
-        seconds = np.where(np.isfinite(table.seconds[way]), table.seconds[way], 0.0)
+        seconds = np.where(np.isfinite(table.seconds[option]), table.seconds[option], 0.0)
         time = dict(zip(columns, seconds, strict=True))
-        row({0: -1.0, used + p: float(table.fixed_s[way]), **time}, -np.inf, 0.0)
-        for need, room in zip(table.memory[table.rows[way]], table.room[table.rows[way]],
+        row({0: -1.0, used + p: float(table.fixed_s[option]), **time}, -np.inf, 0.0)
+        for need, room in zip(table.memory[table.rows[option]], table.room[table.rows[option]],
                               strict=True):  # fmt: skip
             row({**dict(zip(columns, need, strict=True)), used + p: -float(room)}, -np.inf, 0.0)
         row({**dict.fromkeys(columns, 1.0), used + p: -float(num)}, -np.inf, 0.0)
         for k, column in enumerate(columns):
-            if not np.isfinite(table.seconds[way, k]):
+            if not np.isfinite(table.seconds[option, k]):
                 upper[column] = 0.0
     for k in range(num):
         row({taken + p * num + k: 1.0 for p in range(num_groups)}, 1.0, 1.0)

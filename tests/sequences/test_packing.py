@@ -63,16 +63,16 @@ def test_every_set_that_fits_is_a_pattern() -> None:
     found = patterns_within(table, limit)
     assert found is not None and not found.open
     have = {
-        (int(w), tuple(np.flatnonzero(m))) for w, m in zip(found.way, found.members, strict=True)
+        (int(w), tuple(np.flatnonzero(m))) for w, m in zip(found.option, found.members, strict=True)
     }
     expected = set()
-    for way, rows in enumerate(table.rows):
+    for option, rows in enumerate(table.rows):
         for size in range(1, 6):
             for chosen in combinations(range(5), size):
                 own = list(chosen)
-                seconds = table.fixed_s[way] + table.seconds[way, own].sum()
-                if seconds <= limit and table.fits(way, table.memory[rows][:, own].sum(axis=1)):
-                    expected.add((way, chosen))
+                seconds = table.fixed_s[option] + table.seconds[option, own].sum()
+                if seconds <= limit and table.fits(option, table.memory[rows][:, own].sum(axis=1)):
+                    expected.add((option, chosen))
     assert have == expected
 
 

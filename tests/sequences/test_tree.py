@@ -93,7 +93,7 @@ def test_nothing_is_made_up_that_was_not_published(
 
 def test_published_seconds_are_those_of_the_formula() -> None:
     tree = published_tree("GPT-7B", 64, 4096)
-    of = {price.size: price for _, price in tree.ways}
+    of = {price.size: price for _, price in tree.options}
     s, model = 32768.0, MODELS["GPT-7B"]
     alone = 5.128e-6 * s * s + 0.1839576 * s
     moved = 4 * 2 * 32 * 4096 * s * 2 / 16 / 10.33e9

@@ -4,7 +4,7 @@ stages        every way to make one stage of like GPUs, with the least that it t
 least_chains  the table of least chains, stage after stage
 axes          axes of that table: GPUs of each class, or prices of them
 levels        coarser units of long axes
-dominance     ways to make a stage that no least chain needs
+dominance     options to make a stage that no least chain needs
 ends          places of the stages that hold the word embedding
 kinds         classes of like GPUs
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
-from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats
+from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats
 from megatron_hetero.cost.model import CostModel
 
 LEAST_PRICE, MOST_PRICE = 60, 240
@@ -56,7 +56,7 @@ def by_speed(sizes: Sequence[CostModel], classes: Sequence[GpuClass]) -> Axes:
 
 
 def by_pace(
-    ways: ChainStageWays,
+    options: ChainStageOptions,
     classes: Sequence[GpuClass],
     num_sequences: float,
     step_s: float,
@@ -71,10 +71,10 @@ def by_pace(
         deep: with as much memory as many micro-batches in flight leave; else, as few.
     """
     in_flight = -1 if deep else 1
-    own_s = num_sequences * ways.rate_s[:, 0, in_flight] + ways.update_s[:, 0]
+    own_s = num_sequences * options.rate_s[:, 0, in_flight] + options.update_s[:, 0]
     layers = np.where(own_s <= step_s, np.arange(own_s.shape[1]), 0).max(axis=1)
     worths = np.zeros(len(classes))
-    np.maximum.at(worths, ways.gpu_class, layers / ways.width)
+    np.maximum.at(worths, options.gpu_class, layers / options.width)
     return _priced(worths, classes) if worths.any() else None
 
 

@@ -1,4 +1,4 @@
-"""Ways to make a stage that no least chain needs, because another takes no more of the cluster and
+"""Options of a stage that no least chain needs, because another takes no more of the cluster and
 no longer wherever it stands: the table of chains is spared them."""
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats, Ints
+from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats, Ints
 
 
-def needed_ways(
-    ways: ChainStageWays, steps: Ints, fewest_sequences: int, cut_s: float
-) -> tuple[ChainStageWays, Ints]:
-    """Return the ways that chains of so many sequences or more may need, and their rows of `steps`.
+def needed_options(
+    options: ChainStageOptions, steps: Ints, fewest_sequences: int, cut_s: float
+) -> tuple[ChainStageOptions, Ints]:
+    """Return options that chains of so many sequences or more may need, and their rows of `steps`.
 
     A stage of n sequences takes n rate + update by itself and t on the way of others; it is
     replaced by another of as many layers if that makes neither longer, boundaries on both sides
@@ -23,11 +23,11 @@ def needed_ways(
         steps: what a stage of each kind takes along the axes of the table, [kind, axis].
         cut_s: chains that take longer do not count.
     """
-    own_s, time_s = _own_s(ways, fewest_sequences), ways.time_s.copy()
-    late = own_s + ways.sync_s[:, :, None, :] > cut_s
+    own_s, time_s = _own_s(options, fewest_sequences), options.time_s.copy()
+    late = own_s + options.sync_s[:, :, None, :] > cut_s
     time_s[late] = np.inf
-    excess_s, far_rate_s = _crossings(ways)
-    num = len(ways.width)
+    excess_s, far_rate_s = _crossings(options)
+    num = len(options.width)
     kept = list(range(num))
     for other in range(num):
         for kind in kept:
@@ -37,15 +37,16 @@ def needed_ways(
             extra_s = excess_s[kind, other]
             with np.errstate(invalid="ignore"):
                 worse = ~late[other] & (
-                    (ways.time_s[kind] + extra_s > ways.time_s[other])
-                    | (ways.rate_s[kind] > ways.rate_s[other])
+                    (options.time_s[kind] + extra_s > options.time_s[other])
+                    | (options.rate_s[kind] > options.rate_s[other])
                     | (own_s[kind] + extra_s > own_s[other])
-                    | _is_later(ways, own_s, kind, other)
+                    | _is_later(options, own_s, kind, other)
                 )
                 if far_rate_s[kind, other]:
                     busy_s = fewest_sequences * far_rate_s[kind, other]
                     worse |= ~late[other] & (
-                        busy_s + ways.time_s[kind] + extra_s > fewest_sequences * ways.rate_s[other]
+                        busy_s + options.time_s[kind] + extra_s
+                        > fewest_sequences * options.rate_s[other]
                     )
             if not worse.any():
                 kept.remove(other)
@@ -53,53 +54,53 @@ def needed_ways(
     kept = [kind for kind in kept if np.isfinite(time_s[kind]).any()]
     rows = np.array(kept, np.int64)
     few = replace(
-        ways,
-        gpu_class=ways.gpu_class[rows],
-        width=ways.width[rows],
+        options,
+        gpu_class=options.gpu_class[rows],
+        width=options.width[rows],
         time_s=time_s[rows],
-        rate_s=np.where(np.isinf(time_s[rows]), np.inf, ways.rate_s[rows]),
-        update_s=ways.update_s[rows],
-        sync_s=ways.sync_s[rows],
-        trip_s=ways.trip_s[np.ix_(rows, rows)],
-        send_rate_s=ways.send_rate_s[np.ix_(rows, rows)],
+        rate_s=np.where(np.isinf(time_s[rows]), np.inf, options.rate_s[rows]),
+        update_s=options.update_s[rows],
+        sync_s=options.sync_s[rows],
+        trip_s=options.trip_s[np.ix_(rows, rows)],
+        send_rate_s=options.send_rate_s[np.ix_(rows, rows)],
     )
     return few, steps[rows]
 
 
-def _own_s(ways: ChainStageWays, num_sequences: int) -> Floats:
-    found: Floats = num_sequences * ways.rate_s + ways.update_s[:, :, None, :]
+def _own_s(options: ChainStageOptions, num_sequences: int) -> Floats:
+    found: Floats = num_sequences * options.rate_s + options.update_s[:, :, None, :]
     return found
 
 
-def _is_later(ways: ChainStageWays, own_s: Floats, kind: int, other: int) -> Floats:
+def _is_later(options: ChainStageOptions, own_s: Floats, kind: int, other: int) -> Floats:
     """Return whether a stage of `kind` may be cut off for its exchange where one of `other` is
     not."""
-    later: Floats = own_s[kind] + ways.sync_s[kind][:, None] > (
-        own_s[other] + ways.sync_s[other][:, None]
+    later: Floats = own_s[kind] + options.sync_s[kind][:, None] > (
+        own_s[other] + options.sync_s[other][:, None]
     )
     return later
 
 
-def _crossings(ways: ChainStageWays) -> tuple[Floats, Floats]:
+def _crossings(options: ChainStageOptions) -> tuple[Floats, Floats]:
     """Return what stages of a kind, in the place of one of another, add at most to their
     boundaries there and back, [kind, other]; and of links that are then busy longer, for how
     long a sequence."""
-    num = len(ways.width)
+    num = len(options.width)
     excess_s, far_rate_s = np.zeros((num, num)), np.zeros((num, num))
     for kind in range(num):
         for other in range(num):
             for own, theirs, send, their_send in (
                 (
-                    ways.trip_s[kind],
-                    ways.trip_s[other],
-                    ways.send_rate_s[kind],
-                    ways.send_rate_s[other],
+                    options.trip_s[kind],
+                    options.trip_s[other],
+                    options.send_rate_s[kind],
+                    options.send_rate_s[other],
                 ),
                 (
-                    ways.trip_s[:, kind],
-                    ways.trip_s[:, other],
-                    ways.send_rate_s[:, kind],
-                    ways.send_rate_s[:, other],
+                    options.trip_s[:, kind],
+                    options.trip_s[:, other],
+                    options.send_rate_s[:, kind],
+                    options.send_rate_s[:, other],
                 ),
             ):
                 possible = np.isfinite(theirs)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
-from megatron_hetero.bounds.chains.stages import PLACES, ChainStageWays
+from megatron_hetero.bounds.chains.stages import PLACES, ChainStageOptions
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.lines import most_bytes_per_s
@@ -37,17 +37,17 @@ class EndsCase:
     has_last: bool = True
     is_inside: bool = False
 
-    def limited(self, ways: ChainStageWays) -> ChainStageWays:
-        """Return the ways of such plans."""
-        allowed = np.isin(ways.gpu_class, sorted(self.classes))
+    def limited(self, options: ChainStageOptions) -> ChainStageOptions:
+        """Return the options of such plans."""
+        allowed = np.isin(options.gpu_class, sorted(self.classes))
         places = np.array(
             [self.is_inside or first or (last and self.has_last) for first, last in PLACES]
         )
         none = ~allowed[:, None] & places[None, :]
         return replace(
-            ways,
-            time_s=np.where(none[:, :, None, None], np.inf, ways.time_s),
-            rate_s=np.where(none[:, :, None, None], np.inf, ways.rate_s),
+            options,
+            time_s=np.where(none[:, :, None, None], np.inf, options.time_s),
+            rate_s=np.where(none[:, :, None, None], np.inf, options.rate_s),
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats, Ints
+from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats, Ints
 
 _MAX_NUMBERS = 50_000
 """Of one operation: ranges beyond it are taken one part after the other."""
@@ -44,9 +44,9 @@ class ChainTimes:
     """
 
     def __init__(
-        self, ways: ChainStageWays, num_layers: int, shape: tuple[int, ...], steps: Ints
+        self, options: ChainStageOptions, num_layers: int, shape: tuple[int, ...], steps: Ints
     ) -> None:
-        self.ways = ways
+        self.options = options
         self.num_layers = num_layers
         self.shape = shape
         self.work = 0
@@ -60,11 +60,11 @@ class ChainTimes:
             self._after.append(tuple(slice(step, None) for _, step in pairs))
             fits = all(step < n for n, step in pairs)
             self._at.append(tuple(step for _, step in pairs) if fits else None)
-        rates = ways.rate_s
+        rates = options.rate_s
         same = [
             np.array_equal(rates[:, :, i], rates[:, :, -1])
-            and np.array_equal(ways.time_s[:, :, i], ways.time_s[:, :, -1])
-            for i in range(ways.max_in_flight)
+            and np.array_equal(options.time_s[:, :, i], options.time_s[:, :, -1])
+            for i in range(options.max_in_flight)
         ]
         self.depth = max(2, 1 + same.index(True))
         """Stages from one to the last are told apart up to this many."""
@@ -76,7 +76,7 @@ class ChainTimes:
         Infinite where not even the least are done in `cut_s`.  A chain's step grows by less than
         its sequences: what does k of n takes k / n of the step at least.
         """
-        size = self.ways.width.size * self.depth * int(np.prod(self.shape))
+        size = self.options.width.size * self.depth * int(np.prod(self.shape))
         some = max(1, _MAX_NUMBERS // max(1, size))
         least: Floats = np.concatenate(
             [
@@ -90,7 +90,7 @@ class ChainTimes:
 
     def _least_s(self, ranges: Ints, cut_s: float) -> Floats:
         """Return `least_s` of chains that take just so much; `ranges` is [end, range]."""
-        total, num = self.num_layers, len(self.ways.width)
+        total, num = self.num_layers, len(self.options.width)
         lone, last, first, inner = (self._stages(place, ranges, cut_s) for place in (3, 1, 2, 0))
         shape = (num, self.depth, ranges.shape[1], *self.shape)
         # [layers held, kind in front, stages from that one to the last - 2, range, *shape]
@@ -129,38 +129,38 @@ class ChainTimes:
         return best
 
     def _stages(self, place: int, ranges: Ints, cut_s: float) -> _Stages:
-        ways, (least, most) = self.ways, ranges
-        num_micro_batches = np.maximum(least // ways.most_size, 1)
+        options, (least, most) = self.options, ranges
+        num_micro_batches = np.maximum(least // options.most_size, 1)
         in_flight = np.minimum(np.arange(1, self.depth + 1)[:, None], num_micro_batches[None, :])
-        rows = np.minimum(in_flight, ways.max_in_flight) - 1
-        rate_s = ways.rate_s[:, place][:, rows]
-        update_s = ways.update_s[:, place][:, None, None]
-        sync_s = ways.sync_s[:, place][:, None, None]
+        rows = np.minimum(in_flight, options.max_in_flight) - 1
+        rate_s = options.rate_s[:, place][:, rows]
+        update_s = options.update_s[:, place][:, None, None]
+        sync_s = options.sync_s[:, place][:, None, None]
         late = least[:, None] * rate_s + update_s + sync_s > cut_s
         own_s = np.where(late, np.inf, most[:, None] * rate_s + update_s).transpose(3, 0, 1, 2)
-        time_s = ways.time_s[:, place][:, rows].transpose(3, 0, 1, 2)
+        time_s = options.time_s[:, place][:, rows].transpose(3, 0, 1, 2)
         shape = (*own_s.shape, *(1,) * len(self.shape))
         fitting = np.isfinite(own_s).any(axis=(1, 2, 3))
         most_layers = int(np.flatnonzero(fitting).max(initial=0))
         return _Stages(own_s.reshape(shape), time_s.reshape(shape), most_layers)
 
-    def _take(self, goal: Floats, ways_s: Floats) -> None:
+    def _take(self, goal: Floats, options_s: Floats) -> None:
         """Each kind takes its GPUs beside what the stages behind it have taken."""
         for kind, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
             own = goal[kind][:, :, *after]
-            np.minimum(own, ways_s[kind][:, :, *before], out=own)
+            np.minimum(own, options_s[kind][:, :, *before], out=own)
 
     def _crossed(self, found: Floats, counts: Ints) -> Floats:
         """Go from chains by their first kind to chains by the kind in front of them, boundary
         and all, [kind in front, stages from that one to the last - 2, range, *shape]."""
-        ways, crossed = self.ways, np.full(found.shape, np.inf)
+        options, crossed = self.options, np.full(found.shape, np.inf)
         ones = (1,) * (1 + len(self.shape))
-        self.work += found.size * len(ways.width)
-        busy_s = counts[:, None, None] * ways.send_rate_s  # [range, kind, kind behind]
-        for behind in range(len(ways.width)):
+        self.work += found.size * len(options.width)
+        busy_s = counts[:, None, None] * options.send_rate_s  # [range, kind, kind behind]
+        for behind in range(len(options.width)):
             if not np.isfinite(found[behind]).any():
                 continue
-            trip_s = ways.trip_s[:, behind].reshape(-1, 1, *ones)
+            trip_s = options.trip_s[:, behind].reshape(-1, 1, *ones)
             floor_s = busy_s[:, :, behind].T.reshape(-1, 1, len(counts), *ones[1:])
             crossed = np.minimum(crossed, np.maximum(trip_s + found[behind], floor_s))
         # More stages than are told apart count as the most that are.

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from megatron_hetero.bounds.chains.axes import Axes
-from megatron_hetero.bounds.chains.dominance import needed_ways
+from megatron_hetero.bounds.chains.dominance import needed_options
 from megatron_hetero.bounds.chains.least_chains import ChainTimes
-from megatron_hetero.bounds.chains.stages import ChainStageWays, Floats, Ints
+from megatron_hetero.bounds.chains.stages import ChainStageOptions, Floats, Ints
 
 _NUM_UNITS = 320
 """Entries of a table of one unit."""
@@ -27,7 +27,7 @@ _COARSER = 4
 
 
 def chain_times(
-    ways: ChainStageWays,
+    options: ChainStageOptions,
     num_layers: int,
     axes: Axes,
     ranges: Sequence[tuple[int, int]],
@@ -35,14 +35,14 @@ def chain_times(
 ) -> tuple[Floats, int]:
     """Return least times of chains that take no more than so much, [range, *axes.shape], and the
     numbers looked at; see `ChainTimes.least_s`."""
-    taken = np.array(axes.steps)[ways.gpu_class] * ways.width[:, None]
+    taken = np.array(axes.steps)[options.gpu_class] * options.width[:, None]
     if len(axes.shape) > 1:
-        return _tabulated(ways, num_layers, axes.shape, taken, ranges, cut_s)
+        return _tabulated(options, num_layers, axes.shape, taken, ranges, cut_s)
     (length,), found, begin, work = axes.shape, [], 0, 0
     for unit, end in _levels(length, num_layers * int(taken.max(initial=0))):
         entries = np.arange(begin, end) // unit
         shape = (int(entries[-1]) + 1,)
-        least_s, numbers = _tabulated(ways, num_layers, shape, taken // unit, ranges, cut_s)
+        least_s, numbers = _tabulated(options, num_layers, shape, taken // unit, ranges, cut_s)
         found.append(least_s[:, entries])
         work += numbers
         begin = end
@@ -61,14 +61,14 @@ def _levels(length: int, dearest: int) -> Iterator[tuple[int, int]]:
 
 
 def _tabulated(
-    ways: ChainStageWays,
+    options: ChainStageOptions,
     num_layers: int,
     shape: tuple[int, ...],
     taken: Ints,
     ranges: Sequence[tuple[int, int]],
     cut_s: float,
 ) -> tuple[Floats, int]:
-    few, few_taken = needed_ways(ways, taken, ranges[0][0], cut_s)
+    few, few_taken = needed_options(options, taken, ranges[0][0], cut_s)
     if not len(few.width):
         return np.full((len(ranges), *shape), np.inf), 0
     chains = ChainTimes(few, num_layers, shape, few_taken)

@@ -34,8 +34,8 @@ MANY_IN_FLIGHT = 24
 
 
 @dataclass(frozen=True)
-class ChainStageWays:
-    """All ways; a kind is a group of `width` GPUs of class `gpu_class`, arrays begin with it."""
+class ChainStageOptions:
+    """All options; a kind is a group of `width` GPUs of class `gpu_class`, arrays begin with it."""
 
     gpu_class: Ints
     width: Ints
@@ -62,21 +62,23 @@ class ChainStageWays:
         return int(self.time_s.shape[2])
 
 
-class StageWayMaker:
-    """Ways of one job and its GPU classes, for any micro-batch sizes and numbers of replicas."""
+class StageOptionMaker:
+    """Options of one job and its GPU classes, for any micro-batch sizes and numbers of replicas."""
 
     def __init__(self, classes: Sequence[GpuClass], max_in_flight: int = FEW_IN_FLIGHT) -> None:
         self.classes = classes
         self.max_in_flight = max_in_flight
         self.kinds = [(i, c, w) for i, c in enumerate(classes) for w in c.widths]
-        self._of_size: dict[tuple[int, StateHolders], ChainStageWays] = {}
+        self._of_size: dict[tuple[int, StateHolders], ChainStageOptions] = {}
         self._syncs: dict[int, Floats] = {}
 
-    def ways(self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]) -> ChainStageWays:
+    def options(
+        self, sizes: Sequence[CostModel], num_replicas: tuple[int, int]
+    ) -> ChainStageOptions:
         """Return the least of what micro-batches of these sizes take, in plans of so many
         replicas, at least and at most; stages may have any recompute that they may choose."""
         fewest, most = num_replicas
-        found = [self._ways(_least_states(costs, most)) for costs in sizes]
+        found = [self._options(_least_states(costs, most)) for costs in sizes]
         if fewest not in self._syncs:
             self._syncs[fewest] = np.array(
                 [
@@ -89,20 +91,20 @@ class StageWayMaker:
             smallest: Floats = np.minimum.reduce(list(arrays))
             return smallest
 
-        return ChainStageWays(
+        return ChainStageOptions(
             found[0].gpu_class,
             found[0].width,
-            least(ways.time_s for ways in found),
-            least(ways.rate_s for ways in found),
-            least(ways.update_s for ways in found),
+            least(options.time_s for options in found),
+            least(options.rate_s for options in found),
+            least(options.update_s for options in found),
             self._syncs[fewest],
-            least(ways.trip_s for ways in found),
-            least(ways.send_rate_s for ways in found),
-            min(ways.least_size for ways in found),
-            max(ways.most_size for ways in found),
+            least(options.trip_s for options in found),
+            least(options.send_rate_s for options in found),
+            min(options.least_size for options in found),
+            max(options.most_size for options in found),
         )
 
-    def _ways(self, costs: CostModel) -> ChainStageWays:
+    def _options(self, costs: CostModel) -> ChainStageOptions:
         """Price one micro-batch size; what is exchanged is left out."""
         size = costs.workload.training.micro_batch_size
         key = (size, costs.holders)
@@ -120,7 +122,7 @@ class StageWayMaker:
                     for a, _, width in self.kinds
                 ]
             )
-            self._of_size[key] = ChainStageWays(
+            self._of_size[key] = ChainStageOptions(
                 np.array([i for i, _, _ in self.kinds], np.int64),
                 np.array([width for _, _, width in self.kinds], np.int64),
                 np.array(times),

@@ -12,5 +12,5 @@ tries         what was tried, for the message
 capacity      an upper bound on the layers that a cluster holds
 holding       GPUs that would hold a model, without a cluster
 what_if       what to add first
-growth        a cluster with one thing more
+additions     a cluster with one thing more
 """

@@ -134,7 +134,7 @@ def explain_candidate(
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True)
         for device in stage.devices
     }
-    stock, stock_miss = Rescorer(board).best_stock(), board.misses.nearest_stock
+    stock, stock_miss = Rescorer(board).best_stock(), board.out_of_memory.nearest_stock
     best_stock = alternative_to(problem, stock, best) if stock else None
     if searched_stock is not None and (
         best_stock is None or searched_stock.step_time_s < best_stock.step_time_s

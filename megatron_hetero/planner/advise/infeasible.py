@@ -50,7 +50,7 @@ def infeasible_error(problem: Problem, board: Scoreboard) -> InfeasiblePlanError
     none did, it names those that were tried."""
     finder = _Finder(problem)
     relaxation = finder.find()
-    sentences = [_shortage(problem, board.misses.nearest)]
+    sentences = [_shortage(problem, board.out_of_memory.nearest)]
     if relaxation is None:
         sentences.append(finder.tries.words())
     else:

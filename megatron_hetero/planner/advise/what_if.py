@@ -18,7 +18,7 @@ from megatron_hetero.cost.price import price_per_hour
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import UsageError
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.advise.growth import Growth, growths
+from megatron_hetero.planner.advise.additions import Addition, additions
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.one_library import kept_to_plan
 from megatron_hetero.planner.portfolio import search
@@ -69,37 +69,37 @@ def what_to_add(
     own_s = _step_s(problem.costs, placement)
     bound_s = step_time_bound_s(problem.costs)
     looked_at = []
-    for growth in growths(problem):
-        promised_s = _promised_s(problem, growth, placement, own_s, bound_s)
-        looked_at.append((promised_s, growth))
+    for addition in additions(problem):
+        promised_s = _promised_s(problem, addition, placement, own_s, bound_s)
+        looked_at.append((promised_s, addition))
     looked_at.sort(key=lambda entry: (entry[0], entry[1].what))
     found = []
-    for number, (promised_s, growth) in enumerate(looked_at):
+    for number, (promised_s, addition) in enumerate(looked_at):
         if number >= num_planned or promised_s > (1 - _WORTH_PLANNING) * own_s:
-            found.append(WhatIf(growth.what, promised_s, None, None))
+            found.append(WhatIf(addition.what, promised_s, None, None))
             continue
-        say(f"planning with {growth.what}")
-        found.append(_planned(problem, growth, placement, own_s, promised_s))
+        say(f"planning with {addition.what}")
+        found.append(_planned(problem, addition, placement, own_s, promised_s))
     return tuple(
         sorted(found, key=lambda w: (w.step_time_s is None, w.step_time_s or 0, w.promised_step_s))
     )
 
 
 def _promised_s(
-    problem: Problem, growth: Growth, placement: Placement, own_s: float, bound_s: float
+    problem: Problem, addition: Addition, placement: Placement, own_s: float, bound_s: float
 ) -> float:
-    costs = _costs(problem, growth.cluster)
-    if growth.kind == "link":
+    costs = _costs(problem, addition.cluster)
+    if addition.kind == "link":
         return min(own_s, _step_s(costs, placement))
     return own_s * min(1.0, step_time_bound_s(costs) / bound_s)
 
 
 def _planned(
-    problem: Problem, growth: Growth, placement: Placement, own_s: float, promised_s: float
+    problem: Problem, addition: Addition, placement: Placement, own_s: float, promised_s: float
 ) -> WhatIf:
     """Plan it anew; where the plan as it is remains the best, that."""
     grown = make_problem(
-        growth.cluster, problem.workload, problem.costs.profile, problem.make_costs
+        addition.cluster, problem.workload, problem.costs.profile, problem.make_costs
     )
     best = Rescorer(search(grown)).best()
     kept_s = min(own_s, _step_s(grown.costs, placement))
@@ -108,7 +108,7 @@ def _planned(
     else:
         step_s, devices = best.step_time_s, best.placement.devices()
     price = price_per_hour(grown.cluster, devices)
-    return WhatIf(growth.what, promised_s, step_s, 1 - step_s / own_s, price)
+    return WhatIf(addition.what, promised_s, step_s, 1 - step_s / own_s, price)
 
 
 def _step_s(costs: CostModel, placement: Placement) -> float:

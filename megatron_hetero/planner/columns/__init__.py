@@ -1,13 +1,13 @@
-"""Seeds for clusters of many nodes: column generation over bundles of replicas (slabs).
+"""Seeds for clusters of many nodes: column generation over bundles of equal replicas.
 
-strategy     the main search of large clusters
-kinds        equal nodes, and ways to cut them
-slab_mix     which slabs a pool is divided into
-slab_paths   the cheapest sequence of blocks for every period
-slab_shapes  slabs made without prices
-pricing      the best slabs for given prices of nodes
+strategy         the main search of large clusters
+kinds            equal nodes, and their division into blocks
+bundle_mix       which bundles a pool is divided into
+bundle_paths     the cheapest sequence of blocks for every period
+bundle_shapes    bundles made without prices
+pricing          the best bundles for given prices of nodes
 other_recompute  seeds that the job's own recompute hides
-packing      packing in fractions, a linear programme with few rows
-site_mixes   what each of several sites is divided into
-walks        short walks through a few places
+packing          packing in fractions, a linear programme with few rows
+site_mixes       what each of several sites is divided into
+shortest_paths   orders of a few places with the least time between neighbours
 """

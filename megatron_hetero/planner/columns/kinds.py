@@ -74,11 +74,11 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
 
 
 @dataclass(frozen=True)
-class Block:
-    """What `num_nodes` nodes of a kind give each replica of a slab: stages of these widths.
+class NodeBlock:
+    """What `num_nodes` nodes of a kind give each replica of a bundle: stages of these widths.
 
-    A slab is `num_replicas` equal replicas side by side on whole nodes, so that the GPUs that hold
-    the same layers share a node wherever a node serves several replicas.
+    A bundle is `num_replicas` equal replicas side by side on whole nodes, so that the GPUs that
+    hold the same layers share a node wherever a node serves several replicas.
     """
 
     kind: int
@@ -90,7 +90,7 @@ _MAX_CUTS = 12
 _MAX_NODES_CUT_FREELY = 16
 
 
-def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[Block]:
+def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[NodeBlock]:
     """Yield every way in which a node, or as few nodes as it takes, serves so many replicas; in
     a large cluster those that cut it into groups of one width."""
     is_large = sum(len(kind.nodes) for kind in kinds) > _MAX_NODES_CUT_FREELY
@@ -100,7 +100,7 @@ def blocks_of(kinds: Sequence[Kind], num_replicas: int) -> Iterator[Block]:
             continue
         gpus = kind.num_gpus // num_replicas if num_nodes == 1 else 1
         for widths in cuts(gpus, kind.widths, 0 if is_large else _MAX_CUTS):
-            yield Block(index, num_nodes, widths)
+            yield NodeBlock(index, num_nodes, widths)
 
 
 def cuts(num_gpus: int, allowed: Sequence[int], most: int) -> list[tuple[int, ...]]:

@@ -49,5 +49,5 @@ class OtherRecompute:
 def _lacks_memory(board: Scoreboard) -> bool:
     """Return whether structures without memory promise steps about as short as the best."""
     best = board.nearest
-    promise_s = min((miss.step_time_s for miss in board.misses.fastest), default=inf)
+    promise_s = min((miss.step_time_s for miss in board.out_of_memory.fastest), default=inf)
     return best is None or promise_s < _NEAR * best.step_time_s

@@ -1,7 +1,7 @@
-"""The best slabs for given prices of nodes: a shortest path over blocks, from the last stage on.
+"""The best bundles for given prices of nodes: a shortest path over blocks, from the last stage on.
 
-The dual prices of a linear programme (`columns`) say what a node is worth in micro-batches.  A slab
-whose replicas end a step of `step_s` seconds, at one micro-batch each `period_s`, does
+The dual prices of a linear programme (`columns`) say what a node is worth in micro-batches.  A
+bundle whose replicas end a step of `step_s` seconds, at one micro-batch each `period_s`, does
 ``num_replicas * (1 + (step_s - fill_s) / period_s)`` of them, and that is linear in the seconds of
 its stages.  For every period of a grid, the dynamic programme finds the sequence of blocks that
 covers all layers and is worth most beyond its nodes' prices.  A stage takes as many layers as the
@@ -18,14 +18,14 @@ import numpy as np
 
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.columns.kinds import Block, Kind, blocks_of
-from megatron_hetero.planner.columns.slab_paths import (
+from megatron_hetero.planner.columns.bundle_paths import (
     BlockMenu,
+    BundlePaths,
     Floats,
     HeldLayers,
     Ints,
-    SlabPaths,
 )
+from megatron_hetero.planner.columns.kinds import Kind, NodeBlock, blocks_of
 from megatron_hetero.planner.problem import Problem
 
 _NUM_PERIODS = 20
@@ -41,7 +41,7 @@ class StageTable:
         self.rows = problem.costs.vocab_rows(widths)
         self._max_layers: dict[tuple[int, int, bool, bool, int], int] = {}
         self._fitting: dict[tuple[int, int, bool], Ints] = {}
-        self._held: dict[tuple[Block, bool, int], tuple[Ints, Floats]] = {}
+        self._held: dict[tuple[NodeBlock, bool, int], tuple[Ints, Floats]] = {}
         self._layer_sync_s: dict[int, float] = {}
         self._pair_sync_s: dict[int, float] = {}
         self._alike = _first_alike(kinds)
@@ -62,7 +62,7 @@ class StageTable:
             self._max_layers[key] = max(0, min(memory.max_layers, self.problem.num_layers))
         return self._max_layers[key]
 
-    def held(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+    def held(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
         """Return layers of a block, shape [stages behind it, period] (zero where it holds none),
         and its seconds for a micro-batch without those layers, shape [stages behind it].
 
@@ -74,7 +74,7 @@ class StageTable:
             self._held[key] = self._hold(*key)
         return self._held[key]
 
-    def _hold(self, block: Block, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
+    def _hold(self, block: NodeBlock, first: bool, max_node_layers: int) -> tuple[Ints, Floats]:
         depth = self.problem.max_stages()
         most = max_node_layers // len(block.widths)
         layers = np.zeros((depth, len(self.periods_s)), np.int64)
@@ -171,11 +171,11 @@ def _first_alike(kinds: Sequence[Kind]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class SlabShape:
+class BundleShape:
     """`num_replicas` equal replicas side by side on blocks of whole nodes, first stage first."""
 
     num_replicas: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[NodeBlock, ...]
 
     @property
     def num_stages(self) -> int:
@@ -190,8 +190,8 @@ class SlabShape:
         return taken
 
 
-class SlabPricer:
-    """Finds slabs of `num_replicas` replicas with at most `max_node_layers` layers on a node."""
+class BundlePricer:
+    """Finds bundles of `num_replicas` replicas with at most `max_node_layers` layers on a node."""
 
     def __init__(
         self, table: StageTable, kinds: Sequence[int], num_replicas: int, max_node_layers: int
@@ -200,7 +200,7 @@ class SlabPricer:
         self.num_replicas = num_replicas
         self.max_stages = table.problem.max_stages()
         self.blocks = tuple(
-            Block(kinds[block.kind], block.num_nodes, block.widths)
+            NodeBlock(kinds[block.kind], block.num_nodes, block.widths)
             for block in blocks_of([table.kinds[k] for k in kinds], num_replicas)
             if len(block.widths) <= min(max_node_layers, self.max_stages)
         )
@@ -240,22 +240,22 @@ class SlabPricer:
         return HeldLayers(layers, base_s)
 
     def best(
-        self, step_s: float, node_values: Mapping[int, float], slab_value: float = 0.0
-    ) -> list[SlabShape]:
-        """Return slabs worth more micro-batches than their nodes' values, the best of each period.
+        self, step_s: float, node_values: Mapping[int, float], bundle_value: float = 0.0
+    ) -> list[BundleShape]:
+        """Return bundles worth more micro-batches than their nodes, the best of each period.
 
         Args:
             node_values: micro-batches that a node of each kind is worth.
-            slab_value: micro-batches that any slab costs beside its nodes.
+            bundle_value: micro-batches that any bundle costs beside its nodes.
         """
         if not self.blocks:
             return []
         values = [node_values.get(b.kind, 0.0) * b.num_nodes for b in self.blocks]
-        paths = SlabPaths(self.menu, np.array(values) / self.num_replicas, step_s)
+        paths = BundlePaths(self.menu, np.array(values) / self.num_replicas, step_s)
         worths = (1 + step_s / paths.periods_s - paths.end_cost) * self.num_replicas
-        found: dict[SlabShape, float] = {}
+        found: dict[BundleShape, float] = {}
         for period, worth in enumerate(worths):
-            if worth > slab_value:
-                shape = SlabShape(self.num_replicas, paths.blocks(period))
+            if worth > bundle_value:
+                shape = BundleShape(self.num_replicas, paths.blocks(period))
                 found[shape] = max(worth, found.get(shape, 0.0))
         return sorted(found, key=lambda shape: (-found[shape], repr(shape)))

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from megatron_hetero.planner.columns.bundle_mix import Bundle, Mix, PoolBundles
 from megatron_hetero.planner.columns.kinds import Kind
-from megatron_hetero.planner.columns.slab_mix import Mix, PoolSlabs, Slab
 from megatron_hetero.planner.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One place in which slabs are put: its pool's slabs, and its own kinds in the same order."""
+    """One site with bundles: those of its pool, and its own kinds in the same order."""
 
-    slabs: PoolSlabs
+    bundles: PoolBundles
     kinds: tuple[Kind, ...]
 
 
@@ -27,16 +27,18 @@ Choice = tuple[tuple[Site, Mix], ...]
 """What each chosen site is divided into."""
 
 
-Together = Callable[[int, Mapping[Slab, int]], float]
-"""Seconds in which replicas of slabs do so many micro-batches."""
+Together = Callable[[int, Mapping[Bundle, int]], float]
+"""Seconds in which replicas of bundles do so many micro-batches."""
 
 
-def together_s(num_micro_batches: int, counted: Mapping[Slab, int]) -> float:
+def together_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     """Return the time until which replicas without whole micro-batches would do them all."""
-    per_s = sum(n / slab.filled.period_s for slab, n in counted.items())
-    lost = sum(n * (slab.filled.fill_s / slab.filled.period_s - 1) for slab, n in counted.items())
+    per_s = sum(n / bundle.filled.period_s for bundle, n in counted.items())
+    lost = sum(
+        n * (bundle.filled.fill_s / bundle.filled.period_s - 1) for bundle, n in counted.items()
+    )
     pipelines_s = (num_micro_batches + lost) / per_s
-    return max(pipelines_s, *(slab.filled.fill_s for slab in counted))
+    return max(pipelines_s, *(bundle.filled.fill_s for bundle in counted))
 
 
 def quick_step_s(
@@ -44,10 +46,10 @@ def quick_step_s(
 ) -> float | None:
     """Return about the step's time: that of the pipelines, and of the exchange between two or more
     replicas; None where the batch or the limits do not allow so many."""
-    counted: dict[Slab, int] = {}
+    counted: dict[Bundle, int] = {}
     for _, mix in choice:
-        for slab, count in mix:
-            counted[slab] = counted.get(slab, 0) + count * slab.shape.num_replicas
+        for bundle, count in mix:
+            counted[bundle] = counted.get(bundle, 0) + count * bundle.shape.num_replicas
     num_replicas = sum(counted.values())
     if num_replicas not in problem.replica_counts():
         return None
@@ -67,10 +69,14 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
         step_s: seconds of the pipelines.
     """
     options: dict[int, list[tuple[float, float, Mix]]] = {}
-    for slabs in {id(site.slabs): site.slabs for sites in tried for site in sites}.values():
-        options[id(slabs)] = [
-            (-sum(n * slab.micro_batches(step_s) for slab, n in mix), _card_s(slabs, mix), mix)
-            for mix in slabs.mixes(step_s)
+    for bundles in {id(site.bundles): site.bundles for sites in tried for site in sites}.values():
+        options[id(bundles)] = [
+            (
+                -sum(n * bundle.micro_batches(step_s) for bundle, n in mix),
+                _card_s(bundles, mix),
+                mix,
+            )
+            for mix in bundles.mixes(step_s)
             if mix
         ]
     places = [
@@ -78,7 +84,7 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
             (
                 (*option[:2], number, site, option[2])
                 for number, site in enumerate(of_place)
-                for option in options[id(site.slabs)]
+                for option in options[id(site.bundles)]
             ),
             key=lambda entry: entry[:3],
         )
@@ -89,14 +95,16 @@ def by_exchange(tried: Sequence[Sequence[Site]], step_s: float) -> Iterator[Choi
         yield tuple((entry[3], entry[4]) for entry in best if entry is not None)
 
 
-def _card_s(slabs: PoolSlabs, mix: Mix) -> float:
+def _card_s(bundles: PoolBundles, mix: Mix) -> float:
     """Return one pass of the gradients over the card of a node that has most to do, between the
     nodes of its site; a node that is alone there has nothing to do."""
-    table = slabs.table
-    if sum(count * sum(slab.shape.num_nodes().values()) for slab, count in mix) == 1:
+    table = bundles.table
+    if sum(count * sum(bundle.shape.num_nodes().values()) for bundle, count in mix) == 1:
         return 0.0
     return max(
-        layers * table.layer_sync_s(kind) for slab, _ in mix for kind, layers in slab.node_layers
+        layers * table.layer_sync_s(kind)
+        for bundle, _ in mix
+        for kind, layers in bundle.node_layers
     )
 
 
@@ -104,9 +112,9 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
     """Return about one pass of the gradients through a ring over all nodes: the card that has
     most to do, or the slowest way between two sites that follow each other, whose latencies add
     up.  A line that sites share carries the gradients of all layers."""
-    table, cluster = choice[0][0].slabs.table, problem.cluster
+    table, cluster = choice[0][0].bundles.table, problem.cluster
     used = [(site, mix) for site, mix in choice if mix]
-    card_s = max(_card_s(site.slabs, mix) for site, mix in used)
+    card_s = max(_card_s(site.bundles, mix) for site, mix in used)
     if len(used) == 1:
         return card_s
     ring = sorted(
@@ -128,4 +136,4 @@ def exchange_s(problem: Problem, choice: Choice) -> float:
 
 def _most_layers(mix: Mix) -> int:
     """Return most layers that a node holds."""
-    return max(layers for slab, _ in mix for _, layers in slab.node_layers)
+    return max(layers for bundle, _ in mix for _, layers in bundle.node_layers)

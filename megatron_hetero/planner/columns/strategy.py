@@ -1,10 +1,10 @@
-"""The main search: divide the nodes into slabs of equal replicas, in the best mix for a step time.
+"""The main search: divide nodes into bundles of equal replicas, in the best mix for a step time.
 
-Nodes that are alike form kinds (`kinds`), whole nodes form slabs (`pricing`), and a linear
-programme divides each pool of nodes into slabs (`slab_mix`).  What the programme does not see, the
-gradient exchange above all, is tried: layers on a node are limited more and more, since a node's
-card carries the gradients of all its layers, and sites are left out: the weakest, and those whose
-cards are too slow (`site_mixes`).
+Nodes that are alike form kinds (`kinds`), whole nodes form bundles (`pricing`), and a linear
+programme divides each pool of nodes into bundles (`bundle_mix`).  What the programme does not see,
+the gradient exchange above all, is tried: layers on a node are limited more and more, since a
+node's card carries the gradients of all its layers, and sites are left out: the weakest, and those
+whose cards are too slow (`site_mixes`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from megatron_hetero.cost.placement import Placement
+from megatron_hetero.planner.columns.bundle_mix import SLACKS, PoolBundles
+from megatron_hetero.planner.columns.bundle_shapes import bundle_chains
 from megatron_hetero.planner.columns.kinds import Kind, kinds_of
 from megatron_hetero.planner.columns.pricing import StageTable
 from megatron_hetero.planner.columns.site_mixes import (
@@ -24,8 +26,6 @@ from megatron_hetero.planner.columns.site_mixes import (
     quick_step_s,
     together_s,
 )
-from megatron_hetero.planner.columns.slab_mix import SLACKS, PoolSlabs
-from megatron_hetero.planner.columns.slab_shapes import slab_chains
 from megatron_hetero.planner.completion.fill import FilledChain, Filler, filled_placement
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.problem import Chain, Problem
@@ -38,11 +38,11 @@ _MAX_SECANTS = 6
 _MAX_UNIFORM = 60
 _MAX_WHOLE_EFFORTS = 8
 """Of more unlike sites than these each gets a part of the work only, and every second limit on
-layers is tried, with one generation of slabs."""
+layers is tried, with one generation of bundles."""
 
 
 class Columns:
-    """Slabs by column generation; see the module."""
+    """Bundles by column generation; see the module."""
 
     name = "columns"
     pipelines: Together = staticmethod(together_s)
@@ -127,15 +127,15 @@ def _in_order(found: Mapping[Choice, float]) -> list[Choice]:
 def _choices(problem: Problem, sites: Sequence[Site], step_s: float) -> Iterator[Choice]:
     """Yield mixes for each site."""
     for slack in SLACKS:
-        mixes = {id(site.slabs): site.slabs.mixes(slack * step_s) for site in sites}
+        mixes = {id(site.bundles): site.bundles.mixes(slack * step_s) for site in sites}
         for number in range(max(len(found) for found in mixes.values())):
             picked = []
             for site in sites:
-                found = mixes[id(site.slabs)]
+                found = mixes[id(site.bundles)]
                 picked.append((site, found[min(number, len(found) - 1)]))
             yield tuple(picked)
     if len(sites) == 1:
-        for mix in sites[0].slabs.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
+        for mix in sites[0].bundles.uniform_mixes(problem.num_micro_batches)[:_MAX_UNIFORM]:
             yield ((sites[0], mix),)
 
 
@@ -162,13 +162,13 @@ def _sites(
     before: Sequence[Site],
     step_s: float,
 ) -> list[Site]:
-    """Return the sites of a pooling; those with the same nodes and network share their slabs.
+    """Return the sites of a pooling; those with the same nodes and network share their bundles.
 
     Args:
-        before: the same sites with a higher limit, of which the best slabs are taken over.
+        before: the same sites with a higher limit, of which the best bundles are taken over.
         step_s: the best time found with that limit.
     """
-    shared: dict[object, PoolSlabs] = {}
+    shared: dict[object, PoolBundles] = {}
     sites = []
     contents = [
         tuple((table.kinds[index].content, table.layer_sync_s(index)) for index in pool)
@@ -178,15 +178,17 @@ def _sites(
     for number, (pool, content) in enumerate(zip(pools, contents, strict=True)):
         kinds = tuple(table.kinds[index] for index in pool)
         if content not in shared:
-            counts = _slab_replica_counts(table.problem, kinds)
+            counts = _bundle_replica_counts(table.problem, kinds)
             has_best = before and step_s < inf
-            known = before[number].slabs.best_shapes(step_s) if has_best else ()
-            shared[content] = PoolSlabs(table, filler, pool, counts, max_node_layers, known, effort)
+            known = before[number].bundles.best_shapes(step_s) if has_best else ()
+            shared[content] = PoolBundles(
+                table, filler, pool, counts, max_node_layers, known, effort
+            )
         sites.append(Site(shared[content], kinds))
     return sites
 
 
-def _slab_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
+def _bundle_replica_counts(problem: Problem, kinds: Sequence[Kind]) -> list[int]:
     """Return equal replicas side by side: powers of two, and as many as a node has GPUs."""
     largest = max(kind.num_gpus for kind in kinds)
     counts = {2**i for i in range(largest.bit_length()) if 2**i <= largest}
@@ -206,21 +208,21 @@ def _site_choices(sites: Sequence[Site]) -> Iterator[list[Site]]:
 
 
 def _strength(site: Site) -> float:
-    table = site.slabs.table
+    table = site.bundles.table
     return sum(
         len(kind.nodes) * kind.num_gpus / min(w * table.times_s(index, w)[1] for w in kind.widths)
-        for index, kind in zip(site.slabs.kinds, site.kinds, strict=True)
+        for index, kind in zip(site.bundles.kinds, site.kinds, strict=True)
     )
 
 
 def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
-    """Return about the least step time in which the sites' slabs, taken in fractions, do the
+    """Return about the least step time in which the sites' bundles, taken in fractions, do the
     batch."""
-    pools = list({id(site.slabs): site.slabs for site in sites}.values())
+    pools = list({id(site.bundles): site.bundles for site in sites}.values())
     low_s = problem.num_micro_batches * problem.num_layers / sum(map(_strength, sites))
     step_s = _soonest_s(problem.num_micro_batches, sites, low_s)
     for attempt in range(_MAX_GENERATIONS if len(pools) <= _MAX_WHOLE_EFFORTS else 1):
-        # Without a slab that fits, only longer steps may have one: with fewer, wider stages.
+        # Without a bundle that fits, only longer steps may have one: with fewer, wider stages.
         wanted_s = low_s * 4 ** (attempt + 1) if step_s is None else step_s
         new = [pool.generate(wanted_s) for pool in pools]
         if not any(new):
@@ -230,11 +232,11 @@ def _least_step_s(problem: Problem, sites: Sequence[Site]) -> float | None:
 
 
 def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> float | None:
-    """Return the least step time of the slabs known; None if there are none."""
+    """Return the least step time of the bundles known; None if there are none."""
     counts: dict[int, int] = {}
     for site in sites:
-        counts[id(site.slabs)] = counts.get(id(site.slabs), 0) + 1
-    pools = {id(site.slabs): site.slabs for site in sites}
+        counts[id(site.bundles)] = counts.get(id(site.bundles), 0) + 1
+    pools = {id(site.bundles): site.bundles for site in sites}
 
     def done(step_s: float) -> float:
         return sum(counts[key] * pool.micro_batches(step_s) for key, pool in pools.items())
@@ -254,7 +256,7 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
         wanted_s = max(low_s, step_s + (num_micro_batches - total) / slope)
         if wanted_s == step_s:
             break
-        # Below the fill of every slab nothing is done: go there by halves.
+        # Below the fill of every bundle nothing is done: go there by halves.
         step_s = max(wanted_s, step_s / 2) if wanted_s < step_s else wanted_s
         total = done(step_s)
         while total == 0.0:
@@ -264,20 +266,20 @@ def _soonest_s(num_micro_batches: int, sites: Sequence[Site], low_s: float) -> f
 
 
 def _placed(problem: Problem, chosen: Choice) -> Placement | None:
-    """Return slabs on nodes, and micro-batches in proportion to speed; None with more replicas
+    """Return bundles on nodes, and micro-batches in proportion to speed; None with more replicas
     than the batch or the limits allow."""
     chains: list[Chain] = []
     filled: list[FilledChain] = []
     for site, mix in chosen:
         nodes = {
             index: list(kind.nodes)
-            for index, kind in zip(site.slabs.kinds, site.kinds, strict=True)
+            for index, kind in zip(site.bundles.kinds, site.kinds, strict=True)
         }
-        for slab, count in mix:
+        for bundle, count in mix:
             for _ in range(count):
-                made = slab_chains(slab.shape, nodes, problem)
+                made = bundle_chains(bundle.shape, nodes, problem)
                 chains += made
-                filled += [slab.filled] * len(made)
+                filled += [bundle.filled] * len(made)
     if len(chains) not in problem.replica_counts():
         return None
     if not all(problem.chain_is_allowed(chain) for chain in chains):

@@ -4,9 +4,9 @@ completer         a structure completed with all settings, from cached tables
 filled            the stages of one replica completed
 tuner             layers and launch counts by the recurrence
 fill              chains of units to a placement
-refill            a placement filled anew on its devices
+refit             a placement fitted again on its devices
 polish            single layers moved, each move priced
-stage_ways        what a stage takes with so many layers
+stage_options     what a stage takes with so many layers
 counts            launch counts
 layers            exact minimax split of layers
 micro_batches     micro-batches of each replica

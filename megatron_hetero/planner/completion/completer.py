@@ -12,8 +12,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.planner.completion.filled import Filled, shares
-from megatron_hetero.planner.completion.refill import minimax
-from megatron_hetero.planner.completion.stage_ways import StagePlace, StageWays, Way
+from megatron_hetero.planner.completion.refit import minimax
+from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
@@ -23,8 +23,8 @@ _NEGLIGIBLE = 0.01
 _MAX_TURNS = 3
 """Pipelines are tuned anew for other shares of the batch so often at most."""
 
-Options = list[tuple[tuple[Way, ...], tuple[float, ...]]]
-"""By stage: its ways by layers, and their seconds."""
+Options = list[tuple[tuple[StageOption, ...], tuple[float, ...]]]
+"""By stage: its options by layers, and their seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Completion:
         ):
             stages = tuple(
                 [
-                    PlacedStage(unit.devices, n, None, way.recompute, way.num_recomputed)
-                    for unit, n, way in zip(chain, filled.layers, filled.ways, strict=True)
+                    PlacedStage(unit.devices, n, None, option.recompute, option.num_recomputed)
+                    for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
                 ]
             )
             counts = None
@@ -64,11 +64,11 @@ class Tables:
     """Stage options of one micro-batch size, vocabulary and set of holders."""
 
     def __init__(self, costs: CostModel, rows: int, given: bool) -> None:
-        self.ways = StageWays(costs, rows)
+        self.options = StageOptions(costs, rows)
         if given:
-            self.ways.choices = (self.ways.own,)
+            self.options.choices = (self.options.own,)
         self.costs = costs
-        self.known: dict[tuple[object, ...], tuple[tuple[Way, ...], tuple[float, ...]]] = {}
+        self.known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = {}
         self.filled: dict[tuple[object, ...], Filled | None] = {}
         self.hops: dict[tuple[object, ...], tuple[float, float]] = {}
 
@@ -172,7 +172,7 @@ class Completer:
         self, tables: Tables, chain: Chain, size: int, most: int, plain: Filled
     ) -> Filled | None:
         depth = len(chain)
-        times_s = [way.time_s for way in plain.ways]
+        times_s = [option.time_s for option in plain.options]
         period_s = max(times_s)
         trips_s, _ = self.trips(tables, chain)
         hops_s = [trip_s / 2 if trip_s > _NEGLIGIBLE * period_s else 0.0 for trip_s in trips_s]
@@ -190,11 +190,11 @@ class Completer:
         layers = minimax(self.problem.num_layers, [times for _, times in options])
         if layers is None:
             return None
-        ways = tuple([ways[n - 1] for n, (ways, _) in zip(layers, options, strict=True)])
-        times_s = [way.time_s for way in ways]
+        chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
+        times_s = [option.time_s for option in chosen]
         fill_s, period_s = self._quick(tables, chain, times_s, has_counts)
         counts = tuple(in_flight) if has_counts else None
-        return Filled(layers, ways, counts, size, fill_s, period_s)
+        return Filled(layers, chosen, counts, size, fill_s, period_s)
 
     def _quick(
         self, tables: Tables, chain: Chain, times_s: list[float], has_counts: bool
@@ -232,9 +232,9 @@ class Completer:
     def options(
         self, tables: Tables, chain: Chain, in_flight: Sequence[int], has_counts: bool
     ) -> Options:
-        """Return the ways of every stage by layers, and their seconds."""
+        """Return the options of every stage by layers, and their seconds."""
         last = len(chain) - 1
-        options = []
+        found: Options = []
         for index, unit in enumerate(chain):
             kept = None
             if has_counts:
@@ -248,10 +248,11 @@ class Completer:
                 place = StagePlace(
                     unit.devices, None, index == 0, index == last, in_flight[index], kept
                 )
-                ways = tables.ways.of(place)
-                known = tables.known[key] = ways, tuple([way.time_s for way in ways])
-            options.append(known)
-        return options
+                of_place = tables.options.of(place)
+                known = of_place, tuple([option.time_s for option in of_place])
+                tables.known[key] = known
+            found.append(known)
+        return found
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the

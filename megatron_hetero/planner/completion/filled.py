@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from megatron_hetero.planner.completion.refill import minimax
-from megatron_hetero.planner.completion.stage_ways import Way
+from megatron_hetero.planner.completion.refit import minimax
+from megatron_hetero.planner.completion.stage_options import StageOption
 
 _HALVINGS = 10
 """Of the interval in which the least time of a pipeline is sought."""
@@ -19,7 +19,7 @@ class Filled:
     """The stages of one replica for one micro-batch size."""
 
     layers: tuple[int, ...]
-    ways: tuple[Way, ...]
+    options: tuple[StageOption, ...]
     counts: tuple[int, ...] | None
     size: int
     fill_s: float
@@ -29,7 +29,7 @@ class Filled:
     def is_given(self) -> bool:
         """Return whether all stages do as the job's flags say (its micro-batch size aside)."""
         return self.counts is None and all(
-            way.recompute is None and way.num_recomputed is None for way in self.ways
+            option.recompute is None and option.num_recomputed is None for option in self.options
         )
 
 

@@ -50,11 +50,11 @@ class Orderer:
             block.sort(key=lambda u: (-u.width, u.indices))
         names = sorted(blocks)
         few = len(names) <= _MAX_PERMUTED
-        orders: Iterable[tuple[str, ...]] = permutations(names) if few else self._walks(names)
+        orders: Iterable[tuple[str, ...]] = permutations(names) if few else self._near_orders(names)
         for order in orders:
             yield tuple(unit for name in order for unit in blocks[name])
 
-    def _walks(self, names: list[str]) -> Iterator[tuple[str, ...]]:
+    def _near_orders(self, names: list[str]) -> Iterator[tuple[str, ...]]:
         """Yield memory-large first, memory-small first, and from every node to the nearest next
         one."""
         nodes = self.problem.cluster.node_by_name
@@ -63,15 +63,15 @@ class Orderer:
         yield tuple(reversed(by_memory))
         bytes_sent = self.problem.costs.activation_bytes
         for start in names:
-            walk, left = [start], [n for n in by_memory if n != start]
+            order, left = [start], [n for n in by_memory if n != start]
             while left:
-                here = walk[-1]
+                here = order[-1]
 
                 def time_s(name: str, here: str = here) -> float:
                     link = self.problem.cluster.node_links[here, name]
                     return link.latency_s + bytes_sent / link.bytes_per_s
 
                 nearest = min(left, key=time_s)  # ties: larger memory first, as `left` is sorted
-                walk.append(nearest)
+                order.append(nearest)
                 left.remove(nearest)
-            yield tuple(walk)
+            yield tuple(order)

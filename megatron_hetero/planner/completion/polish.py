@@ -9,7 +9,7 @@ from dataclasses import replace
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.cost.step_cost import ReplicaCost
 from megatron_hetero.planner.completion.counts import search_counts
-from megatron_hetero.planner.completion.refill import Refiller, on_devices_of, places, with_way
+from megatron_hetero.planner.completion.refit import Refitter, on_devices_of, places, with_option
 
 _WORTH = 1 - 1e-4
 """A move must bring the slowest pipeline below this part of its time."""
@@ -18,11 +18,11 @@ _WORTH = 1 - 1e-4
 class Polish:
     """Moves on one placement; replicas that are alike move together."""
 
-    def __init__(self, refiller: Refiller, placement: Placement) -> None:
-        self.refiller = refiller
+    def __init__(self, refitter: Refitter, placement: Placement) -> None:
+        self.refitter = refitter
         self.replicas = list(placement.replicas)
-        self.own_size = refiller.costs.workload.training.micro_batch_size
-        self.priced = [refiller.price(replica) for replica in self.replicas]
+        self.own_size = refitter.costs.workload.training.micro_batch_size
+        self.priced = [refitter.price(replica) for replica in self.replicas]
         self.work = 0
 
     def run(self, max_work: int) -> Placement:
@@ -32,13 +32,13 @@ class Polish:
             slowest_s = max(cost.pipeline_s for cost in self.priced)
             if not self._move_micro_batch(slowest_s) and not self._move_layer(slowest_s, max_work):
                 break
-        if not self.refiller.given:
+        if not self.refitter.given:
             self._search_counts(max_work)
         return Placement(tuple(self.replicas))
 
     def _search_counts(self, max_work: int) -> None:
         """Launch counts of the replicas that end last, as long as better ones are found."""
-        costs, rows = self.refiller.costs, self.refiller.vocab_rows
+        costs, rows = self.refitter.costs, self.refitter.vocab_rows
         left = max_work if costs.has_launch_counts else 0
         while left > 0:
             last = self._slowest()
@@ -51,9 +51,9 @@ class Polish:
 
     def _put(self, before: PlacedReplica, after: PlacedReplica, cost: ReplicaCost) -> None:
         """Change all replicas that are like `before`."""
-        shape = self.refiller.key(before)
+        shape = self.refitter.key(before)
         for r, replica in enumerate(self.replicas):
-            if self.refiller.key(replica) == shape:
+            if self.refitter.key(replica) == shape:
                 self.replicas[r], self.priced[r] = on_devices_of(after, replica), cost
 
     def _slowest(self) -> int:
@@ -77,7 +77,7 @@ class Polish:
                 self.replicas[target], self.replicas[target].num_micro_batches + 1
             ),
         }
-        costs = {r: self.refiller.price(replica) for r, replica in changed.items()}
+        costs = {r: self.refitter.price(replica) for r, replica in changed.items()}
         self.work += sum(len(x.stages) * x.num_micro_batches for x in changed.values())
         limit_s = _WORTH * slowest_s
         if any(cost.pipeline_s >= limit_s or not cost.fits for cost in costs.values()):
@@ -94,7 +94,7 @@ class Polish:
             if self.work >= max_work:
                 return False
             self.work += len(moved.stages) * moved.num_micro_batches
-            cost = self.refiller.price(moved)
+            cost = self.refitter.price(moved)
             if cost.pipeline_s < _WORTH * slowest_s and cost.fits:
                 self._put(before, moved, cost)
                 return True
@@ -102,19 +102,19 @@ class Polish:
 
     def _with_layer_moved(self, replica: PlacedReplica) -> Iterator[PlacedReplica]:
         size = replica.micro_batch_size or self.own_size
-        table = self.refiller.ways(size)
+        table = self.refitter.options(size)
         has_counts = replica.launch_counts is not None
-        ways = [table.of(p) for p in places(replica, replica.num_in_flight, has_counts)]
+        options = [table.of(p) for p in places(replica, replica.num_in_flight, has_counts)]
         stages = replica.stages
         for source, giver in enumerate(stages):
             for target, taker in enumerate(stages):
                 more = taker.num_layers + 1
-                if target == source or giver.num_layers == 1 or more > len(ways[target]):
+                if target == source or giver.num_layers == 1 or more > len(options[target]):
                     continue
                 fewer = giver.num_layers - 1
                 changed = list(stages)
-                changed[source] = with_way(giver, fewer, ways[source][fewer - 1])
-                changed[target] = with_way(taker, more, ways[target][more - 1])
+                changed[source] = with_option(giver, fewer, options[source][fewer - 1])
+                changed[target] = with_option(taker, more, options[target][more - 1])
                 yield replace(replica, stages=tuple(changed))
 
 

@@ -11,7 +11,7 @@ from megatron_hetero.cost.pipeline import least_pipeline_time_s, pipeline_time_s
 from megatron_hetero.cost.work.compute import PassTimes
 from megatron_hetero.planner.completion.counts import moved_counts
 from megatron_hetero.planner.completion.filled import Filled, balanced
-from megatron_hetero.planner.completion.stage_ways import Way
+from megatron_hetero.planner.completion.stage_options import StageOption
 from megatron_hetero.planner.problem import Chain
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
@@ -41,12 +41,12 @@ class Tuner:
         self.forward = [costs.hop(a.devices, b.devices) for a, b in pairwise(chain)]
         self.backward = [costs.hop(b.devices, a.devices) for a, b in pairwise(chain)]
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
-        self.known: dict[object, tuple[float, tuple[Way, ...]] | None] = {}
+        self.known: dict[object, tuple[float, tuple[StageOption, ...]] | None] = {}
         self._options: dict[tuple[int, ...], Options] = {}
         self.work = 0
 
     def options(self, counts: tuple[int, ...]) -> Options:
-        """Return the ways of every stage by layers, and their seconds, for launch counts."""
+        """Return the options of every stage by layers, and their seconds, for launch counts."""
         found = self._options.get(counts)
         if found is None:
             found = self.completer.options(self.tables, self.chain, counts, counts != self.own)
@@ -88,22 +88,22 @@ class Tuner:
 
     def price(
         self, layers: tuple[int, ...], counts: tuple[int, ...], beat: float
-    ) -> tuple[float, tuple[Way, ...]] | None:
+    ) -> tuple[float, tuple[StageOption, ...]] | None:
         key = layers, counts
         if key in self.known:
             return self.known[key]
         options = self.options(counts)
-        if any(n > len(ways) for n, (ways, _) in zip(layers, options, strict=True)):
+        if any(n > len(of) for n, (of, _) in zip(layers, options, strict=True)):
             self.known[key] = None
             return None
-        ways = tuple([ways[n - 1] for n, (ways, _) in zip(layers, options, strict=True)])
-        times = [PassTimes(way.forward_s, way.backward_s) for way in ways]
+        chosen = tuple([of[n - 1] for n, (of, _) in zip(layers, options, strict=True)])
+        times = [PassTimes(option.forward_s, option.backward_s) for option in chosen]
         self.work += 16
         if least_pipeline_time_s(times, self.forward, self.backward, self.number) >= beat:
             return None
         self.work += len(layers) * self.number
         time_s = pipeline_time_s(times, self.forward, self.backward, self.number, counts)
-        self.known[key] = time_s, ways
+        self.known[key] = time_s, chosen
         return self.known[key]
 
     def run(self, filled: Filled, max_work: int) -> tuple[Filled, float]:
@@ -118,11 +118,11 @@ class Tuner:
         first = self.price(layers, counts, inf)
         if first is None:
             return filled, inf
-        time_s, ways = first
+        time_s, chosen = first
         for start in list(self.starts(counts)):
             found = self.price(*start, time_s * _WORTH)
             if found is not None and found[0] < time_s * _WORTH:
-                (time_s, ways), (layers, counts) = found, start
+                (time_s, chosen), (layers, counts) = found, start
         steps = self.steps(len(layers))
         place = since = 0
         while since < len(steps) and self.work < max_work:
@@ -131,13 +131,13 @@ class Tuner:
             for trial in self.moved(layers, counts, step):
                 found = self.price(*trial, time_s * _WORTH)
                 if found is not None and found[0] < time_s * _WORTH:
-                    (time_s, ways), (layers, counts), since = found, trial, 0
+                    (time_s, chosen), (layers, counts), since = found, trial, 0
                     place = (place - 1) % len(steps)
                     break
-        period_s = max([way.time_s for way in ways])
+        period_s = max([option.time_s for option in chosen])
         own = None if counts == self.own else counts
         fill_s = time_s - (self.number - 1) * period_s
-        return Filled(layers, ways, own, filled.size, fill_s, period_s), time_s
+        return Filled(layers, chosen, own, filled.size, fill_s, period_s), time_s
 
     def starts(self, counts: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Yield layers and launch counts to begin with: layers that suit depths, depths that

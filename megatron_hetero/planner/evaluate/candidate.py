@@ -11,8 +11,8 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
-CALM = 0.5, 0.85
-"""Up to which crowding placements are gone through before more crowded ones."""
+LOW_CONTENTION = 0.5, 0.85
+"""Contention up to which placements come before those with more of it."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Candidate:
         return any(r.launch_counts is not None for r in self.placement.replicas)
 
     @property
-    def crowding(self) -> float:
+    def contention(self) -> float:
         """Part of the pipelines' time for which the busiest path between two nodes is taken: its
         messages wait for each other, which the quick price leaves out
         (`schedule.simulator.shared_paths`)."""
         return self.cost.card_s / max(r.pipeline_s for r in self.cost.replicas)
 
     @property
-    def is_crowded(self) -> bool:
+    def is_contended(self) -> bool:
         """Return whether messages wait for each other much."""
-        return self.crowding > CALM[0]
+        return self.contention > LOW_CONTENTION[0]
 
     @property
     def structure(self) -> tuple[tuple[tuple[str, int], ...], ...]:

@@ -15,15 +15,15 @@ from math import inf
 from megatron_hetero.cost.placement import PlacedReplica, Placement
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import with_counts, with_replicas
-from megatron_hetero.planner.evaluate.candidate import CALM, Candidate
+from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION, Candidate
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.written import bare_plan
 from megatron_hetero.schedule.estimate import plan_cost
 from megatron_hetero.schedule.simulator.shared_paths import num_simulated, queued, sharing_replicas
 
 _MAX_DISTINCT = 12
-_CROWDING = *CALM, inf
-"""How crowded the placements are that are gone through in turn (`Candidate.crowding`)."""
+_CONTENTION = *LOW_CONTENTION, inf
+"""The contention up to which placements are gone through in turn (`Candidate.contention`)."""
 _MAX_MESSAGES = 40_000
 """Limit in messages simulated in each turn; the best is simulated anyhow."""
 _MORE_AHEAD = (1, 2, 4)
@@ -50,10 +50,10 @@ class Rescorer:
         if not ranking or not self.costs.has_variants or not ranking[0].keeps_limits:
             return self.board.best
         simulated: dict[tuple[Placement, RankOrder | None], Candidate] = {}
-        # Calm ones first: with their queues they are often better than crowded ones before them.
-        for crowding in _CROWDING:
+        # Those without contention first: with queues they are often better than contended ones.
+        for contention in _CONTENTION:
             self._left = _MAX_MESSAGES
-            for candidate in distinct([c for c in ranking if c.crowding <= crowding]):
+            for candidate in distinct([c for c in ranking if c.contention <= contention]):
                 least_s = min((c.step_time_s for c in simulated.values()), default=inf)
                 if candidate.step_time_s > _NEAR * least_s:
                     break

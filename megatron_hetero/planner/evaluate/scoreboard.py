@@ -14,7 +14,7 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import LaunchRule
 from megatron_hetero.planner.evaluate.candidate import Candidate, ranked_time_s
 from megatron_hetero.planner.evaluate.canonical import canonical
-from megatron_hetero.planner.evaluate.misses import Misses
+from megatron_hetero.planner.evaluate.out_of_memory import OutOfMemory
 from megatron_hetero.planner.evaluate.replica_shapes import ReplicaShapes
 from megatron_hetero.planner.problem import Problem
 
@@ -44,7 +44,7 @@ class Scoreboard:
         self.interrupted = False
         self.is_exact = False
         """Whether every placement of the space was priced."""
-        self.misses = Misses()
+        self.out_of_memory = OutOfMemory()
         self.with_queues: dict[tuple[Placement, RankOrder | None], PlacementCost] = {}
         """What `Rescorer` found, which the end of a search and its explanation both ask."""
         self._progress = progress
@@ -230,7 +230,7 @@ class Scoreboard:
         if not _sites_are_apart(self.problem, placement):
             return None
         if cost.missing_bytes > 0:
-            self.misses.keep(candidate)
+            self.out_of_memory.keep(candidate)
             return None
         self._keep(candidate)
         counted = self._launch_rule.apply(placement, cost, rows)

@@ -30,7 +30,7 @@ def promising(
         The completed structures by their images.
     """
     prices_s: dict[Hashable, tuple[tuple[Chain, ...], float]] = {}
-    for candidate in (*board.ranking_of_all, *board.misses.fastest):
+    for candidate in (*board.ranking_of_all, *board.out_of_memory.fastest):
         if candidate.placement.has_shares:
             continue  # its width may divide the model in such shares only
         structure = tuple(chains_of(candidate.placement))

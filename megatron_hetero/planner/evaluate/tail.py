@@ -1,4 +1,4 @@
-"""What a step takes beside its pipelines, estimated: rings of holders, and crowded paths.
+"""What a step takes beside its pipelines, estimated: rings of holders, and contended paths.
 
 The exchange of gradients is priced exactly for few candidates; which of many those are is decided
 by this estimate.  Every set of holders is a ring in the order of sites and nodes, and each path

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from megatron_hetero.planner.evaluate.candidate import CALM, Candidate
+from megatron_hetero.planner.evaluate.candidate import LOW_CONTENTION, Candidate
 
-_NUM_CALM = 2
+_NUM_UNCONTENDED = 2
 
 
 def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
@@ -17,20 +17,21 @@ def unlike(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
     for candidate in ranking:
         if len(chosen) == count:
             break
-        image = candidate.step_time_s, candidate.crowding, candidate.pattern
+        image = candidate.step_time_s, candidate.contention, candidate.pattern
         if candidate.structure not in chosen and image not in images:
             chosen[candidate.structure] = candidate
             images.add(image)
     return list(chosen.values())
 
 
-def unlike_and_calm(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return `unlike`, and the best of those whose paths are not crowded, which may be better
+def unlike_and_uncontended(ranking: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return `unlike`, and the best of those whose paths are not contended, which may be better
     than they look beside the others."""
     found = unlike(ranking, count)
-    for crowding in CALM:
-        calm = unlike(
-            [candidate for candidate in ranking if candidate.crowding <= crowding], _NUM_CALM
+    for contention in LOW_CONTENTION:
+        uncontended = unlike(
+            [candidate for candidate in ranking if candidate.contention <= contention],
+            _NUM_UNCONTENDED,
         )
-        found += [candidate for candidate in calm if candidate not in found]
+        found += [candidate for candidate in uncontended if candidate not in found]
     return found

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from megatron_hetero.planner.columns.walks import best_walks
+from megatron_hetero.planner.columns.shortest_paths import shortest_paths
 from megatron_hetero.planner.completion.fill import Filler
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.hexiscale.graph import Chunk, HexiScaleGraph
@@ -165,11 +165,11 @@ class _Builder:
         inside = []
         for group in groups:
             nodes = [chunk.node for chunk in group]
-            order = best_walks([[seconds(a, b) for b in nodes] for a in nodes])[0]
+            order = shortest_paths([[seconds(a, b) for b in nodes] for a in nodes])[0]
             inside.append([group[i] for i in order])
         ends = [(group[0].node, group[-1].node) for group in inside]
         between = [[min(seconds(a, b) for a in one for b in two) for two in ends] for one in ends]
-        for walk in best_walks(between):
+        for walk in shortest_paths(between):
             yield [chunk for i in walk for chunk in inside[i]]
 
     def _choose(

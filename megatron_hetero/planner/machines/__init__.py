@@ -1,5 +1,5 @@
 """Plans on some of the machines, where money or GPUs count.
 
-fewer   the strategy
-offers  machines that can be rented, counted
+fewer       the strategy
+node_pools  machines that can be rented, counted
 """

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.evaluate.candidate import is_plain
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.machines.offers import (
+from megatron_hetero.planner.machines.node_pools import (
     Promise,
     Selection,
     neighbours,
-    offers_of,
+    node_pools,
     promise,
     restricted,
     some_selections,
@@ -50,7 +50,7 @@ class FewerMachines:
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         search = _Search(board)
-        ranked = search.ranked(some_selections(search.offers, _MAX_SELECTIONS))
+        ranked = search.ranked(some_selections(search.pools, _MAX_SELECTIONS))
         search.quickly(ranked, self.max_searches)
         search.climb(self.max_searches)
         for selection in search.worth_more(self.num_thorough):
@@ -63,10 +63,10 @@ class _Search:
     def __init__(self, board: Scoreboard) -> None:
         self.board = board
         self.problem = board.problem
-        self.offers = offers_of(board.problem)
+        self.pools = node_pools(board.problem)
         self.found: dict[Selection, CoarseKey | None] = {}
         self._promises: dict[Selection, Promise] = {}
-        everything = tuple(offer.most for offer in self.offers)
+        everything = tuple(pool.most for pool in self.pools)
         fastest_s = min((c.step_time_s for c in board.ranking), default=None)
         self.slack = 1.5 if fastest_s is None else fastest_s / self.promise(everything).step_s
         """Real step times over promised ones, as the whole cluster has it."""
@@ -74,7 +74,7 @@ class _Search:
     def promise(self, selection: Selection) -> Promise:
         """Return what no plan on a selection beats."""
         if selection not in self._promises:
-            self._promises[selection] = promise(self.problem, self.offers, selection)
+            self._promises[selection] = promise(self.problem, self.pools, selection)
         return self._promises[selection]
 
     def key(self, selection: Selection, slack: float = 1.0) -> CoarseKey:
@@ -111,7 +111,7 @@ class _Search:
         limit = len(self.found) + most
         best = self._best()
         while best is not None and len(self.found) < limit:
-            near = self.ranked(neighbours(self.offers, best))
+            near = self.ranked(neighbours(self.pools, best))
             self.quickly(near, limit - len(self.found))
             if (found := self._best()) == best:
                 return
@@ -133,7 +133,7 @@ class _Search:
 
     def plan(self, selection: Selection, strategies: Sequence[Strategy]) -> None:
         """Plan on a selection; the best plans go to the board of the whole cluster."""
-        part = Scoreboard(restricted(self.problem, self.offers, selection))
+        part = Scoreboard(restricted(self.problem, self.pools, selection))
         for strategy in strategies:
             strategy.search(part)
         best = part.wanted

@@ -4,7 +4,7 @@ HAP (arXiv:2401.05965) finds shares x of the members by a linear programme: the 
 T >= s_i x_i for every member, and sum x = 1.  Here it has rows of memory too (x_i at most what
 member i holds of the stage), and is solved in whole units, for heads do not divide: with x in
 units of 1/K every member's seconds and bytes are those of the cost model, whatever their curve, and
-to give the units one by one to the member that is then least slow is optimal (`refill.minimax`).
+to give the units one by one to the member that is then least slow is optimal (`refit.minimax`).
 
 Example: a layer takes 1 s on a and 3 s on b, and there are 8 heads.  Six on a and two on b take
 0.75 s; if a holds only five of them, five and three take 1.125 s.
@@ -24,8 +24,8 @@ from megatron_hetero.cost.choices import recomputes
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import group_layer_times
 from megatron_hetero.cost.work.share import TensorShare
-from megatron_hetero.planner.completion.refill import minimax
-from megatron_hetero.planner.completion.stage_ways import StagePlace
+from megatron_hetero.planner.completion.refit import minimax
+from megatron_hetero.planner.completion.stage_options import StagePlace
 
 Shares = tuple[int, ...]
 

@@ -1,7 +1,7 @@
 """Like groups exchanged in a completed structure: the same stages, on other nodes.
 
 Where like groups stand decides what messages and gradients cost: side by side on one node they
-exchange gradients inside it, but crowd the paths to the next stages.
+exchange gradients inside it, but contend for the paths to the next stages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_hetero.planner.moves.neighbours import like_exchanges
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _MAX_LONGER = 1.005
-"""What relieving crowded paths may cost in all else."""
+"""What relieving contention may cost in all else."""
 _PROMISING = 0.97
 """Of a step, what its pipelines may take so that other layouts of its groups are worth a look."""
 _MAX_ESTIMATED = 60_000
@@ -31,7 +31,7 @@ Laid = tuple[Completion, Candidate]
 
 
 class Layouts:
-    """Exchanges like groups, first to relieve crowded paths, then for the gradient exchange.
+    """Exchanges like groups, first to relieve contention, then for the gradient exchange.
 
     Args:
         kind_of: by node; groups of one kind and width are alike.
@@ -55,7 +55,7 @@ class Layouts:
     def best(self, found: Completion, candidate: Candidate) -> Laid:
         """Return the best layout that exchanges lead to."""
         laid = found, candidate
-        if candidate.is_crowded:
+        if candidate.is_contended:
             laid = self._spread(*laid)
         while (better := self._exchanged(*laid)) is not None:
             laid = better

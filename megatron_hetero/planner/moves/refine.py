@@ -1,7 +1,7 @@
 """The strategy after all others: the best shapes with settings that are the stages' own.
 
 The strategies before place every stage with the job's own recompute and micro-batch size.  This
-one fills a short list of their placements anew (`refill`): recompute where a stage needs it and
+one fills a short list of their placements anew (`refit`): recompute where a stage needs it and
 nowhere else, the micro-batch sizes that suit, the optimizer's states where there is room, and
 groups of unequal shares.  Placements that lacked memory are among them.
 """
@@ -15,17 +15,17 @@ from megatron_hetero.cost.placement import Placement, with_optimizer_shares
 from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.optimizer_shares import with_shares_by_room
 from megatron_hetero.planner.completion.polish import Polish
-from megatron_hetero.planner.completion.refill import (
+from megatron_hetero.planner.completion.refit import (
     Filling,
-    KnownWays,
-    Refiller,
+    KnownOptions,
+    Refitter,
     on_devices_of,
     share_batch,
 )
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.canonical import canonical, is_symmetric
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_calm
+from megatron_hetero.planner.evaluate.unlike import unlike, unlike_and_uncontended
 from megatron_hetero.planner.moves.unlike_groups import joined
 
 _WORTH = 1 - 1e-3
@@ -64,8 +64,8 @@ class Refine:
         """See `Strategy.search`."""
         is_large = board.problem.num_gpus > _MANY_GPUS
         num_starts = 2 if is_large else self.num_starts
-        starts = unlike_and_calm(board.ranking_with_counts, num_starts)
-        self.refine(board, starts + unlike(board.misses.fastest, num_starts))
+        starts = unlike_and_uncontended(board.ranking_with_counts, num_starts)
+        self.refine(board, starts + unlike(board.out_of_memory.fastest, num_starts))
 
     def refine(self, board: Scoreboard, starts: Sequence[Candidate]) -> None:
         """Fill and polish placements that have not been before."""
@@ -74,21 +74,21 @@ class Refine:
         is_large = board.problem.num_gpus > _MANY_GPUS
         num_polished = 2 if is_large else self.num_polished
         max_work = self.max_work // 4 if is_large else self.max_work
-        found: list[tuple[Candidate, Refiller]] = []
-        known: KnownWays = {}
+        found: list[tuple[Candidate, Refitter]] = []
+        known: KnownOptions = {}
         for number, start in enumerate(board.not_begun(self.name, starts)):
             for placement in self._placements(board, start, number < self.num_joined):
-                refiller = Refiller(board.problem.costs, placement, known)
-                best = self._refined(board, refiller, start)
+                refitter = Refitter(board.problem.costs, placement, known)
+                best = self._refined(board, refitter, start)
                 if best is not None:
-                    found.append((best, refiller))
+                    found.append((best, refitter))
         found.sort(key=lambda entry: entry[0].key)
-        refillers = {id(candidate): refiller for candidate, refiller in found}
+        refitters = {id(candidate): refitter for candidate, refitter in found}
         for candidate in unlike([candidate for candidate, _ in found], num_polished):
-            refiller = refillers[id(candidate)]
-            polished = Polish(refiller, candidate.placement).run(max_work)
+            refitter = refitters[id(candidate)]
+            polished = Polish(refitter, candidate.placement).run(max_work)
             if polished != candidate.placement:
-                self._keep(board, refiller, candidate, polished)
+                self._keep(board, refitter, candidate, polished)
 
     def _placements(self, board: Scoreboard, start: Candidate, join: bool) -> Iterator[Placement]:
         """Yield what is filled: the start, with the optimizer's states shared by free memory,
@@ -99,23 +99,23 @@ class Refine:
         if by_room is not None:
             yield by_room
         if join:
-            yield from joined(problem, Refiller(problem.costs, start.placement))
+            yield from joined(problem, Refitter(problem.costs, start.placement))
 
-    def _refined(self, board: Scoreboard, refiller: Refiller, start: Candidate) -> Candidate | None:
+    def _refined(self, board: Scoreboard, refitter: Refitter, start: Candidate) -> Candidate | None:
         """Return the best of the sizes, kept on the board; None where nothing fits or nothing
         changed."""
-        costs, replicas = board.problem.costs, refiller.placement.replicas
+        costs, replicas = board.problem.costs, refitter.placement.replicas
         own = costs.workload.training.micro_batch_size
         sizes = micro_batch_sizes(costs, len(replicas))
         ranked = []
         for size in sizes:
-            filled = _filled(refiller, [size] * len(replicas))
+            filled = _filled(refitter, [size] * len(replicas))
             if filled is not None:
                 ranked.append((_quick_s(*filled), size, filled))
         ranked.sort(key=lambda entry: entry[:2])
         chosen = [filled for _, _, filled in ranked[: self.num_sizes]]
         if ranked and may_mix_sizes(costs):
-            chosen.append(_mixed(refiller, ranked[0][1], sizes, ranked[0][2]))
+            chosen.append(_mixed(refitter, ranked[0][1], sizes, ranked[0][2]))
         best: Candidate | None = None
         for filled in chosen:
             placement = Placement(
@@ -124,13 +124,13 @@ class Refine:
                     for replica, filling, count in zip(replicas, *filled, strict=True)
                 )
             )
-            kept = self._keep(board, refiller, start, placement)
+            kept = self._keep(board, refitter, start, placement)
             if kept is not None and (best is None or kept.key < best.key):
                 best = kept
         return best
 
     def _keep(
-        self, board: Scoreboard, refiller: Refiller, start: Candidate, placement: Placement
+        self, board: Scoreboard, refitter: Refitter, start: Candidate, placement: Placement
     ) -> Candidate | None:
         shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
         if any(map(any, shares)):
@@ -138,7 +138,7 @@ class Refine:
         if placement == start.placement:
             return None
         placement, rank_order = arranged(placement, board.problem.gpus, start)
-        cost = refiller.cost(placement)
+        cost = refitter.cost(placement)
         return board.keep_refined(placement, cost, self.name, rank_order)
 
 
@@ -146,14 +146,14 @@ Filled = tuple[Sequence[Filling], Sequence[int]]
 """Fillings of all replicas, and their micro-batches."""
 
 
-def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
+def _filled(refitter: Refitter, sizes: Sequence[int]) -> Filled | None:
     """Return all replicas filled for the micro-batch sizes given, [replica]; None if one does
     not fit."""
-    batch = refiller.costs.workload.training.global_batch_size
+    batch = refitter.costs.workload.training.global_batch_size
     fillings, left = [], batch - sum(sizes)
-    for replica, size in zip(refiller.placement.replicas, sizes, strict=True):
+    for replica, size in zip(refitter.placement.replicas, sizes, strict=True):
         most = left // size + 1
-        filling = refiller.filling(replica, size, most) if most > 0 else None
+        filling = refitter.filling(replica, size, most) if most > 0 else None
         if filling is None:
             return None
         fillings.append(filling)
@@ -161,14 +161,14 @@ def _filled(refiller: Refiller, sizes: Sequence[int]) -> Filled | None:
     return None if counts is None else (fillings, counts)
 
 
-def _mixed(refiller: Refiller, size: int, sizes: Sequence[int], filled: Filled) -> Filled:
+def _mixed(refitter: Refitter, size: int, sizes: Sequence[int], filled: Filled) -> Filled:
     """Try, from one size for all, other sizes for replicas of one shape after the other, while that
     lets the last one end earlier."""
-    shapes = [refiller.shape(replica) for replica in refiller.placement.replicas]
+    shapes = [refitter.shape(replica) for replica in refitter.placement.replicas]
     chosen = dict.fromkeys(shapes, size)
     for shape in list(chosen):
         for other in sizes:
-            trial = _filled(refiller, [{**chosen, shape: other}[of] for of in shapes])
+            trial = _filled(refitter, [{**chosen, shape: other}[of] for of in shapes])
             if trial is not None and _quick_s(*trial) < _WORTH * _quick_s(*filled):
                 chosen[shape], filled = other, trial
     return filled

@@ -15,8 +15,8 @@ from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cluster.spec import Device
 from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
-from megatron_hetero.planner.completion.refill import Refiller
-from megatron_hetero.planner.completion.stage_ways import StagePlace
+from megatron_hetero.planner.completion.refit import Refitter
+from megatron_hetero.planner.completion.stage_options import StagePlace
 from megatron_hetero.planner.moves.group_shares import GroupShares, Shares
 from megatron_hetero.planner.problem import Problem
 
@@ -27,19 +27,19 @@ _MAX_OPTIONS = 2
 _MAX_PLACEMENTS = 16
 
 
-def joined(problem: Problem, refiller: Refiller) -> Iterator[Placement]:
+def joined(problem: Problem, refitter: Refitter) -> Iterator[Placement]:
     """Yield placements in which a run of stages is one; replicas that are alike change together."""
     if not may_choose(problem.costs, "shares"):
         return
-    placement = refiller.placement
-    shapes = [refiller.shape(replica) for replica in placement.replicas]
+    placement = refitter.placement
+    shapes = [refitter.shape(replica) for replica in placement.replicas]
     found = 0
     for shape in dict.fromkeys(shapes):
         replica = placement.replicas[shapes.index(shape)]
         for start in range(len(replica.stages)):
             for stop in range(start + 2, min(start + _LONGEST, len(replica.stages)) + 1):
                 run, depth = replica.stages[start:stop], len(replica.stages)
-                for shares in _shares(problem, refiller, run, start, depth):
+                for shares in _shares(problem, refitter, run, start, depth):
                     found += 1
                     yield Placement(
                         tuple(
@@ -63,7 +63,7 @@ def _join(replica: PlacedReplica, start: int, stop: int, shares: Shares) -> Plac
 
 
 def _shares(
-    problem: Problem, refiller: Refiller, run: tuple[PlacedStage, ...], start: int, depth: int
+    problem: Problem, refitter: Refitter, run: tuple[PlacedStage, ...], start: int, depth: int
 ) -> tuple[Shares, ...]:
     """Return shares of all devices of a run, which starts at stage `start` of `depth`, the
     fastest first; none where they may not or need not be one group in unequal shares."""
@@ -79,7 +79,7 @@ def _shares(
         return () if known or not one_machine else ((1,) * len(devices),)
     stages_left = depth - start - len(run)
     place = StagePlace(devices, None, start == 0, not stages_left, stages_left + 1)
-    shares = GroupShares(refiller.costs, refiller.vocab_rows)
+    shares = GroupShares(refitter.costs, refitter.vocab_rows)
     return shares.options(place, sum(stage.num_layers for stage in run))[:_MAX_OPTIONS]
 
 

@@ -110,10 +110,10 @@ def _options(
     found: list[Pipeline] = []
     for pipeline in islice(_replaced(problem, replica, free), _MAX_OPTIONS):
         found.append(pipeline)
-        found.append(_refilled(problem, filler, tuple(unit for unit, _ in pipeline)))
+        found.append(_refitted(problem, filler, tuple(unit for unit, _ in pipeline)))
     for pipeline in _absorbed(replica):
         found.append(pipeline)
-        found.append(_refilled(problem, filler, tuple(unit for unit, _ in pipeline)))
+        found.append(_refitted(problem, filler, tuple(unit for unit, _ in pipeline)))
     return list(dict.fromkeys(p for p in found if p))
 
 
@@ -162,7 +162,7 @@ def _absorbed(replica: OldReplica) -> Iterator[Pipeline]:
             yield tuple(pieces)
 
 
-def _refilled(problem: Problem, filler: Filler, chain: Chain) -> Pipeline:
+def _refitted(problem: Problem, filler: Filler, chain: Chain) -> Pipeline:
     """Return the chain with balanced layers; empty if it is not allowed or does not fit."""
     if not problem.chain_is_allowed(chain):
         return ()
@@ -180,10 +180,10 @@ def _new_replicas(
     for w in cut(len(free), width, problem.widths[node]):
         units.append(Unit(node, free[start : start + w]))
         start += w
-    each = [_refilled(problem, filler, (unit,)) for unit in units]
+    each = [_refitted(problem, filler, (unit,)) for unit in units]
     if units and all(each):
         return each
-    together = _refilled(problem, filler, tuple(units)) if units else ()
+    together = _refitted(problem, filler, tuple(units)) if units else ()
     return [together] if together else []
 
 

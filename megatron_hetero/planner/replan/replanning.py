@@ -25,8 +25,8 @@ from megatron_hetero.planner.objective import THROUGHPUT, Objective
 from megatron_hetero.planner.one_library import kept_to_plan
 from megatron_hetero.planner.portfolio import search, strategies_of
 from megatron_hetero.planner.problem import Problem, make_problem
+from megatron_hetero.planner.replan.continuations import LEFT_IDLE, Continuation, Continuations
 from megatron_hetero.planner.replan.repair import near_placements, old_replicas
-from megatron_hetero.planner.replan.ways import LEFT_IDLE, Way, Ways
 from megatron_hetero.planner.stock.strategy import STOCK
 
 Prefer = Literal["near", "best", "pays"]
@@ -108,7 +108,7 @@ def replan(
         )
     kept = kept_to_plan(cluster, old)
     problem = make_problem(kept, workload, profile, objective=objective)
-    ways = Ways(problem, old, store_bytes_per_s)
+    ways = Continuations(problem, old, store_bytes_per_s)
     board = search(problem, progress, strategies_of(strategy))
     if not board.interrupted:
         _Near(ways).search(board)
@@ -142,7 +142,7 @@ class _Near:
 
     name = _NEAR
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, ways: Continuations) -> None:
         self.ways = ways
 
     def search(self, board: Scoreboard) -> None:
@@ -179,13 +179,13 @@ class _Near:
                     break
 
 
-def _total_s(way: Way, num_steps: float) -> float:
+def _total_s(way: Continuation, num_steps: float) -> float:
     """Return seconds until the run ends; what has to come from a checkpoint first is not
     counted."""
     return (way.movement.time_s or 0.0) + num_steps * way.step_time_s
 
 
-def _shown(front: Sequence[Way], num_steps: float) -> list[Way]:
+def _shown(front: Sequence[Continuation], num_steps: float) -> list[Continuation]:
     """Return the first, the last, and between them those that end soonest."""
     if len(front) <= _NUM_SHOWN:
         return list(front)
@@ -193,7 +193,7 @@ def _shown(front: Sequence[Way], num_steps: float) -> list[Way]:
     return [way for way in front if way in (front[0], front[-1]) or way in middle]
 
 
-def _chosen(shown: Sequence[Way], prefer: Prefer, num_steps: float | None) -> int:
+def _chosen(shown: Sequence[Continuation], prefer: Prefer, num_steps: float | None) -> int:
     if prefer == "near":
         return 0
     if prefer == "best" or num_steps is None:
@@ -201,14 +201,14 @@ def _chosen(shown: Sequence[Way], prefer: Prefer, num_steps: float | None) -> in
     return min(range(len(shown)), key=lambda i: (_total_s(shown[i], num_steps), i))
 
 
-def _pays_after(before: Way, way: Way) -> int | None:
+def _pays_after(before: Continuation, way: Continuation) -> int | None:
     if before.movement.time_s is None or way.movement.time_s is None:
         return None
     saved_s = before.step_time_s - way.step_time_s
     return max(0, ceil((way.movement.time_s - before.movement.time_s) / saved_s))
 
 
-def _plan_of(problem: Problem, board: Scoreboard, way: Way) -> Plan:
+def _plan_of(problem: Problem, board: Scoreboard, way: Continuation) -> Plan:
     if way.plan is not None:
         return way.plan
     candidate = way.candidate

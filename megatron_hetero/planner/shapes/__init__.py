@@ -2,5 +2,5 @@
 
 symmetric       grids as stock Megatron has them
 constructive    widths for each kind of node, then the rest
-spread          groups exchanged so that no path is crowded
+spread          groups exchanged so that no path is contended
 """

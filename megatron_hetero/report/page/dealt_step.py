@@ -87,8 +87,8 @@ def _group(
         scale: user units of a second.
         height: of its ranks.
     """
-    way = [w for w, kind in enumerate(table.kind_of_way) if kind == group.kind][group.price]
-    once = float(table.fixed_s[way]) * scale
+    option = [w for w, kind in enumerate(table.kind_of_option) if kind == group.kind][group.price]
+    once = float(table.fixed_s[option]) * scale
     parts = [rect(x, y, once, height, "wait", title=f"once {number(once / scale * 1e3)} ms")]
     x += once
     waiting: list[int] = []
@@ -96,7 +96,7 @@ def _group(
     order = sorted(group.sequences, key=lambda k: (-lengths[k], k))
     for k in order:
         waiting.append(k)
-        drawn += float(table.seconds[way, k]) * scale
+        drawn += float(table.seconds[option, k]) * scale
         if drawn < _LEAST_BLOCK and k != order[-1]:
             continue
         gap = min(0.6, drawn / 4)

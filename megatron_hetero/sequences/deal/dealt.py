@@ -18,7 +18,7 @@ Method = Literal["search", "greedy"]
 @dataclass(frozen=True)
 class DealtGroup:
     """Ranks `first` to `stop - 1` train `sequences` (numbers in the batch) in one packed forward
-    and backward of `seconds`; `price` is the number of the way among those of its kind."""
+    and backward of `seconds`; `price` is the number of the option among those of its kind."""
 
     first: int
     stop: int

@@ -45,31 +45,31 @@ def _micro_batch(table: PriceTable, most_ranks: float) -> tuple[PackedGroups, li
     `most_ranks` ranks."""
     tree = table.tree
     counts = [0] * len(tree.kinds)
-    ways: list[int] = []
-    # Ways of each sequence, the cheapest in seconds of ranks first.
-    price = table.seconds * table.size_of_way[:, None]
+    options: list[int] = []
+    # Options of each sequence, the cheapest in seconds of ranks first.
+    price = table.seconds * table.size_of_option[:, None]
     orders = np.argsort(price, axis=0, kind="stable")
     for sequence in range(len(table.lengths)):
-        for way in orders[:, sequence]:
-            if not np.isfinite(table.seconds[way, sequence]):
+        for option in orders[:, sequence]:
+            if not np.isfinite(table.seconds[option, sequence]):
                 continue
-            kind = int(table.kind_of_way[way])
+            kind = int(table.kind_of_option[option])
             counts[kind] += 1
             if tree.placed(counts) is not None:
-                ways.append(int(way))
+                options.append(int(option))
                 break
             counts[kind] -= 1
         if tree.num_ranks <= sum(k.size * c for k, c in zip(tree.kinds, counts, strict=True)):
             break
-    packing = PackedGroups(table, ways)
-    everywhere = np.arange(len(ways))
+    packing = PackedGroups(table, options)
+    everywhere = np.arange(len(options))
     taken, filled = list[int](), 0.0
     for s, part in enumerate(table.ranks_filled):
         if (not taken or filled + part <= most_ranks) and packing.place(s, everywhere):
             taken.append(s)
             filled += float(part)
     # Groups are numbered by the sequences that are in it.
-    only = PackedGroups(table.of(taken), ways)
+    only = PackedGroups(table.of(taken), options)
     for position, sequence in enumerate(taken):
         only.put(position, int(packing.group_of[sequence]))
     only.improve(0.0)

@@ -120,10 +120,10 @@ def packing_of(table: PriceTable, micro_batches: Sequence[MicroBatch]) -> Packed
         micro_batches: some, or all, of the batch.
     """
     groups = [(i, group) for i, m in enumerate(micro_batches) for group in m.groups]
-    first_way = np.searchsorted(table.kind_of_way, np.arange(len(table.tree.kinds)))
+    first_option = np.searchsorted(table.kind_of_option, np.arange(len(table.tree.kinds)))
     packing = PackedGroups(
         table,
-        [int(first_way[group.kind]) + group.price for _, group in groups],
+        [int(first_option[group.kind]) + group.price for _, group in groups],
         [i for i, _ in groups],
     )
     for number, (_, group) in enumerate(groups):
@@ -233,23 +233,23 @@ def made_micro_batch(
         reason: why this is the greedy deal; empty where it is not.
     """
     table, tree = packing.table, packing.table.tree
-    used = [g for g in range(len(packing.ways)) if len(packing.members(g))]
+    used = [g for g in range(len(packing.options)) if len(packing.members(g))]
     counts = [0] * len(tree.kinds)
     for g in used:
-        counts[int(table.kind_of_way[packing.ways[g]])] += 1
+        counts[int(table.kind_of_option[packing.options[g]])] += 1
     placed = tree.placed(counts)
     if placed is None:
         raise RuntimeError("the packing has groups that the ranks cannot form")
-    first_way = np.searchsorted(table.kind_of_way, np.arange(len(tree.kinds)))
+    first_option = np.searchsorted(table.kind_of_option, np.arange(len(tree.kinds)))
     groups = []
     for g in used:
-        way = int(packing.ways[g])
-        kind = int(table.kind_of_way[way])
+        option = int(packing.options[g])
+        kind = int(table.kind_of_option[option])
         place = tree.groups[placed[kind].pop(0)]
         own = packing.members(g)
-        seconds = float(table.fixed_s[way] + table.seconds[way, own].sum())
+        seconds = float(table.fixed_s[option] + table.seconds[option, own].sum())
         numbers = tuple(sorted(int(sequences[int(k)]) for k in own))
-        price = way - int(first_way[kind])
+        price = option - int(first_option[kind])
         groups.append(DealtGroup(place.first, place.stop, kind, price, numbers, seconds))
     groups.sort(key=lambda group: group.first)
     method = "greedy" if reason else "search"

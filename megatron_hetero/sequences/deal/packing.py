@@ -17,37 +17,37 @@ _LOOKED_AT = 50
 
 
 class PackedGroups:
-    """Groups, each of one way, and the sequences in them; of one micro-batch, or of several.
+    """Groups, each of one option, and the sequences in them; of one micro-batch, or of several.
 
     `micro_batch[g]` is the number of the micro-batch of group g.  What is lowered is the sum, over
     micro-batches, of the seconds of the busiest group.
     """
 
     def __init__(
-        self, table: PriceTable, ways: Sequence[int], micro_batch: Sequence[int] | None = None
+        self, table: PriceTable, options: Sequence[int], micro_batch: Sequence[int] | None = None
     ) -> None:
         self.table = table
         self.micro_batch = np.asarray(
-            [0] * len(ways) if micro_batch is None else micro_batch, dtype=np.int64
+            [0] * len(options) if micro_batch is None else micro_batch, dtype=np.int64
         )
         self._num_batches = int(self.micro_batch.max(initial=0)) + 1
-        self.ways = np.asarray(ways, dtype=np.int64)
-        num_groups, num_sequences = len(self.ways), len(table.lengths)
+        self.options = np.asarray(options, dtype=np.int64)
+        num_groups, num_sequences = len(self.options), len(table.lengths)
         self.group_of = np.full(num_sequences, -1, dtype=np.int64)
         self.seconds: Floats = np.zeros(num_groups)
         """Of each group, without its fixed seconds."""
         most_rows = max(rows.stop - rows.start for rows in table.rows)
-        # Rows that a way does not have take nothing and hold anything.
+        # Rows that a option does not have take nothing and hold anything.
         self._need = np.zeros((num_groups, most_rows, num_sequences))
         self._room = np.ones((num_groups, most_rows))
-        for g, way in enumerate(self.ways):
-            rows = table.rows[way]
+        for g, option in enumerate(self.options):
+            rows = table.rows[option]
             count = rows.stop - rows.start
             self._need[g, :count] = table.memory[rows]
             self._room[g, :count] = table.room[rows] * (1 + 1e-9)
         self._used = np.zeros((num_groups, most_rows))
-        self._cost = table.seconds[self.ways]
-        self._fixed_s = table.fixed_s[self.ways]
+        self._cost = table.seconds[self.options]
+        self._fixed_s = table.fixed_s[self.options]
 
     @property
     def busiest_s(self) -> float:
@@ -72,7 +72,7 @@ class PackedGroups:
         """Return the same groups with these sequences alone, numbered in this order."""
         found = PackedGroups(
             self.table.of(sequences),
-            [int(w) for w in self.ways],
+            [int(w) for w in self.options],
             [int(m) for m in self.micro_batch],
         )
         for number, sequence in enumerate(sequences):
@@ -83,7 +83,7 @@ class PackedGroups:
     def only(self, micro_batch: int, sequences: Sequence[int]) -> PackedGroups:
         """Return the groups of one micro-batch, whose sequences these are, numbered anew."""
         groups = np.flatnonzero(self.micro_batch == micro_batch)
-        found = PackedGroups(self.table.of(sequences), [int(self.ways[g]) for g in groups])
+        found = PackedGroups(self.table.of(sequences), [int(self.options[g]) for g in groups])
         place = {int(g): i for i, g in enumerate(groups)}
         for number, sequence in enumerate(sequences):
             found.put(number, place[int(self.group_of[sequence])])

@@ -20,7 +20,7 @@ from megatron_hetero.sequences.deal.programme import Answer, nest_rows
 from megatron_hetero.sequences.price.group_price import Floats
 
 MAX_SEQUENCES = 80
-_MAX_OF_WAY = 3_000
+_MAX_OF_OPTION = 3_000
 _MAX_PATTERNS = 9_000
 _MAX_WHOLE = 1_500
 """With more patterns they are used in parts: the bound is weaker, and there is no deal."""
@@ -32,48 +32,48 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Patterns:
-    """Sets that some group takes within a time: the way of each, shape [pattern]; its seconds; and
-    which sequences are in it, shape [pattern, sequence].  Ways with too many sets are `open`: what
-    they take is only counted."""
+    """Sets that some group takes within a time: the option of each, shape [pattern]; its seconds;
+    and which sequences are in it, shape [pattern, sequence].  Options with too many sets are
+    `open`: what they take is only counted."""
 
-    way: Ints
+    option: Ints
     seconds: Floats
     members: npt.NDArray[np.bool_]
     open: tuple[int, ...]
 
 
 def patterns_within(table: PriceTable, seconds: float) -> Patterns | None:
-    """Find the sets of sequences that a group of each way does in `seconds`; None where there are
-    too many sequences."""
+    """Find the sets of sequences that a group of each option does in `seconds`; None where there
+    are too many sequences."""
     num_sequences = len(table.lengths)
     if num_sequences > MAX_SEQUENCES:
         return None
     found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, num_sequences), dtype=bool))]
     left, unlisted = _MAX_PATTERNS, []
     # Small groups take few sequences each.
-    for way in np.argsort(table.size_of_way, kind="stable"):
-        sets = _sets(table, int(way), seconds, min(left, _MAX_OF_WAY))
+    for option in np.argsort(table.size_of_option, kind="stable"):
+        sets = _sets(table, int(option), seconds, min(left, _MAX_OF_OPTION))
         if sets is None:
-            unlisted.append(int(way))
+            unlisted.append(int(option))
             continue
         left -= len(sets[0])
-        found.append((np.full(len(sets[0]), way), *sets))
-    ways, times, members = (np.concatenate(part) for part in zip(*found, strict=True))
-    return Patterns(ways, times, members, tuple(sorted(unlisted)))
+        found.append((np.full(len(sets[0]), option), *sets))
+    options, times, members = (np.concatenate(part) for part in zip(*found, strict=True))
+    return Patterns(options, times, members, tuple(sorted(unlisted)))
 
 
 def _sets(
-    table: PriceTable, way: int, seconds: float, most: int
+    table: PriceTable, option: int, seconds: float, most: int
 ) -> tuple[Floats, npt.NDArray[np.bool_]] | None:
-    """Find the seconds and members of all sets of one way; None where they are more than `most`."""
+    """Find seconds and members of all sets of one option; None where they are more than `most`."""
     num_sequences = len(table.lengths)
-    rows = table.rows[way]
+    rows = table.rows[option]
     need, room = table.memory[rows], table.room[rows] * (1 + 1e-9)
-    time, used = np.array([table.fixed_s[way]]), np.zeros((1, len(room)))
+    time, used = np.array([table.fixed_s[option]]), np.zeros((1, len(room)))
     last, members = np.array([-1]), np.zeros((1, num_sequences), dtype=bool)
     times, sets, total = [np.zeros(0)], [np.zeros((0, num_sequences), dtype=bool)], 0
     while len(last):
-        after = time[:, None] + table.seconds[way][None, :]
+        after = time[:, None] + table.seconds[option][None, :]
         filled = used[:, :, None] + need[None, :, :]
         allowed = (
             (np.arange(num_sequences)[None, :] > last[:, None])
@@ -98,7 +98,7 @@ class PatternProgramme:
     def __init__(self, table: PriceTable, patterns: Patterns) -> None:
         self._table = table
         self._patterns = patterns
-        self._is_whole = len(patterns.way) <= _MAX_WHOLE and not patterns.open
+        self._is_whole = len(patterns.option) <= _MAX_WHOLE and not patterns.open
 
     @property
     def times(self) -> Floats | None:
@@ -111,7 +111,7 @@ class PatternProgramme:
         answer comes with a deal."""
         table, patterns = self._table, self._patterns
         chosen = np.flatnonzero(patterns.seconds <= seconds * (1 + 1e-12))
-        members, way = patterns.members[chosen], patterns.way[chosen]
+        members, option = patterns.members[chosen], patterns.option[chosen]
         opened = np.array(patterns.open, dtype=np.int64)
         spare = seconds - table.fixed_s
         takes = np.zeros((len(table.fixed_s), len(table.lengths)), dtype=bool)
@@ -119,11 +119,11 @@ class PatternProgramme:
         taker, item = np.nonzero(takes)
         if not (members.any(axis=0) | takes.any(axis=0)).all():
             return "impossible", None
-        # Unknowns: patterns, sequences of open ways, groups of open ways, divided groups.
+        # Unknowns: patterns, sequences of open options, groups of open options, divided groups.
         num_kinds, num_open = len(table.tree.kinds), len(opened)
-        kinds = np.r_[table.kind_of_way[way], table.kind_of_way[opened]]
+        kinds = np.r_[table.kind_of_option[option], table.kind_of_option[opened]]
         nest, limit = nest_rows(table.tree, kinds)
-        used, divided = nest[:, : len(way)], nest[:, len(way) :]
+        used, divided = nest[:, : len(option)], nest[:, len(option) :]
         count = len(table.lengths)
         dealt = csr_array((np.ones(len(item)), (item, np.arange(len(item)))), (count, len(item)))
         cover = hstack([csr_array(members.T.astype(np.float64)), dealt])
@@ -135,16 +135,16 @@ class PatternProgramme:
             ),
         ]
         if num_open:
-            rows.append(_room_of_open(table, opened, taker, item, spare, len(way), num_kinds))
+            rows.append(_room_of_open(table, opened, taker, item, spare, len(option), num_kinds))
         found = milp(
             np.r_[
-                table.size_of_way[way].astype(np.float64),
+                table.size_of_option[option].astype(np.float64),
                 np.zeros(len(item)),
-                table.size_of_way[opened],
+                table.size_of_option[opened],
                 np.zeros(num_kinds),
             ],
             integrality=np.r_[
-                np.full(len(way), int(self._is_whole)),
+                np.full(len(option), int(self._is_whole)),
                 np.zeros(len(item)),
                 np.ones(num_open),
                 np.zeros(num_kinds),
@@ -160,9 +160,9 @@ class PatternProgramme:
         if not self._is_whole:
             return "possible", None
         packing = PackedGroups(
-            table, [int(way[p]) for p in np.flatnonzero(found.x[: len(way)] > 0.5)]
+            table, [int(option[p]) for p in np.flatnonzero(found.x[: len(option)] > 0.5)]
         )
-        for group, pattern in enumerate(np.flatnonzero(found.x[: len(way)] > 0.5)):
+        for group, pattern in enumerate(np.flatnonzero(found.x[: len(option)] > 0.5)):
             for sequence in np.flatnonzero(members[pattern]):
                 packing.put(int(sequence), group)
         return "possible", packing
@@ -177,26 +177,26 @@ def _room_of_open(
     first: int,
     num_kinds: int,
 ) -> LinearConstraint:
-    """Return the rows that hold open ways to the time and the memory of their groups.
+    """Return the rows that hold open options to the time and the memory of their groups.
 
     Args:
         table: prices of the sequences.
-        opened: the open ways.
-        taker, item: way and sequence of each unknown that follows the first ones.
-        spare: seconds of each way for its sequences.
+        opened: the open options.
+        taker, item: option and sequence of each unknown that follows the first ones.
+        spare: seconds of each option for its sequences.
         first: number of unknowns before these.
-        num_kinds: number of unknowns after the groups of open ways.
+        num_kinds: number of unknowns after the groups of open options.
     """
     row: list[Ints] = []
     column: list[Ints] = []
     value: list[Floats] = []
     num_rows = 0
-    for place, way in enumerate(opened):
-        mine = np.flatnonzero(taker == way)
+    for place, option in enumerate(opened):
+        mine = np.flatnonzero(taker == option)
         group = first + len(item) + place
-        parts = [table.seconds[way, item[mine]] / max(float(spare[way]), 1e-300)]
+        parts = [table.seconds[option, item[mine]] / max(float(spare[option]), 1e-300)]
         parts += list(
-            table.memory[table.rows[way]][:, item[mine]] / table.room[table.rows[way], None]
+            table.memory[table.rows[option]][:, item[mine]] / table.room[table.rows[option], None]
         )
         for part in parts:
             row.append(np.full(len(mine) + 1, num_rows))

@@ -18,13 +18,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class PriceTable:
-    """Prices of sequences in every way of `tree.ways`.
+    """Prices of sequences in every option of `tree.options`.
 
     Attributes:
         lengths: shape [sequence], tokens.
-        fixed_s: shape [way].
-        seconds: shape [way, sequence]; infinite where a sequence does not fit alone.
-        memory: shape [row, sequence]; each way has rows `rows[way]`, one for each unlike member.
+        fixed_s: shape [option].
+        seconds: shape [option, sequence]; infinite where a sequence does not fit alone.
+        memory: shape [row, sequence]; `rows[option]` has a row for each unlike member.
         room: shape [row].
     """
 
@@ -37,24 +37,24 @@ class PriceTable:
     rows: tuple[slice, ...]
 
     @cached_property
-    def kind_of_way(self) -> npt.NDArray[np.int64]:
-        """Return the number of each way's kind, shape [way]."""
-        return np.array([kind for kind, _ in self.tree.ways])
+    def kind_of_option(self) -> npt.NDArray[np.int64]:
+        """Return the number of each option's kind, shape [option]."""
+        return np.array([kind for kind, _ in self.tree.options])
 
     @cached_property
-    def size_of_way(self) -> npt.NDArray[np.int64]:
-        """Return the number of ranks of each way's groups, shape [way]."""
-        return np.array([price.size for _, price in self.tree.ways])
+    def size_of_option(self) -> npt.NDArray[np.int64]:
+        """Return the number of ranks of each option's groups, shape [option]."""
+        return np.array([price.size for _, price in self.tree.options])
 
     @cached_property
     def rank_seconds(self) -> Floats:
         """Return the least seconds of ranks that each sequence takes in any way, shape
         [sequence]."""
-        return np.asarray((self.seconds * self.size_of_way[:, None]).min(axis=0))
+        return np.asarray((self.seconds * self.size_of_option[:, None]).min(axis=0))
 
     @cached_property
     def fullest(self) -> Floats:
-        """Return the part of its fullest member that each sequence fills, shape [way, sequence]."""
+        """Return the part of its fullest member that each sequence fills, [option, sequence]."""
         parts = self.memory / self.room[:, None]
         return np.array([parts[rows].max(axis=0) for rows in self.rows])
 
@@ -64,13 +64,13 @@ class PriceTable:
         the part of its members' memory, together, times their number."""
         filled = [
             self.memory[rows].sum(axis=0) / self.room[rows].sum() * size
-            for rows, size in zip(self.rows, self.size_of_way, strict=True)
+            for rows, size in zip(self.rows, self.size_of_option, strict=True)
         ]
         return np.asarray(np.where(np.isfinite(self.seconds), filled, np.inf).min(axis=0))
 
-    def fits(self, way: int, used: Floats) -> bool:
-        """Return whether memory of `used`, shape [row of the way], is not more than there is."""
-        return bool((used <= self.room[self.rows[way]] * (1 + _ROUNDING)).all())
+    def fits(self, option: int, used: Floats) -> bool:
+        """Return whether memory of `used`, shape [row of the option], is not more than there is."""
+        return bool((used <= self.room[self.rows[option]] * (1 + _ROUNDING)).all())
 
     def of(self, sequences: Sequence[int]) -> PriceTable:
         """Return the table of some of the sequences."""
@@ -87,11 +87,11 @@ class PriceTable:
 
 
 def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
-    """Price sequences in every way in which a group can train them."""
+    """Price sequences in every option in which a group can train them."""
     tokens = np.asarray(lengths, dtype=np.float64)
     rows, memories, seconds, rooms = [], [], [], []
     row = 0
-    for _, price in tree.ways:
+    for _, price in tree.options:
         memory = price.memory(tokens)
         room = np.asarray(price.room, dtype=np.float64)
         alone = (memory <= room[:, None] * (1 + _ROUNDING)).all(axis=0)
@@ -103,7 +103,7 @@ def price_table(tree: GroupTree, lengths: Sequence[int] | Floats) -> PriceTable:
     return PriceTable(
         tree,
         tokens,
-        np.array([price.fixed_s for _, price in tree.ways]),
+        np.array([price.fixed_s for _, price in tree.options]),
         np.array(seconds),
         np.concatenate(memories),
         np.concatenate(rooms),

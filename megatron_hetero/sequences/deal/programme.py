@@ -1,9 +1,9 @@
 """The aggregated programme: can the sequences of a micro-batch be done within a time?
 
-Unknown are the number of groups of each kind and way, and how many sequences of each bucket each
-way takes; which group takes which sequence is left open.  For a given time that is a small linear
-programme with few integers.  Where it has no solution no deal is so fast: the time is a certified
-lower bound.
+Unknown are the number of groups of each kind and option, and how many sequences of each bucket
+each option takes; which group takes which sequence is left open.  For a given time that is a small
+linear programme with few integers.  Where it has no solution no deal is so fast: the time is a
+certified lower bound.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ONLY_SO_MANY = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Solution:
-    """`answer` for one time; where it is possible, numbers of groups, shape [way], and of
-    sequences, shape [way, bucket] (whole numbers or not)."""
+    """`answer` for one time; where it is possible, numbers of groups, shape [option], and of
+    sequences, shape [option, bucket] (whole numbers or not)."""
 
     answer: Answer
     num_groups: npt.NDArray[np.int64] | None = None
@@ -47,12 +47,12 @@ class Programme:
     def __init__(self, buckets: Buckets) -> None:
         self._table = table = buckets.table
         self._counts = buckets.counts
-        self._num_ways, self._num_buckets = table.seconds.shape
+        self._num_options, self._num_buckets = table.seconds.shape
         self._num_kinds = len(table.tree.kinds)
         pairs = np.nonzero(np.isfinite(table.seconds))
-        self._way, self._bucket = (np.asarray(index) for index in pairs)
-        self._taken = table.seconds[self._way, self._bucket]
-        self._filled = table.fullest[self._way, self._bucket]
+        self._option, self._bucket = (np.asarray(index) for index in pairs)
+        self._taken = table.seconds[self._option, self._bucket]
+        self._filled = table.fullest[self._option, self._bucket]
         self._is_countable = self._counts.sum() <= _WHOLE_SEQUENCES
 
     def solve(self, seconds: float, room: float = 1.0, whole: bool = False) -> Solution:
@@ -67,31 +67,31 @@ class Programme:
         """
         table = self._table
         spare = np.maximum(seconds - table.fixed_s, 0.0) * (1 + _SLACK)
-        allowed = (self._taken <= spare[self._way]) & (self._filled <= room * (1 + _SLACK))
-        way, bucket = self._way[allowed], self._bucket[allowed]
+        allowed = (self._taken <= spare[self._option]) & (self._filled <= room * (1 + _SLACK))
+        option, bucket = self._option[allowed], self._bucket[allowed]
         if len(np.unique(bucket)) < self._num_buckets:
             return Solution("impossible")
-        num_pairs = len(way)
+        num_pairs = len(option)
         first_group = num_pairs
-        num_unknowns = first_group + self._num_ways + self._num_kinds
+        num_unknowns = first_group + self._num_options + self._num_kinds
         pair = np.arange(num_pairs)
-        groups = first_group + np.arange(self._num_ways)
+        groups = first_group + np.arange(self._num_options)
         rows = _Rows(num_unknowns)
         # Every sequence goes somewhere.
         rows.add(bucket, pair, np.ones(num_pairs), self._counts, self._counts)
-        # What a way takes is not more than the time, and the memory, of its groups.
-        none, ways = np.full(self._num_ways, -np.inf), np.arange(self._num_ways)
+        # What a option takes is not more than the time, and the memory, of its groups.
+        none, options = np.full(self._num_options, -np.inf), np.arange(self._num_options)
         taken = self._taken[allowed]
         scale = 1.0 / max(seconds, 1e-300)
         rows.add(
-            np.r_[way, ways],
+            np.r_[option, options],
             np.r_[pair, groups],
             np.r_[taken * scale, -spare * scale],
             none,
-            np.zeros(self._num_ways),
+            np.zeros(self._num_options),
         )
         for w, own in enumerate(table.rows):
-            mine = way == w
+            mine = option == w
             if not mine.any():
                 continue
             parts = table.memory[own][:, bucket[mine]] / table.room[own][:, None]
@@ -100,18 +100,18 @@ class Programme:
                     np.r_[pair[mine], groups[w]], np.r_[row, -room * (1 + _SLACK)], -np.inf, 0.0
                 )
         with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.maximum(taken / spare[way], self._filled[allowed])
+            part = np.maximum(taken / spare[option], self._filled[allowed])
         for most in _ONLY_SO_MANY:
             large = part > (1 + 1e-6) / (most + 1)
             if large.any():
                 rows.add(
-                    np.r_[way[large], ways],
+                    np.r_[option[large], options],
                     np.r_[pair[large], groups],
-                    np.r_[np.ones(int(large.sum())), np.full(self._num_ways, -float(most))],
+                    np.r_[np.ones(int(large.sum())), np.full(self._num_options, -float(most))],
                     none,
-                    np.zeros(self._num_ways),
+                    np.zeros(self._num_options),
                 )
-        nest, limit = nest_rows(table.tree, table.kind_of_way)
+        nest, limit = nest_rows(table.tree, table.kind_of_option)
         inner = nest.tocoo()
         rows.add(
             inner.row,
@@ -123,12 +123,12 @@ class Programme:
         upper = np.r_[self._counts[bucket], np.full(num_unknowns - num_pairs, np.inf)]
         integer = np.r_[
             np.full(num_pairs, int(whole and self._is_countable)),
-            np.ones(self._num_ways),
+            np.ones(self._num_options),
             np.zeros(self._num_kinds),
         ]
         # Of all solutions one with few ranks at work: what is left over helps to divide evenly.
         cost = np.zeros(num_unknowns)
-        cost[groups] = table.size_of_way
+        cost[groups] = table.size_of_option
         return self._answer(
             milp(
                 cost,
@@ -137,21 +137,21 @@ class Programme:
                 constraints=rows.constraint(),
                 options={"node_limit": _NODE_LIMIT, "mip_rel_gap": 1.0},
             ),
-            way,
+            option,
             bucket,
         )
 
     def _answer(
-        self, found: object, way: npt.NDArray[np.int64], bucket: npt.NDArray[np.int64]
+        self, found: object, option: npt.NDArray[np.int64], bucket: npt.NDArray[np.int64]
     ) -> Solution:
         status, solution = getattr(found, "status", None), getattr(found, "x", None)
         if status == _INFEASIBLE:
             return Solution("impossible")
         if solution is None:
             return Solution("unknown")
-        dealt = np.zeros((self._num_ways, self._num_buckets))
-        dealt[way, bucket] = solution[: len(way)]
-        groups = solution[len(way) : len(way) + self._num_ways]
+        dealt = np.zeros((self._num_options, self._num_buckets))
+        dealt[option, bucket] = solution[: len(option)]
+        groups = solution[len(option) : len(option) + self._num_options]
         return Solution("possible", np.rint(groups).astype(np.int64), dealt)
 
 

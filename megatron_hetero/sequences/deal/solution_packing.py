@@ -35,25 +35,25 @@ def packed(
     Args:
         table: prices of the sequences.
         buckets: of the same sequences.
-        num_groups: groups of each way.
-        dealt: sequences of each bucket that each way takes, shape [way, bucket], not rounded.
+        num_groups: groups of each option.
+        dealt: sequences of each bucket that each option takes, shape [option, bucket], not rounded.
         seconds: for which the programme was solved.
     Returns:
         None where memory did not allow it.
     """
-    ways = np.repeat(np.arange(len(num_groups)), num_groups)
-    if not len(ways):
+    options = np.repeat(np.arange(len(num_groups)), num_groups)
+    if not len(options):
         return None
     wished = np.full(len(table.lengths), -1, dtype=np.int64)
     for q, members in enumerate(buckets.members):
         counts = _whole(dealt[:, q], len(members))
         # The longest of a bucket to the largest groups.
-        order = np.argsort(-table.size_of_way, kind="stable")
+        order = np.argsort(-table.size_of_option, kind="stable")
         wished[members] = np.repeat(order, counts[order])
-    groups_of = {int(way): np.flatnonzero(ways == way) for way in np.unique(ways)}
+    groups_of = {int(option): np.flatnonzero(options == option) for option in np.unique(options)}
     order = np.argsort(-table.rank_seconds, kind="stable")
     for in_time_s in (None, seconds * (1 + _LATER), float("inf")):
-        packing = PackedGroups(table, [int(way) for way in ways])
+        packing = PackedGroups(table, [int(option) for option in options])
         if _pack(packing, order, wished, groups_of, in_time_s):
             return packing
     return None
@@ -67,7 +67,7 @@ def _pack(
     in_time_s: float | None,
 ) -> bool:
     """Place all sequences; False where some group has no room for the rest."""
-    everywhere = np.arange(len(packing.ways))
+    everywhere = np.arange(len(packing.options))
     late = []
     for sequence in order:
         among = groups_of.get(int(wished[sequence]), everywhere[:0])

@@ -52,10 +52,10 @@ def best_static(tree: GroupTree, lengths: Sequence[int]) -> tuple[int, Deal] | N
 def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None:
     """Deal with these groups alone; None where one of them cannot hold the longest."""
     tree = table.tree
-    ways = [_way(table, tree.groups[g].kind) for g in groups]
-    if any(way is None for way in ways):
+    options = [_option(table, tree.groups[g].kind) for g in groups]
+    if any(option is None for option in options):
         return None
-    chosen = [way for way in ways if way is not None]
+    chosen = [option for option in options if option is not None]
     if not np.isfinite(table.seconds[chosen]).all():
         return None
     part = table.fullest[chosen].max(axis=0)
@@ -65,10 +65,12 @@ def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None
     micro_batches = []
     for first in range(0, len(inputs), len(groups)):
         made = []
-        for g, way, own in zip(groups, chosen, inputs[first : first + len(groups)], strict=False):
+        for g, option, own in zip(
+            groups, chosen, inputs[first : first + len(groups)], strict=False
+        ):
             place = tree.groups[g]
-            seconds = float(table.fixed_s[way] + table.seconds[way, own].sum())
-            price = way - int(np.searchsorted(table.kind_of_way, place.kind))
+            seconds = float(table.fixed_s[option] + table.seconds[option, own].sum())
+            price = option - int(np.searchsorted(table.kind_of_option, place.kind))
             made.append(
                 DealtGroup(place.first, place.stop, place.kind, price, tuple(sorted(own)), seconds)
             )
@@ -76,9 +78,9 @@ def _static(table: PriceTable, groups: Sequence[int], full: bool) -> Deal | None
     return Deal(tuple(micro_batches), 0.0, tree.num_ranks)
 
 
-def _way(table: PriceTable, kind: int) -> int | None:
-    """Return the way of a kind of group that takes least for all sequences, and holds them all."""
-    own = np.flatnonzero(table.kind_of_way == kind)
+def _option(table: PriceTable, kind: int) -> int | None:
+    """Return the option of a kind of group that takes least for all sequences and holds them."""
+    own = np.flatnonzero(table.kind_of_option == kind)
     if not len(own):
         return None
     return int(own[np.argmin(table.seconds[own].sum(axis=1) + table.fixed_s[own])])

@@ -23,7 +23,7 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.plan.build import canonical_hosts
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.advise.growth import growths
+from megatron_hetero.planner.advise.additions import additions
 from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.report.what_if import variations
@@ -290,5 +290,5 @@ def test_another_network_keeps_its_terms() -> None:
     found = {v.what: v.change for v in variations(plan, cluster, None)}
     assert found["network between nodes at twice its speed"] == pytest.approx(0, abs=0.01)
     problem = make_problem(cluster, make_workload())
-    (faster,) = (g.cluster for g in growths(problem) if "the network" in g.what)
+    (faster,) = (g.cluster for g in additions(problem) if "the network" in g.what)
     assert faster.node_links["a", "b"] == replace(link, bytes_per_s=2e12)

@@ -9,7 +9,7 @@ import pytest
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.sync.gradients import GradientExchangePrices
 from megatron_hetero.model.load import load_workload
-from megatron_hetero.planner.machines.offers import offers_of
+from megatron_hetero.planner.machines.node_pools import node_pools
 from megatron_hetero.planner.problem import make_problem
 
 BOX = """
@@ -35,6 +35,6 @@ def test_ports_are_distinct_and_the_price_is_paid_once(tmp_path: Path) -> None:
     ports = GradientExchangePrices(cluster, workload.model, 4, None)._port_of
     assert sorted(ports) == sorted(cluster.devices)
     assert sorted(ports.values()) == [min(ports.values()) + 2 * i for i in range(4)]
-    offers = offers_of(make_problem(cluster, workload))
-    prices = [offer.price_per_hour(offer.num_gpus) for offer in offers]
+    pools = node_pools(make_problem(cluster, workload))
+    prices = [pool.price_per_hour(pool.num_gpus) for pool in pools]
     assert sum(price or 0 for price in prices) == pytest.approx(3.0)

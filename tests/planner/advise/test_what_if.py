@@ -12,7 +12,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner import plan_cluster
-from megatron_hetero.planner.advise.growth import growths
+from megatron_hetero.planner.advise.additions import additions
 from megatron_hetero.planner.advise.what_if import what_to_add
 from megatron_hetero.planner.problem import make_problem
 from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
@@ -23,7 +23,7 @@ WORKLOAD = make_workload(num_layers=8, global_batch_size=8)
 
 
 def test_each_type_and_each_class_of_links_is_added_once() -> None:
-    found = {g.what.split(" (")[0]: g for g in growths(make_problem(CLUSTER, WORKLOAD))}
+    found = {g.what.split(" (")[0]: g for g in additions(make_problem(CLUSTER, WORKLOAD))}
     assert sorted(found) == [
         f"links inside {FAST.name} nodes 2 times as fast",
         f"links inside {SLOW.name} nodes 2 times as fast",
@@ -47,7 +47,7 @@ def test_only_the_links_of_the_class_become_faster() -> None:
     nodes = tuple(replace(n, site=sites[n.name]) for n in nodes)
     cluster = replace(CLUSTER, nodes=nodes, node_links=links)
     inside = next(
-        g for g in growths(make_problem(cluster, WORKLOAD)) if "network inside west" in g.what
+        g for g in additions(make_problem(cluster, WORKLOAD)) if "network inside west" in g.what
     ).cluster.node_links
     assert inside["a", "b"].bytes_per_s == 2e9 and inside["b", "a"].bytes_per_s == 2e9
     assert inside["a", "c"] == slow and inside["c", "a"] == slow
@@ -60,7 +60,7 @@ def test_figures_are_of_plans_made_with_the_addition() -> None:
     planned = [w for w in found if w.step_time_s is not None]
     assert len(planned) == 2 and len(found) == 5
     assert planned[0].what.startswith("one more machine like a")
-    grown = {g.what: g.cluster for g in growths(make_problem(CLUSTER, WORKLOAD))}
+    grown = {g.what: g.cluster for g in additions(make_problem(CLUSTER, WORKLOAD))}
     for w in planned:
         estimates = plan_cluster(grown[w.what], WORKLOAD).estimates
         assert estimates is not None and w.gain is not None

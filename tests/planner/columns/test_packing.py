@@ -13,7 +13,7 @@ from megatron_hetero.planner.columns.packing import pack
 
 @st.composite
 def programmes(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slabs that take whole nodes of a few kinds; some kinds have none left, some worths are
+    """Bundles that take whole nodes of a few kinds; some kinds have none left, some worths are
     equal, some nothing."""
     num_rows, num_columns = draw(st.integers(1, 5)), draw(st.integers(1, 12))
     column = st.lists(st.integers(0, 4), min_size=num_rows, max_size=num_rows).filter(any)

@@ -61,7 +61,7 @@ def test_quick_times_are_near_exact_ones(tmp_path: Path) -> None:
 
     def watched(found: Any) -> Any:
         order = in_order(found)
-        problem = order[0][0][0].slabs.table.problem
+        problem = order[0][0][0].bundles.table.problem
         for choice in order[:6]:
             placement = columns._placed(problem, choice)
             if placement is not None:

@@ -62,9 +62,9 @@ def test_like_nodes_exchanged_as_a_whole_are_one_start() -> None:
     cluster = make_cluster(("a", FAST, 2), ("b", FAST, 2), ("c", SLOW, 1))
     problem = make_problem(cluster, make_workload(num_layers=6, global_batch_size=8))
     ranking = search(problem, strategies=[Constructive()]).ranking
-    images = [(c.step_time_s, c.crowding, c.pattern) for c in ranking]
+    images = [(c.step_time_s, c.contention, c.pattern) for c in ranking]
     assert len({c.structure for c in ranking}) > len(set(images))  # some are mirrored
     starts = unlike(ranking, 64)
-    assert len({(c.step_time_s, c.crowding, c.pattern) for c in starts}) == len(starts)
+    assert len({(c.step_time_s, c.contention, c.pattern) for c in starts}) == len(starts)
     assert len({c.structure for c in starts}) == len(starts)
     assert starts[0] is ranking[0]

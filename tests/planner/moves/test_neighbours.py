@@ -36,7 +36,7 @@ def test_moves_lead_to_structures(
 ) -> None:
     problem = make_problem(cluster, workload)
     board = search(problem, strategies=[Symmetric()])
-    found = board.nearest or board.misses.nearest
+    found = board.nearest or board.out_of_memory.nearest
     if found is None:
         return
     structure = tuple(chains_of(found.placement))

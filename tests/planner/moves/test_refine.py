@@ -26,7 +26,7 @@ from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.completion.counts import MIN_GAIN
-from megatron_hetero.planner.completion.stage_ways import StagePlace, StageWays
+from megatron_hetero.planner.completion.stage_options import StageOptions, StagePlace
 from megatron_hetero.planner.oracle.structures import all_structures, compositions
 from megatron_hetero.planner.portfolio import search
 from megatron_hetero.planner.problem import Problem, make_problem
@@ -64,7 +64,7 @@ def test_a_stage_recomputes_as_brute_force_would(
     )
     costs, (device, other) = CostModel(cluster, workload), cluster.devices
     rows = costs.vocab_rows([1])
-    ways = StageWays(costs, rows).of(StagePlace((device,), None, True, False, depth))
+    ways = StageOptions(costs, rows).of(StagePlace((device,), None, True, False, depth))
     behind = (PlacedStage((other,), 1),) * (depth - 1)
     for count in range(1, num_layers + 1):
         priced = [

@@ -2,7 +2,7 @@
 
 strategies      the problem of a question, and the strategies of a search
 even_columns    column generation with as many micro-batches for every replica
-even_mixes      mixes of slabs for it
+even_mixes      mixes of bundles for it
 mixed_shapes    shapes repeated with unlike GPUs
 unit_mix        which GPUs make a replica of the same layers
 equal_replicas  hill climbing over the shape of a replica

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from megatron_hetero.planner.columns.bundle_mix import Bundle
 from megatron_hetero.planner.columns.site_mixes import Choice, Site, Together
-from megatron_hetero.planner.columns.slab_mix import Slab
 from megatron_hetero.planner.columns.strategy import Columns
 from megatron_hetero.planner.problem import Problem
 from tools.referees.search.even_mixes import even_choices
 
 
-def _alike_s(num_micro_batches: int, counted: Mapping[Slab, int]) -> float:
+def _alike_s(num_micro_batches: int, counted: Mapping[Bundle, int]) -> float:
     each = -(-num_micro_batches // sum(counted.values()))
-    return max(slab.filled.quick_time_s(each) for slab in counted)
+    return max(bundle.filled.quick_time_s(each) for bundle in counted)
 
 
 class EvenColumns(Columns):

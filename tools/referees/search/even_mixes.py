@@ -1,4 +1,4 @@
-"""Mixes of slabs where the replica with most micro-batches sets the pace of all.
+"""Mixes of bundles where the replica with most micro-batches sets the pace of all.
 
 There every replica does as many micro-batches, and the step is that of the slowest: what counts is
 how many replicas end in time.  Replicas with the same layers exchange them first, so that groups of
@@ -13,9 +13,9 @@ from itertools import combinations
 
 import numpy as np
 
+from megatron_hetero.planner.columns.bundle_mix import SLACKS, Mix, PoolBundles
 from megatron_hetero.planner.columns.packing import Floats, pack
 from megatron_hetero.planner.columns.site_mixes import Choice, Site
-from megatron_hetero.planner.columns.slab_mix import SLACKS, Mix, PoolSlabs
 from megatron_hetero.planner.problem import Problem
 
 _MAX_EVEN = 12
@@ -28,8 +28,8 @@ _Layers = tuple[int, ...]
 def even_choices(problem: Problem, sites: Sequence[Site]) -> Iterator[Choice]:
     """Mixes with as many micro-batches for every replica, the soonest of a few numbers of
     replicas."""
-    pools = {id(site.slabs): _EvenPool(site.slabs) for site in sites}
-    own = [pools[id(site.slabs)] for site in sites]
+    pools = {id(site.bundles): _EvenPool(site.bundles) for site in sites}
+    own = [pools[id(site.bundles)] for site in sites]
     number, divisions = problem.num_micro_batches, near_sites(sites)
     ranked: list[tuple[float, int]] = []
     for each in sorted({-(-number // count) for count in problem.replica_counts()}):
@@ -44,50 +44,50 @@ def even_choices(problem: Problem, sites: Sequence[Site]) -> Iterator[Choice]:
             ranked.append((float(times_s[index]), each))
     for soonest_s, each in sorted(ranked)[:_MAX_EVEN]:
         for step_s in (slack * soonest_s for slack in SLACKS):
-            yield tuple((s, pools[id(s.slabs)].mix(step_s, each)) for s in sites)
+            yield tuple((s, pools[id(s.bundles)].mix(step_s, each)) for s in sites)
             most = {key: pool.layers(step_s, each) for key, pool in pools.items()}
             for groups in divisions:
                 yield tuple(
-                    (site, pools[id(site.slabs)].mix(step_s, each, layers))
+                    (site, pools[id(site.bundles)].mix(step_s, each, layers))
                     for site, layers in _own_layers(groups, most)
                 )
 
 
 class _EvenPool:
-    """A pool's slabs by how many replicas of theirs do so many micro-batches each in a step."""
+    """A pool's bundles by how many replicas of theirs do so many micro-batches each in a step."""
 
-    def __init__(self, slabs: PoolSlabs) -> None:
-        self.slabs = slabs
-        self.columns = slabs.columns()
+    def __init__(self, bundles: PoolBundles) -> None:
+        self.bundles = bundles
+        self.columns = bundles.columns()
         self._of_layers: dict[_Layers, list[int]] = {}
-        for index, slab in enumerate(self.columns.slabs):
-            self._of_layers.setdefault(slab.filled.layers, []).append(index)
+        for index, bundle in enumerate(self.columns.bundles):
+            self._of_layers.setdefault(bundle.filled.layers, []).append(index)
 
     def times_s(self, each: int) -> Floats:
-        """Of every slab, for so many micro-batches."""
+        """Of every bundle, for so many micro-batches."""
         times_s: Floats = self.columns.fill_s + (each - 1) * self.columns.period_s
         return times_s
 
     def replicas(self, step_s: float, each: int) -> float:
-        """The most that end in time, slabs taken in fractions."""
-        return pack(self._worths(step_s, each), self.columns.rows, self.slabs.nodes()).worth
+        """The most that end in time, bundles taken in fractions."""
+        return pack(self._worths(step_s, each), self.columns.rows, self.bundles.nodes()).worth
 
     def layers(self, step_s: float, each: int) -> dict[_Layers, float]:
         """The same of those with equal layers."""
-        worths, nodes, found = self._worths(step_s, each), self.slabs.nodes(), {}
+        worths, nodes, found = self._worths(step_s, each), self.bundles.nodes(), {}
         for layers, own in self._of_layers.items():
             if worths[own].any():
                 found[layers] = pack(worths[own], self.columns.rows[:, own], nodes).worth
         return found
 
     def mix(self, step_s: float, each: int, layers: _Layers | None = None) -> Mix:
-        """Whole slabs with most replicas; of these layers alone, if given."""
+        """Whole bundles with most replicas; of these layers alone, if given."""
         worths = self._worths(step_s, each)
         if layers is not None:
             own = np.zeros(len(worths))
             own[self._of_layers[layers]] = 1.0
             worths *= own
-        return self.slabs.solve(worths)
+        return self.bundles.solve(worths)
 
     def _worths(self, step_s: float, each: int) -> Floats:
         return np.where(self.times_s(each) <= step_s, self.columns.num_replicas, 0.0)
@@ -99,20 +99,20 @@ def _own_layers(
     """For each group of sites the layers with which it has most replicas, and which no other has.
 
     Args:
-        most: of each pool's slabs, how many replicas it has with which layers.
+        most: of each pool's bundles, how many replicas it has with which layers.
     """
     used: set[_Layers] = set()
     for group in groups:
         counts: dict[_Layers, float] = {}
         for site in group:
-            for layers, count in most[id(site.slabs)].items():
+            for layers, count in most[id(site.bundles)].items():
                 counts[layers] = counts.get(layers, 0.0) + count
         free = [layers for layers in counts if layers not in used]
         if not free:
             continue
         best = max(free, key=lambda layers: (counts[layers], -len(layers), layers))
         used.add(best)
-        yield from ((site, best) for site in group if best in most[id(site.slabs)])
+        yield from ((site, best) for site in group if best in most[id(site.bundles)])
 
 
 def near_sites(sites: Sequence[Site]) -> list[list[list[Site]]]:
@@ -132,4 +132,4 @@ def near_sites(sites: Sequence[Site]) -> list[list[list[Site]]]:
 
 
 def _pair_s(one: Site, other: Site) -> float:
-    return one.slabs.table.pair_sync_s(one.kinds[0].node.name, other.kinds[0].node.name)
+    return one.bundles.table.pair_sync_s(one.kinds[0].node.name, other.kinds[0].node.name)

@@ -49,8 +49,8 @@ class LocalSearch:
         """From the placement that lacks least memory to one that fits, if moves lead there."""
         work = 0
         miss = None
-        while board.nearest is None and miss is not board.misses.nearest:
-            miss = board.misses.nearest
+        while board.nearest is None and miss is not board.out_of_memory.nearest:
+            miss = board.out_of_memory.nearest
             if miss is None:
                 return
             for placement in neighbours(board.problem, filler, miss.placement):
@@ -58,7 +58,7 @@ class LocalSearch:
                 work += sum(len(r.stages) for r in placement.replicas)
                 if fitting is not None or work > self.max_work:
                     return
-                if board.misses.nearest is not miss:
+                if board.out_of_memory.nearest is not miss:
                     break
 
 

@@ -156,7 +156,7 @@ class ShapeSearch:
         candidate: Candidate,
     ) -> Candidate:
         """Return the best placement of a shape whose first layout gave `candidate`."""
-        if not candidate.is_crowded:
+        if not candidate.is_contended:
             return candidate
         wider = self.spreader.spread(chains, shares)
         found = self.score_shares(wider, layers, shares) if wider else None

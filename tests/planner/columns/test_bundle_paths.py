@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.columns.kinds import Block
-from megatron_hetero.planner.columns.slab_paths import BlockMenu, HeldLayers, SlabPaths
+from megatron_hetero.planner.columns.bundle_paths import BlockMenu, BundlePaths, HeldLayers
+from megatron_hetero.planner.columns.kinds import NodeBlock
 
 PERIODS_S = np.array([1.0, 2.5, 4.0])
 
@@ -21,7 +21,8 @@ def menus(draw: st.DrawFn) -> tuple[BlockMenu, np.ndarray]:
     num_layers, depth = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     num_sites = draw(st.integers(1, 2))
     blocks = tuple(
-        Block(kind, 1, (1,) * draw(st.integers(1, 2))) for kind in range(draw(st.integers(1, 3)))
+        NodeBlock(kind, 1, (1,) * draw(st.integers(1, 2)))
+        for kind in range(draw(st.integers(1, 3)))
     )
     layers = st.integers(0, num_layers)
 
@@ -79,7 +80,7 @@ def test_no_sequence_of_blocks_is_cheaper(
     case: tuple[BlockMenu, np.ndarray], step_s: float
 ) -> None:
     menu, prices = case
-    paths = SlabPaths(menu, prices, step_s)
+    paths = BundlePaths(menu, prices, step_s)
     assert list(paths.periods_s) == [p for p in PERIODS_S if p <= step_s]
     for period in range(len(paths.periods_s)):
         every = (

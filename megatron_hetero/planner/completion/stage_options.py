@@ -39,7 +39,7 @@ class StagePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class StageOption:
     """One number of layers on a stage: seconds of a micro-batch there and back, and what it
     recomputes, in the terms of `PlacedStage`."""
 
@@ -54,18 +54,18 @@ class Way:
         return self.forward_s + self.backward_s
 
 
-class StageWays:
-    """The fastest way that fits, by layers; places that are alike are looked at once."""
+class StageOptions:
+    """The fastest option that fits, by layers; places that are alike are looked at once."""
 
     def __init__(self, costs: CostModel, vocab_rows: int) -> None:
         self.costs = costs
         self.vocab_rows = vocab_rows
         self.own: Recompute = costs.workload.training.recompute
         self.choices = recomputes(costs)
-        self._found: dict[Hashable, tuple[Way, ...]] = {}
+        self._found: dict[Hashable, tuple[StageOption, ...]] = {}
 
-    def of(self, place: StagePlace) -> tuple[Way, ...]:
-        """Return ways with 1, 2, ... layers, as many as fit; empty where not even one does."""
+    def of(self, place: StagePlace) -> tuple[StageOption, ...]:
+        """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
         key = self._key(place)
         if key not in self._found:
             self._found[key] = self._look(place)
@@ -79,18 +79,18 @@ class StageWays:
         kept = place.num_in_flight, place.num_sends_kept, place.holders
         return gpus, link, place.shares, ends, kept
 
-    def _look(self, place: StagePlace) -> tuple[Way, ...]:
+    def _look(self, place: StagePlace) -> tuple[StageOption, ...]:
         lines = [self._line(recompute, place) for recompute in self.choices]
-        ways: list[Way] = []
+        options: list[StageOption] = []
         for num_layers in range(1, self.costs.workload.model.num_layers + 1):
-            found = [way for line in lines if (way := line.way(num_layers)) is not None]
+            found = [option for line in lines if (option := line.option(num_layers)) is not None]
             if not found:
                 break
-            ways.append(min(found, key=_time_s))
-        return tuple(ways)
+            options.append(min(found, key=_time_s))
+        return tuple(options)
 
     def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
-        """Return ways that recompute like this; of "full" as few layers as will do."""
+        """Return options that recompute like this; of "full" as few layers as will do."""
         pieces, memories = self._pieces(recompute, place), self._memories(recompute, place)
         partly = recompute == "full" and "none" in self.choices
         plain = self._pieces("none", place) if partly else pieces
@@ -163,7 +163,7 @@ class _Line:
     """Of each unlike device: bytes free without layers, bytes of a layer; bytes free without
     layers where some recompute, and what one that recomputes saves."""
 
-    def way(self, num_layers: int) -> Way | None:
+    def option(self, num_layers: int) -> StageOption | None:
         """Return it with so many layers; None where they do not fit."""
         num = 0
         for free, per_layer, free_of_some, saved in self.rooms:
@@ -181,11 +181,13 @@ class _Line:
         backward_s += self.layer_s[1] * num + self.plain_s[1] * plain
         recompute: Recompute = self.recompute
         if self.partly and 0 < num < num_layers:
-            return Way(forward_s, backward_s, "full", num)
+            return StageOption(forward_s, backward_s, "full", num)
         if self.partly and num == 0:
             recompute = "none"
-        return Way(forward_s, backward_s, None if recompute == self.own else recompute, None)
+        return StageOption(
+            forward_s, backward_s, None if recompute == self.own else recompute, None
+        )
 
 
-def _time_s(way: Way) -> float:
-    return way.time_s
+def _time_s(option: StageOption) -> float:
+    return option.time_s

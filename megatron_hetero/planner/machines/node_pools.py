@@ -1,6 +1,6 @@
 """What can be rented of a cluster: machines of each kind, counted, and what a selection promises.
 
-A selection is a number of GPUs of each offer.  Machines with a price of their own are taken whole,
+A selection is a number of GPUs of each pool.  Machines with a price of their own are taken whole,
 since their price is paid once any GPU of them is used; others by the GPU.
 """
 
@@ -18,16 +18,16 @@ from megatron_hetero.planner.columns.kinds import kinds_of
 from megatron_hetero.planner.problem import Problem
 
 Selection = tuple[int, ...]
-"""GPUs of each offer."""
+"""GPUs of each pool."""
 
 _FREE = 8
 """Up to so many numbers are all looked at; of more, those of a ladder."""
 _RATIOS = (1.5, 2.0, 4.0, inf)
-"""From one step of a ladder to the next; the coarser where there are many offers."""
+"""From one step of a ladder to the next; the coarser where there are many pools."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class NodePool:
     """Equal machines at one price.
 
     `unit`: the number of GPUs by which they are taken.  `layer_gpu_s`: GPU-seconds of one layer's
@@ -72,17 +72,17 @@ class Offer:
         return [n * self.unit for n in sorted(units)]
 
 
-def offers_of(problem: Problem) -> tuple[Offer, ...]:
+def node_pools(problem: Problem) -> tuple[NodePool, ...]:
     """Return the machines of a problem by kind and price; the cheapest work first."""
     rows = problem.workload.model.vocab_size
     objective = problem.objective
     whole = objective.needs_prices(problem.cluster) and objective.name != "fewest-gpus"
-    ways = [
+    priced = [
         (size, problem.costs.variant(micro_batch_size=size, recompute=recompute))
         for size in micro_batch_sizes(problem.costs)
         for recompute in recomputes(problem.costs)
     ]
-    offers = []
+    pools = []
     for kind in kinds_of(problem):
         by_price: dict[tuple[float | None, float | None, int], list[Node]] = {}
         for node in kind.nodes:
@@ -91,7 +91,7 @@ def offers_of(problem: Problem) -> tuple[Offer, ...]:
             by_price.setdefault(key, []).append(node)
         times_s = {
             (w, size): costs.pieces(kind.node, w, rows).layer.total_s
-            for size, costs in ways
+            for size, costs in priced
             for w in group_widths(costs, kind.node, uneven=True)
             if w <= kind.num_gpus
         }
@@ -99,59 +99,59 @@ def offers_of(problem: Problem) -> tuple[Offer, ...]:
             unit = kind.num_gpus if whole and price is not None else 1
             layer_gpu_s = min(w * time_s / size for (w, size), time_s in times_s.items())
             least_s = min(times_s.values())
-            offers.append(
-                Offer(tuple(nodes), kind.num_gpus, unit, layer_gpu_s, least_s, num_islands)
+            pools.append(
+                NodePool(tuple(nodes), kind.num_gpus, unit, layer_gpu_s, least_s, num_islands)
             )
-    return tuple(sorted(offers, key=lambda o: (_work_price(o), o.nodes[0].name)))
+    return tuple(sorted(pools, key=lambda p: (_work_price(p), p.nodes[0].name)))
 
 
-def _work_price(offer: Offer) -> float:
-    """Return what a layer costs on an offer; its GPU-seconds where it has no price."""
-    price = offer.price_per_hour(offer.num_gpus)
-    return offer.layer_gpu_s if price is None else offer.layer_gpu_s * price / offer.num_gpus
+def _work_price(pool: NodePool) -> float:
+    """Return what a layer costs in a pool; its GPU-seconds where it has no price."""
+    price = pool.price_per_hour(pool.num_gpus)
+    return pool.layer_gpu_s if price is None else pool.layer_gpu_s * price / pool.num_gpus
 
 
-def all_selections(offers: Sequence[Offer], most: int) -> list[Selection] | None:
+def all_selections(pools: Sequence[NodePool], most: int) -> list[Selection] | None:
     """Return every selection but the empty one; None if there are more than `most`."""
-    counts = [offer.counts(None) for offer in offers]
+    counts = [pool.counts(None) for pool in pools]
     if prod(map(len, counts)) > most:
         return None
     return [s for s in product(*counts) if any(s)]
 
 
-def some_selections(offers: Sequence[Offer], most: int) -> list[Selection]:
+def some_selections(pools: Sequence[NodePool], most: int) -> list[Selection]:
     """Return all selections, or where there are more than `most` those of ever coarser ladders;
-    at last the offers one after the other, the cheapest work first."""
-    found = all_selections(offers, most)
+    at last the pools one after the other, the cheapest work first."""
+    found = all_selections(pools, most)
     if found is not None:
         return found
     for ratio in _RATIOS:
-        counts = [offer.counts(ratio) for offer in offers]
+        counts = [pool.counts(ratio) for pool in pools]
         if prod(map(len, counts)) <= most:
             return [s for s in product(*counts) if any(s)]
-    return list(dict.fromkeys(_one_after_the_other(offers)))[:most]
+    return list(dict.fromkeys(_one_after_the_other(pools)))[:most]
 
 
-def _one_after_the_other(offers: Sequence[Offer]) -> Iterator[Selection]:
-    none = (0,) * len(offers)
+def _one_after_the_other(pools: Sequence[NodePool]) -> Iterator[Selection]:
+    none = (0,) * len(pools)
     taken: Selection = none
-    for index, offer in enumerate(offers):
-        for count in offer.counts(_RATIOS[0])[1:]:
+    for index, pool in enumerate(pools):
+        for count in pool.counts(_RATIOS[0])[1:]:
             yield (*none[:index], count, *none[index + 1 :])
             yield (*taken[:index], count, *taken[index + 1 :])
-        taken = (*taken[:index], offer.most, *taken[index + 1 :])
+        taken = (*taken[:index], pool.most, *taken[index + 1 :])
 
 
-def neighbours(offers: Sequence[Offer], selection: Selection) -> Iterator[Selection]:
-    """Yield one unit less or more of an offer, and one of an offer for one of another."""
-    changes = [(k, sign) for k in range(len(offers)) for sign in (-1, 1)]
+def neighbours(pools: Sequence[NodePool], selection: Selection) -> Iterator[Selection]:
+    """Yield one unit less or more of an pool, and one of an pool for one of another."""
+    changes = [(k, sign) for k in range(len(pools)) for sign in (-1, 1)]
     moves = [(change,) for change in changes]
-    pairs = [((j, -1), (k, 1)) for j in range(len(offers)) for k in range(len(offers)) if j != k]
+    pairs = [((j, -1), (k, 1)) for j in range(len(pools)) for k in range(len(pools)) if j != k]
     for move in (*moves, *pairs):
         moved = list(selection)
         for k, sign in move:
-            moved[k] += sign * offers[k].unit
-        if any(moved) and all(0 <= n <= o.most for n, o in zip(moved, offers, strict=True)):
+            moved[k] += sign * pools[k].unit
+        if any(moved) and all(0 <= n <= o.most for n, o in zip(moved, pools, strict=True)):
             yield tuple(moved)
 
 
@@ -169,12 +169,12 @@ def work_of(problem: Problem) -> int:
     return problem.workload.training.global_batch_size * problem.num_layers
 
 
-def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Promise:
+def promise(problem: Problem, pools: Sequence[NodePool], selection: Selection) -> Promise:
     """Return the least step time of a selection, were its work divided perfectly, and its price."""
-    taken = [(offer, n) for offer, n in zip(offers, selection, strict=True) if n]
-    layers_per_s = sum(n / offer.layer_gpu_s for offer, n in taken)
-    way_s = problem.num_layers * min((offer.least_layer_s for offer, _ in taken), default=inf)
-    prices = [offer.price_per_hour(n) for offer, n in taken]
+    taken = [(pool, n) for pool, n in zip(pools, selection, strict=True) if n]
+    layers_per_s = sum(n / pool.layer_gpu_s for pool, n in taken)
+    way_s = problem.num_layers * min((pool.least_layer_s for pool, _ in taken), default=inf)
+    prices = [pool.price_per_hour(n) for pool, n in taken]
     known = [price for price in prices if price is not None]
     return Promise(
         sum(selection),
@@ -183,12 +183,12 @@ def promise(problem: Problem, offers: Sequence[Offer], selection: Selection) -> 
     )
 
 
-def restricted(problem: Problem, offers: Sequence[Offer], selection: Selection) -> Problem:
-    """Return the problem with the first machines of each offer alone; the rest stays idle."""
+def restricted(problem: Problem, pools: Sequence[NodePool], selection: Selection) -> Problem:
+    """Return the problem with the first machines of each pool alone; the rest stays idle."""
     gpus: dict[str, tuple[int, ...]] = {}
-    for offer, count in zip(offers, selection, strict=True):
-        for node in offer.nodes:
-            taken = min(count, offer.num_gpus)
+    for pool, count in zip(pools, selection, strict=True):
+        for node in pool.nodes:
+            taken = min(count, pool.num_gpus)
             if taken:
                 gpus[node.name] = problem.gpus[node.name][:taken]
             count -= taken

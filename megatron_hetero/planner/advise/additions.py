@@ -20,7 +20,7 @@ FASTER = 2.0
 
 
 @dataclass(frozen=True)
-class Growth:
+class Addition:
     """One addition, and the cluster with it."""
 
     what: str
@@ -28,7 +28,7 @@ class Growth:
     cluster: Cluster
 
 
-def growths(problem: Problem) -> Iterator[Growth]:
+def additions(problem: Problem) -> Iterator[Addition]:
     """Yield a node like the largest of each GPU type that can train; links inside the nodes of
     each type, between the nodes of each site and between each two sites at twice their
     bandwidth."""
@@ -39,14 +39,14 @@ def growths(problem: Problem) -> Iterator[Growth]:
         what = (
             f"one more machine like {node.machine} ({node.num_gpus}x {node.gpu_type.name}{price})"
         )
-        yield Growth(what, "node", grown)
+        yield Addition(what, "node", grown)
     for name in sorted({n.gpu_type.name for n in problem.nodes if len(problem.gpus[n.name]) > 1}):
         nodes = tuple(
             replace(n, link=_faster(n.link)) if n.gpu_type.name == name else n
             for n in cluster.nodes
         )
         what = f"links inside {name} nodes {FASTER:g} times as fast"
-        yield Growth(what, "link", replace(cluster, nodes=nodes))
+        yield Addition(what, "link", replace(cluster, nodes=nodes))
     used = [node.site for node in problem.nodes]
     for a, b in combinations_with_replacement(sorted(set(used)), 2):
         if a == b and used.count(a) < 2:
@@ -55,7 +55,7 @@ def growths(problem: Problem) -> Iterator[Growth]:
         where = f"the network inside {a}" if a == b else f"the network between {a} and {b}"
         speed = "" if usual is None else f" ({format_bandwidth(FASTER * usual.bytes_per_s)})"
         what = f"{where} {FASTER:g} times as fast{speed}"
-        yield Growth(what, "link", _with_faster_sites(cluster, {a, b}))
+        yield Addition(what, "link", _with_faster_sites(cluster, {a, b}))
 
 
 def _faster(link: Link) -> Link:

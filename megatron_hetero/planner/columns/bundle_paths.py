@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from megatron_hetero.planner.columns.kinds import Block
+from megatron_hetero.planner.columns.kinds import NodeBlock
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -39,7 +39,7 @@ class BlockMenu:
     `hops_s[site, block]` a round trip from a block of that site, behind it, to this one.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[NodeBlock, ...]
     num_layers: int
     periods_s: Floats
     layer_s: Floats
@@ -72,7 +72,7 @@ class _Behind:
     site: Ints | None
 
 
-class SlabPaths:
+class BundlePaths:
     """Of each period up to `step_s`, the blocks of the pipeline that costs least.
 
     A pipeline costs the prices of its blocks and its seconds for one micro-batch over the period.
@@ -98,7 +98,7 @@ class SlabPaths:
         if num_periods and menu.blocks:
             self._search()
 
-    def blocks(self, period: int) -> tuple[Block, ...]:
+    def blocks(self, period: int) -> tuple[NodeBlock, ...]:
         """Return the cheapest pipeline of a period, first block first; empty if there is none."""
         if not np.isfinite(self.end_cost[period]):
             return ()

@@ -1,4 +1,4 @@
-"""Walks: equal to all permutations up to 8 places."""
+"""Paths: equal to all permutations up to 8 places."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hetero.planner.columns.walks import best_walks
+from megatron_hetero.planner.columns.shortest_paths import shortest_paths
 
 
 @st.composite
@@ -21,27 +21,27 @@ def distances(draw: st.DrawFn, max_places: int) -> list[list[float]]:
     return seconds
 
 
-def length(seconds: list[list[float]], walk: tuple[int, ...]) -> float:
-    return sum(seconds[a][b] for a, b in pairwise(walk))
+def length(seconds: list[list[float]], path: tuple[int, ...]) -> float:
+    return sum(seconds[a][b] for a, b in pairwise(path))
 
 
 @settings(max_examples=60, deadline=None)
 @given(distances(7))
 def test_up_to_seven_places_no_order_is_shorter(seconds: list[list[float]]) -> None:
-    shortest = min(length(seconds, walk) for walk in permutations(range(len(seconds))))
-    for walk in best_walks(seconds):
-        assert sorted(walk) == list(range(len(seconds)))
-        assert length(seconds, walk) == pytest.approx(shortest)
+    shortest = min(length(seconds, path) for path in permutations(range(len(seconds))))
+    for path in shortest_paths(seconds):
+        assert sorted(path) == list(range(len(seconds)))
+        assert length(seconds, path) == pytest.approx(shortest)
 
 
 def test_eight_places_too() -> None:
     seconds = [[abs(i * i - j * j) % 7 + 0.1 * (i != j) for j in range(8)] for i in range(8)]
-    shortest = min(length(seconds, walk) for walk in permutations(range(8)))
-    assert length(seconds, best_walks(seconds)[0]) == pytest.approx(shortest)
+    shortest = min(length(seconds, path) for path in permutations(range(8)))
+    assert length(seconds, shortest_paths(seconds)[0]) == pytest.approx(shortest)
 
 
 @settings(max_examples=20, deadline=None)
 @given(distances(14))
 def test_many_places_are_all_visited(seconds: list[list[float]]) -> None:
-    for walk in best_walks(seconds):
-        assert sorted(walk) == list(range(len(seconds)))
+    for path in shortest_paths(seconds):
+        assert sorted(path) == list(range(len(seconds)))

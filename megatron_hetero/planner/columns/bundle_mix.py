@@ -1,4 +1,4 @@
-"""Which slabs a pool's nodes are divided into: column generation, and diving for whole ones."""
+"""Which bundles a pool's nodes are divided into: column generation, and diving for whole ones."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron_hetero.planner.columns.bundle_shapes import all_shapes
 from megatron_hetero.planner.columns.packing import Floats, pack
-from megatron_hetero.planner.columns.pricing import SlabPricer, SlabShape, StageTable
-from megatron_hetero.planner.columns.slab_shapes import all_shapes
+from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.completion.fill import FilledChain, Filler
 from megatron_hetero.planner.problem import Chain, Unit
 
 _STEP_RATIO = 1.25
-"""Slabs are generated for step times on a geometric grid, and shared by the times between."""
+"""Bundles are generated for step times on a geometric grid, and shared by the times between."""
 _MAX_ROUNDS = 3
 _MAX_SCARCITY_ROUNDS = 3
 _MIN_GAIN = 5e-3
-"""A slab must bring this part of its pool's micro-batches more than its nodes do already."""
+"""A bundle must bring this part of its pool's micro-batches more than its nodes do already."""
 _MAX_ENUMERATED = 1000
-"""Slabs of a pool that are made without asking for their worth."""
+"""Bundles of a pool that are made without asking for their worth."""
 _MAX_KNOWN = 40
 SLACKS = (1.0, 1.04)
-"""Whole slabs do less than fractions of them: times for which they are chosen, over those."""
+"""Whole bundles do less than fractions of them: times for which they are chosen, over those."""
 
 
 @dataclass(frozen=True)
-class Slab:
+class Bundle:
     """A shape with its layers and quick times."""
 
-    shape: SlabShape
+    shape: BundleShape
     filled: FilledChain
 
     def micro_batches(self, step_s: float) -> float:
@@ -49,15 +49,15 @@ class Slab:
             start = end
 
 
-Mix = tuple[tuple[Slab, int], ...]
-"""Slabs, and how many of each."""
+Mix = tuple[tuple[Bundle, int], ...]
+"""Bundles, and how many of each."""
 
 
 @dataclass(frozen=True, eq=False)
-class SlabColumns:
-    """Slabs as the columns of a programme: `rows` are the nodes that they take, [kind, slab]."""
+class BundleColumns:
+    """Bundles as columns of a programme: `rows` are the nodes that they take, [kind, bundle]."""
 
-    slabs: tuple[Slab, ...]
+    bundles: tuple[Bundle, ...]
     num_replicas: Floats
     fill_s: Floats
     period_s: Floats
@@ -70,13 +70,13 @@ class SlabColumns:
         return np.where(after_first_s < 0, 0.0, done)
 
 
-class PoolSlabs:
-    """Slabs of one pool with at most `max_node_layers` layers on a node; remembers what it made.
+class PoolBundles:
+    """Bundles of one pool with at most `max_node_layers` layers on a node; remembers what it made.
 
     Args:
         kinds: the pool's kinds, as positions in the table's.
-        replica_counts: equal replicas of a slab to try.
-        known: slabs found for more layers on a node.
+        replica_counts: equal replicas of a bundle to try.
+        known: bundles found for more layers on a node.
         effort: the part of the work of a whole search that this pool is worth.
     """
 
@@ -87,7 +87,7 @@ class PoolSlabs:
         kinds: Sequence[int],
         replica_counts: Sequence[int],
         max_node_layers: int,
-        known: Iterable[SlabShape] = (),
+        known: Iterable[BundleShape] = (),
         effort: float = 1.0,
     ) -> None:
         self.table = table
@@ -97,19 +97,19 @@ class PoolSlabs:
         self.max_node_layers = max_node_layers
         self.effort = effort
         self.pricers = [
-            SlabPricer(table, kinds, count, max_node_layers) for count in replica_counts
+            BundlePricer(table, kinds, count, max_node_layers) for count in replica_counts
         ]
-        self.slabs: dict[SlabShape, Slab | None] = {}
+        self.bundles: dict[BundleShape, Bundle | None] = {}
         self._generated: set[int] = set()
-        self._made: SlabColumns | None = None
+        self._made: BundleColumns | None = None
         known = list(known)
         for shape in known:
-            self.slabs[shape] = self._slab(shape)
+            self.bundles[shape] = self._bundle(shape)
         if not known:
             self._enumerate()
 
     def mixes(self, step_s: float) -> list[Mix]:
-        """Return the best division of the pool for a step time: over all slabs, and over those
+        """Return the best division of the pool for a step time: over all bundles, and over those
         of each number of replicas alone."""
         replicas = self.columns().num_replicas
         counts = np.unique(replicas)
@@ -124,19 +124,19 @@ class PoolSlabs:
         return np.array([self.capacity[kind] for kind in self.kinds], float)
 
     def uniform_mixes(self, num_micro_batches: int) -> list[Mix]:
-        """Return as many equal slabs as there is room for, and one alone; the soonest to end
+        """Return as many equal bundles as there is room for, and one alone; the soonest to end
         first."""
         ranked = []
-        for index, slab in enumerate(self.columns().slabs):
-            most = min(self.capacity[k] // n for k, n in slab.shape.num_nodes().items())
+        for index, bundle in enumerate(self.columns().bundles):
+            most = min(self.capacity[k] // n for k, n in bundle.shape.num_nodes().items())
             for count in {1, most}:
-                share = -(-num_micro_batches // (count * slab.shape.num_replicas))
-                ranked.append((slab.filled.quick_time_s(share), count, index, slab))
+                share = -(-num_micro_batches // (count * bundle.shape.num_replicas))
+                ranked.append((bundle.filled.quick_time_s(share), count, index, bundle))
         ranked.sort(key=lambda entry: entry[:3])
-        return [((slab, count),) for _, count, _, slab in ranked]
+        return [((bundle, count),) for _, count, _, bundle in ranked]
 
-    def best_shapes(self, step_s: float) -> list[SlabShape]:
-        """Return, of each number of replicas, the slabs that do most for the nodes that they
+    def best_shapes(self, step_s: float) -> list[BundleShape]:
+        """Return, of each number of replicas, the bundles that do most for the nodes that they
         take."""
         values, columns = self._first_values(step_s), self.columns()
         price = np.array([values[kind] for kind in self.kinds]) @ columns.rows
@@ -145,11 +145,11 @@ class PoolSlabs:
         for count in np.unique(columns.num_replicas):
             index = np.flatnonzero(columns.num_replicas == count)
             ranked = index[np.argsort(-worth[index], kind="stable")]
-            best += [columns.slabs[i].shape for i in ranked[: self._part_of(_MAX_KNOWN)]]
+            best += [columns.bundles[i].shape for i in ranked[: self._part_of(_MAX_KNOWN)]]
         return best
 
     def micro_batches(self, step_s: float) -> float:
-        """Return micro-batches of the whole pool in a step, by the slabs known, taken in
+        """Return micro-batches of the whole pool in a step, by the bundles known, taken in
         fractions."""
         return self._relaxed(step_s)[0]
 
@@ -167,7 +167,7 @@ class PoolSlabs:
         values = self._first_values(step_s)
         for _ in range(self._part_of(_MAX_ROUNDS)):
             total = 0.0
-            if self.columns().slabs:
+            if self.columns().bundles:
                 total, values = self._relaxed(step_s)
             found = False
             for pricer in self.pricers:
@@ -177,9 +177,9 @@ class PoolSlabs:
         return True
 
     def _price(
-        self, pricer: SlabPricer, step_s: float, values: Mapping[int, float], least: float
+        self, pricer: BundlePricer, step_s: float, values: Mapping[int, float], least: float
     ) -> bool:
-        """Add the slabs worth more than their nodes; whether there were new ones.
+        """Add the bundles worth more than their nodes; whether there were new ones.
 
         The path does not count nodes: kinds of which it took too many become dearer for it.
         """
@@ -188,9 +188,9 @@ class PoolSlabs:
         for _ in range(self._part_of(_MAX_SCARCITY_ROUNDS)):
             scarce: set[int] = set()
             for shape in pricer.best(step_s, values, least):
-                if shape not in self.slabs:
-                    self.slabs[shape] = self._slab(shape)
-                    found |= self.slabs[shape] is not None
+                if shape not in self.bundles:
+                    self.bundles[shape] = self._bundle(shape)
+                    found |= self.bundles[shape] is not None
                 scarce |= {k for k, n in shape.num_nodes().items() if n > self.capacity[k]}
             if not scarce:
                 break
@@ -199,30 +199,30 @@ class PoolSlabs:
         return found
 
     def _enumerate(self) -> None:
-        """Slabs of which the nodes are surely there: kinds one after the other, in all orders."""
+        """Bundles of which the nodes are surely there: kinds one after the other, in all orders."""
         most = self._part_of(_MAX_ENUMERATED)
         most //= max(1, len(self.pricers), sum(self.capacity.values()) // 2)
         for pricer in self.pricers:
             for shape in all_shapes(self.table, pricer, self.capacity, most):
-                if shape not in self.slabs:
-                    self.slabs[shape] = self._slab(shape)
+                if shape not in self.bundles:
+                    self.bundles[shape] = self._bundle(shape)
 
-    def columns(self) -> SlabColumns:
-        """Return the slabs that may be used; slabs only ever come."""
-        slabs = tuple(slab for slab in self.slabs.values() if slab is not None)
-        if self._made is None or len(self._made.slabs) < len(slabs):
-            taken = [slab.shape.num_nodes() for slab in slabs]
+    def columns(self) -> BundleColumns:
+        """Return the bundles that may be used; bundles only ever come."""
+        bundles = tuple(bundle for bundle in self.bundles.values() if bundle is not None)
+        if self._made is None or len(self._made.bundles) < len(bundles):
+            taken = [bundle.shape.num_nodes() for bundle in bundles]
             rows = [[nodes.get(kind, 0) for nodes in taken] for kind in self.kinds]
-            self._made = SlabColumns(
-                slabs,
-                np.array([slab.shape.num_replicas for slab in slabs], float),
-                np.array([slab.filled.fill_s for slab in slabs]),
-                np.array([slab.filled.period_s for slab in slabs]),
-                np.array(rows, float).reshape(len(self.kinds), len(slabs)),
+            self._made = BundleColumns(
+                bundles,
+                np.array([bundle.shape.num_replicas for bundle in bundles], float),
+                np.array([bundle.filled.fill_s for bundle in bundles]),
+                np.array([bundle.filled.period_s for bundle in bundles]),
+                np.array(rows, float).reshape(len(self.kinds), len(bundles)),
             )
         return self._made
 
-    def _slab(self, shape: SlabShape) -> Slab | None:
+    def _bundle(self, shape: BundleShape) -> Bundle | None:
         """Return None where it takes more nodes than there are, or a stage's memory does not
         hold it."""
         if any(count > self.capacity[kind] for kind, count in shape.num_nodes().items()):
@@ -238,10 +238,10 @@ class PoolSlabs:
         filled = self.filler.chain(
             chain, self.table.rows, self.table.problem.num_micro_batches, most
         )
-        return Slab(shape, filled) if filled.fits else None
+        return Bundle(shape, filled) if filled.fits else None
 
-    def _first_chain(self, shape: SlabShape) -> Chain:
-        """Return the first chain that `slab_chains` would make on the pool's nodes."""
+    def _first_chain(self, shape: BundleShape) -> Chain:
+        """Return the first chain that `bundle_chains` would make on the pool's nodes."""
         taken: dict[int, int] = {}
         chain = []
         for block in shape.blocks:
@@ -255,7 +255,7 @@ class PoolSlabs:
         return tuple(chain)
 
     def _first_values(self, step_s: float) -> dict[int, float]:
-        """Guess before any slab is known: a node's share of layers, were there no fill."""
+        """Guess before any bundle is known: a node's share of layers, were there no fill."""
         values = {}
         for kind in self.kinds:
             per_layer_s = min(
@@ -267,15 +267,15 @@ class PoolSlabs:
         return values
 
     def _relaxed(self, step_s: float) -> tuple[float, dict[int, float]]:
-        """Return most micro-batches with slabs in fractions, and what a node of each kind adds."""
+        """Return most micro-batches with parts of bundles, and what a node of each kind adds."""
         columns = self.columns()
         found = pack(columns.micro_batches(step_s), columns.rows, self.nodes())
         values = {k: float(v) for k, v in zip(self.kinds, found.row_values, strict=True)}
         return found.worth, values
 
     def solve(self, worths: Floats) -> Mix:
-        """Return whole slabs by diving: the whole part of the relaxed answer, then again for the
-        nodes that are left; where there is no whole part, one more of the slab taken most."""
+        """Return whole bundles by diving: the whole part of the relaxed answer, then again for the
+        nodes that are left; where there is no whole part, one more of the bundle taken most."""
         columns = self.columns()
         counts = np.zeros(len(worths), np.int64)
         left = self.nodes()
@@ -283,7 +283,7 @@ class PoolSlabs:
             fitting = (worths > 0) & (columns.rows <= left[:, None]).all(axis=0)
             index = np.flatnonzero(fitting)
             if not len(index):
-                return tuple((columns.slabs[i], int(counts[i])) for i in np.flatnonzero(counts))
+                return tuple((columns.bundles[i], int(counts[i])) for i in np.flatnonzero(counts))
             worth, rows = worths[index], columns.rows[:, index]
             worth = worth - 1e-6 * worth.max() * rows.sum(axis=0)  # of equals, on fewer nodes
             taken = pack(worth, rows, left).taken

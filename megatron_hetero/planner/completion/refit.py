@@ -1,7 +1,7 @@
-"""A placement filled anew: its devices stay; layers, recompute and micro-batches may not.
+"""A placement fitted again: its devices stay; layers, recompute and micro-batches may not.
 
-Every stage takes the fastest way with its layers (`stage_ways`), the slowest stage is made as fast
-as can be, and replicas share the batch so that the last one ends as early as possible.
+Every stage takes the fastest option with its layers (`stage_options`), the slowest stage is made as
+fast as can be, and replicas share the batch so that the last one ends as early as possible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.cost.step_cost import PlacementCost, ReplicaCost
 from megatron_hetero.planner.completion.counts import with_counts
-from megatron_hetero.planner.completion.stage_ways import StagePlace, StageWays, Way
+from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness, ReplicaShapes
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
@@ -46,18 +46,18 @@ class Filling:
         return with_counts(replica, [min(c, num_micro_batches) for c in self.launch_counts])
 
 
-KnownWays = dict[tuple[int, int, StateHolders], StageWays]
+KnownOptions = dict[tuple[int, int, StateHolders], StageOptions]
 """By micro-batch size, rows of the vocabulary, and holders of the optimizer's states."""
 
 
-class Refiller:
+class Refitter:
     """Fills the replicas of one placement; replicas that are alike are filled once."""
 
     def __init__(
         self,
         costs: CostModel,
         placement: Placement,
-        known: KnownWays | None = None,
+        known: KnownOptions | None = None,
         given: bool = False,
     ) -> None:
         """`known`: what other fillers have found out with the same prices, and learn from here."""
@@ -65,17 +65,17 @@ class Refiller:
         self.costs = costs.sharded_as(placement)
         self.placement = placement
         self.vocab_rows = costs.vocab_rows(placement.widths)
-        self._ways: KnownWays = {} if known is None else known
+        self._ways: KnownOptions = {} if known is None else known
         self._shapes = ReplicaShapes(Likeness(costs.cluster))
         self._fillings: dict[Hashable, Filling | None] = {}
         self._priced: dict[Hashable, ReplicaCost] = {}
 
-    def ways(self, size: int) -> StageWays:
+    def options(self, size: int) -> StageOptions:
         """Return what stages take at a micro-batch size."""
         key = size, self.vocab_rows, self.costs.holders
         if key not in self._ways:
             costs = self.costs.variant(micro_batch_size=size)
-            self._ways[key] = StageWays(costs, self.vocab_rows)
+            self._ways[key] = StageOptions(costs, self.vocab_rows)
             if self.given:
                 self._ways[key].choices = (self._ways[key].own,)
         return self._ways[key]
@@ -131,17 +131,18 @@ class Refiller:
         in_flight: Sequence[int],
         counts: tuple[int, ...] | None,
     ) -> Filling | None:
-        ways = [self.ways(size).of(p) for p in places(replica, in_flight, counts is not None)]
+        options = [self.options(size).of(p) for p in places(replica, in_flight, counts is not None)]
         layers = minimax(
-            self.costs.workload.model.num_layers, [[way.time_s for way in of] for of in ways]
+            self.costs.workload.model.num_layers,
+            [[option.time_s for option in of] for of in options],
         )
         if layers is None:
             return None
         stages = tuple(
-            with_way(stage, n, of[n - 1])
-            for stage, n, of in zip(replica.stages, layers, ways, strict=True)
+            with_option(stage, n, of[n - 1])
+            for stage, n, of in zip(replica.stages, layers, options, strict=True)
         )
-        times_s = tuple(of[n - 1].time_s for n, of in zip(layers, ways, strict=True))
+        times_s = tuple(of[n - 1].time_s for n, of in zip(layers, options, strict=True))
         costs = self.costs.variant(micro_batch_size=size)
         groups = [stage.devices for stage in replica.stages]
         fill_s, period_s = costs.quick_times_s(times_s, groups)
@@ -162,13 +163,13 @@ def on_devices_of(replica: PlacedReplica, other: PlacedReplica) -> PlacedReplica
     return replace(replica, stages=stages)
 
 
-def with_way(stage: PlacedStage, num_layers: int, way: Way) -> PlacedStage:
-    """Return the stage with so many layers, as `way` has them."""
+def with_option(stage: PlacedStage, num_layers: int, option: StageOption) -> PlacedStage:
+    """Return the stage with so many layers, as `option` has them."""
     return replace(
         stage,
         num_layers=num_layers,
-        recompute=way.recompute,
-        recompute_num_layers=way.num_recomputed,
+        recompute=option.recompute,
+        recompute_num_layers=option.num_recomputed,
     )
 
 

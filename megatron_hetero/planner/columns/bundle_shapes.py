@@ -1,4 +1,4 @@
-"""Slabs that are made without asking for their worth, and a slab's chains on nodes."""
+"""Bundles that are made without asking for their worth, and a bundle's chains on nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 
 from megatron_hetero.cluster.spec import Node
 from megatron_hetero.planner.columns.kinds import cut
-from megatron_hetero.planner.columns.pricing import SlabPricer, SlabShape, StageTable
+from megatron_hetero.planner.columns.pricing import BundlePricer, BundleShape, StageTable
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -16,9 +16,9 @@ _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def all_shapes(
-    table: StageTable, pricer: SlabPricer, capacity: Mapping[int, int], most: int
-) -> Iterator[SlabShape]:
-    """Yield slabs in which each kind's nodes are neighbours and cut alike.
+    table: StageTable, pricer: BundlePricer, capacity: Mapping[int, int], most: int
+) -> Iterator[BundleShape]:
+    """Yield bundles in which each kind's nodes are neighbours and cut alike.
 
     Where that were more than `most`, the menus shrink: numbers of nodes to equal parts of all, then
     cuts to those of one width, then orders to larger memories first.
@@ -49,7 +49,7 @@ def all_shapes(
             for k in order
         ]
         for chosen in islice(product(*choices), 0, None, stride):
-            shape = SlabShape(pricer.num_replicas, tuple(b for blocks in chosen for b in blocks))
+            shape = BundleShape(pricer.num_replicas, tuple(b for blocks in chosen for b in blocks))
             if 0 < shape.num_stages <= pricer.max_stages and shape not in seen:
                 seen.add(shape)
                 yield shape
@@ -57,10 +57,10 @@ def all_shapes(
 
 def _plain_shapes(
     table: StageTable,
-    pricer: SlabPricer,
+    pricer: BundlePricer,
     capacity: Mapping[int, int],
     orders: Sequence[tuple[int, ...]],
-) -> Iterator[SlabShape]:
+) -> Iterator[BundleShape]:
     """Yield one width for all kinds (or the widest that they have below it), and equal parts of
     all."""
     for width in sorted({w for b in pricer.blocks for w in b.widths}):
@@ -76,7 +76,7 @@ def _plain_shapes(
                 if k in blocks
                 for _ in range(capacity[k] // part // blocks[k].num_nodes)
             )
-            shape = SlabShape(pricer.num_replicas, chosen)
+            shape = BundleShape(pricer.num_replicas, chosen)
             if 0 < shape.num_stages <= pricer.max_stages:
                 yield shape
 
@@ -85,10 +85,10 @@ def _memory_key(table: StageTable, kind: int) -> tuple[int, int]:
     return -table.kinds[kind].node.gpu_type.memory_bytes, kind
 
 
-def slab_chains(
-    shape: SlabShape, nodes: Mapping[int, list[Node]], problem: Problem
+def bundle_chains(
+    shape: BundleShape, nodes: Mapping[int, list[Node]], problem: Problem
 ) -> tuple[Chain, ...]:
-    """Return the chains of a slab on the first nodes of each list, which are taken off it."""
+    """Return the chains of a bundle on the first nodes of each list, which are taken off it."""
     chains: list[list[Unit]] = [[] for _ in range(shape.num_replicas)]
     for block in shape.blocks:
         taken = [nodes[block.kind].pop(0) for _ in range(block.num_nodes)]

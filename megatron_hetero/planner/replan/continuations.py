@@ -27,7 +27,7 @@ LEFT_IDLE = "left idle to stay near the plan before"
 
 
 @dataclass(frozen=True)
-class Way:
+class Continuation:
     """A candidate with its movement; `plan` where it is the old plan itself.
 
     `is_final`: its step is priced as its plan's is, with queues.
@@ -46,13 +46,13 @@ class Way:
         return (inf if move_s is None else move_s), self.movement.moved_bytes
 
 
-class Ways:
+class Continuations:
     """Candidates with their movements from the old plan."""
 
     def __init__(self, problem: Problem, old: Plan, store_bytes_per_s: float | None) -> None:
         self.problem = problem
         self.old = old
-        self.found: list[Way] = []
+        self.found: list[Continuation] = []
         self.sizes = StateSizes(problem.workload)
         self.alive = frozenset(
             device.name
@@ -66,14 +66,16 @@ class Ways:
         self.mover = Mover(problem.cluster, self.sizes, kept, store_bytes_per_s)
         self._seen: set[object] = set()
 
-    def way(self, candidate: Candidate) -> Way:
+    def way(self, candidate: Candidate) -> Continuation:
         """Return a candidate on the GPUs that keep most."""
         placement = nearest_labels(self.problem, candidate.placement, self.kept, self.sizes)
         wanted = holdings(self.problem.workload, parts_of_placement(placement))
         movement = self.mover.to(wanted)
-        return Way(candidate.step_time_s, movement, replace(candidate, placement=placement))
+        return Continuation(
+            candidate.step_time_s, movement, replace(candidate, placement=placement)
+        )
 
-    def add(self, candidate: Candidate) -> Way | None:
+    def add(self, candidate: Candidate) -> Continuation | None:
         """Measure a candidate, unless it was or breaks a limit."""
         if candidate.placement in self._seen or not candidate.keeps_limits:
             return None
@@ -111,9 +113,9 @@ class Ways:
         if estimates is None or not self._keeps_limits(plan):
             return
         none = Movement(0.0, 0.0, 0.0)
-        self.found.append(Way(estimates.step_time_s, none, None, plan, True))
+        self.found.append(Continuation(estimates.step_time_s, none, None, plan, True))
 
-    def front(self, rescorer: Rescorer) -> list[Way]:
+    def front(self, rescorer: Rescorer) -> list[Continuation]:
         """Return the ways worth having (`front_of`), priced as their plans are.
 
         Queues only make a step longer, so what is behind without them stays behind.
@@ -150,9 +152,9 @@ class Ways:
         return standing.excess == 0.0
 
 
-def front_of(ways: Sequence[Way]) -> list[Way]:
+def front_of(ways: Sequence[Continuation]) -> list[Continuation]:
     """Sort by movement, the least first, each faster than all that move less."""
-    found: list[Way] = []
+    found: list[Continuation] = []
     for way in sorted(ways, key=lambda way: (*way.key, way.step_time_s)):
         if not found or way.step_time_s < found[-1].step_time_s * (1 - 1e-6):
             found.append(way)

@@ -9,7 +9,7 @@ from megatron_hetero.planner.evaluate.candidate import Candidate
 _NUM_KEPT = 64
 
 
-class Misses:
+class OutOfMemory:
     """Those of one board.  Where nothing fits the nearest one says what is missing; the fastest may
     fit with less memory and more time."""
 
