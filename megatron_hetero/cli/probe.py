@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ Measure embedding, decoder layer and head of a model on the GPUs of this machine
 a profile.json that `plan --profile` takes.  Run it on one machine of each type,
 and on a machine with unlike cards once for each of its types; all may write to
 one file after each other.  What is in the file already is not measured again.
-`--pairs` measures the paths between the cards instead, for cluster.yaml.
+`--pairs` measures the paths between the cards instead, and `--links` exchanges over
+them, for cluster.yaml; started by torchrun with one process on each machine,
+`--links` measures the links between the machines.
 
   megatron-hetero probe --model pretrain.sh --gpu RTX-4090 -o profile.json
   megatron-hetero probe --pairs"""
@@ -48,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "too, and print the lines for cluster.yaml; needs no --model and no --gpu",
     )  # fmt: skip
     parser.add_argument(
+        "--links", action="store_true",
+        help="measure exchanges of gradients among the cards of this machine, or among the "
+        "processes that torchrun started, and print the link with what adding and several senders "
+        "cost, for cluster.yaml; needs no --model and no --gpu",
+    )  # fmt: skip
+    parser.add_argument(
         "--widths", type=_numbers, default=(1,), metavar="1,2,4",
         help="tensor-parallel widths; each needs as many GPUs (default: 1)",
     )  # fmt: skip
@@ -55,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=int, metavar="N",
         help="GPUs that compute at the same time, as in training, where they share power and "
         "memory (default: all of the type; without GPUs as many processes as the widest width, 2 "
-        "with --pairs)",
+        "with --pairs, 4 with --links)",
     )  # fmt: skip
     parser.add_argument(
         "--micro-batch-sizes", type=_numbers, metavar="1,2",
@@ -67,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, default=5.0, metavar="S",
-        help="about how long each width and size is measured (default: 5)",
+        help="about how long each width and size is measured (default: 5); with --links a tenth "
+        "of it each exchange",
     )  # fmt: skip
     parser.add_argument(
         "-o",
@@ -86,12 +97,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("--layers is at least 1, --seconds from 0.1 to 600")
     if arguments.gpus is not None and arguments.gpus < 1:
         raise UsageError(f"--gpus {arguments.gpus}: at least 1 computes")
+    if arguments.pairs and arguments.links:
+        raise UsageError("--pairs and --links are two measurements; run one after the other")
     if arguments.pairs:
         return _run_pairs(arguments, output)
+    if arguments.links:
+        return _run_links(arguments, output)
     if arguments.gpu is None:
         raise UsageError(
-            "--gpu NAME is missing: the GPU type to measure, as cluster.yaml calls it (or --pairs, "
-            "for the paths between the cards of this machine)"
+            "--gpu NAME is missing: the GPU type to measure, as cluster.yaml calls it (or --pairs "
+            "or --links, for the paths between the cards of this machine)"
         )
     workload = load_workload(arguments.model, arguments.megatron_args)
     require_runtime()
@@ -150,6 +165,61 @@ def _run_pairs(arguments: argparse.Namespace, output: Output) -> int:
         )
     output.show("In cluster.yaml, below the `gpus` of this machine:", *lines)
     return 0
+
+
+def _run_links(arguments: argparse.Namespace, output: Output) -> int:
+    require_runtime()
+    links = importlib.import_module("megatron_hetero.lab.probe.links")
+    fits = importlib.import_module("megatron_hetero.lab.probe.link_fit")
+    each_s = arguments.seconds / 10
+    if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK")):
+        count = int(os.environ["WORLD_SIZE"])
+        measured = links.measure_in_world(each_s) if count > 1 else ()
+        if measured is None:
+            return 0
+    else:
+        probed = importlib.import_module("megatron_hetero.lab.probe.cards")
+        cards = probed.visible_cards()
+        if arguments.cards is not None:
+            cards = probed.cards_at(cards, arguments.cards)
+        count = len(cards) or arguments.gpus or 4
+        measured = ()
+        if count > 1:
+            with output.progress("measuring") as on_progress:
+                on_progress(f"exchanges among 2 to {count} ranks")
+                measured = links.measure_links(cards, count, each_s)
+    if not measured:
+        raise UsageError("--links needs two cards or processes; only one is measured here")
+    fit, errors = fits.fit_genmodel(measured), fits.held_out(measured)
+    lines = list(fits.fit_for_cluster_file(measured).cluster_lines())
+    if arguments.json:
+        output.json(
+            {
+                "exchanges": [asdict(each) for each in measured],
+                "residuals": fit.errors(measured).tolist(),
+                "fit": asdict(fit),
+                "held_out": {
+                    "genmodel": errors.genmodel.tolist(),
+                    "alpha_beta_gamma": errors.simpler.tolist(),
+                },
+                "cluster_yaml": lines,
+            }
+        )
+        return 0
+    output.show(
+        f"{len(measured)} exchanges among 2 to {count} ranks, "
+        f"{format_bytes(measured[0].num_bytes)} to {format_bytes(measured[-1].num_bytes)}",
+        f"  fitted to every second size, the others are predicted within "
+        f"{_mean(errors.genmodel):.0%} on average; by latency, bandwidth and additions alone "
+        f"within {_mean(errors.simpler):.0%}",
+        "In cluster.yaml, as the link between them:",
+        *lines,
+    )
+    return 0
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return sum(map(abs, errors)) / len(errors)
 
 
 def _catalogue_name(typed: str) -> str:

@@ -4,6 +4,8 @@ command  `megatron-hetero probe`
 rank     one rank of a probe
 cards    which cards of a machine are measured
 pairs    latency and bandwidth between every two cards
+links    exchanges over links, in a sweep
+link_fit GenModel's constants, fitted to a sweep
 pieces   seconds of embedding, layer and head
 machine  products, attention, memory and messages by themselves
 processes  fresh processes that measure together
