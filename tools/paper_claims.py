@@ -33,6 +33,8 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
 from megatron_hetero.planner.objective import Objective
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.stock.search import StockLimits, best_stock_plan
 from megatron_hetero.schedule.simulator.step import simulate_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +55,8 @@ The published algorithm knows no other settings than the job's.
 """
 MANY_GPUS = 16
 """Mixed clusters of more have too many plans of stock Megatron to go through them all."""
+LIMITS = StockLimits(num_bounded=3_000_000, num_simulated=300)
+"""Of the search over stock's flags, whose later simulations mostly prove that the best is found."""
 NETWORKS = {"Ethernet": "0.7 GB/s", "RDMA": "25 GB/s"}
 
 
@@ -103,11 +107,14 @@ def simulated_s(way: str, cluster: Cluster, workload: Workload) -> float | None:
 
 
 def stock_plan(cluster: Cluster, workload: Workload) -> Plan:
-    """Find the best plan of stock Megatron: `plan --strategy stock`, which tries all of them; on
+    """Find the best plan of stock Megatron: that of `plan --strategy stock` within `LIMITS`; on
     many unlike GPUs `plan --stock`, the best that our search finds among them."""
     alike = len({(node.gpu_type.name, node.num_gpus) for node in cluster.nodes}) == 1
     if alike or len(cluster.devices) <= MANY_GPUS:
-        return plan_cluster(cluster, workload, strategy="stock")
+        found = best_stock_plan(make_problem(cluster, workload), LIMITS)
+        if found is None:
+            raise SystemExit(f"no plan of stock Megatron fits {len(cluster.devices)} GPUs")
+        return found.plan
     return plan_cluster(cluster, workload, objective=Objective(stock_only=True))
 
 

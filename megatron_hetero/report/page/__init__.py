@@ -10,6 +10,7 @@ pipelines    replicas as rows of stages
 timeline     what every stage does when
 lanes        timelines from files of runs
 bars         memory, time by cause, comparisons
+exchange_tree  gradients between sites and machines
 dealt_step   sequences of a step, on their groups
 picture      figures as files
 """

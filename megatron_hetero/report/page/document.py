@@ -19,6 +19,7 @@ from megatron_hetero.report.page.bars import (
 )
 from megatron_hetero.report.page.cluster_map import cluster_map
 from megatron_hetero.report.page.content import Content
+from megatron_hetero.report.page.exchange_tree import exchange_tree
 from megatron_hetero.report.page.figure import Figure, asset, style
 from megatron_hetero.report.page.heading import heading, model_name
 from megatron_hetero.report.page.pipelines import pipelines
@@ -46,6 +47,7 @@ def figures(content: Content) -> tuple[Figure, ...]:
         time_bar(content.explanation),
         busy_bars(content.plan, content.simulation),
         link_bars(content.simulation),
+        exchange_tree(content.plan, content.cluster, content.simulation),
         memory_bars(content),
         comparison_bars(content),
         what_if_bars(content.what_if),
@@ -165,6 +167,12 @@ def _time(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
             "they carry:</p>"
         )
         yield _draw(drawn["links"])
+    if "exchange" in drawn:
+        yield (
+            '<p class="hint">What each site and machine sends and receives of gradients and new '
+            "weights in a step:</p>"
+        )
+        yield _draw(drawn["exchange"])
 
 
 def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:

@@ -1,0 +1,142 @@
+"""Gradients on the tree of links: what each site and machine sends and receives in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.report.page.figure import (
+    PAGE_WIDTH,
+    Figure,
+    fitted,
+    legend,
+    line,
+    rect,
+    text,
+)
+from megatron_hetero.report.page.folding import Folded, folded
+from megatron_hetero.schedule.simulator.step import StepSimulation
+from megatron_hetero.units import format_bytes
+
+_NAMES, _WORDS = 300.0, 250.0
+_ROW, _INDENT = 24.0, 26.0
+
+
+@dataclass
+class Uplink:
+    """Bytes of a step over what joins a part of the cluster to the rest."""
+
+    name: str
+    sent: float = 0.0
+    received: float = 0.0
+
+
+@dataclass
+class SiteTraffic:
+    """Bytes of a site to and from other sites, and of its machines to and from other machines."""
+
+    uplink: Uplink
+    machines: dict[str, Uplink] = field(default_factory=dict)
+
+
+def traffic_of_gradients(cluster: Cluster, simulation: StepSimulation) -> dict[str, SiteTraffic]:
+    """Add up, by site, what exchanges of gradients and of new weights carry out of each machine.
+
+    Machines and sites that neither send nor receive any are left out.
+    """
+    found: dict[str, SiteTraffic] = {}
+    for sender, receiver, num_bytes in _between_nodes(simulation):
+        here, there = cluster.node_by_name[sender], cluster.node_by_name[receiver]
+        if here.machine == there.machine:
+            continue
+        for node, is_sender in ((here, True), (there, False)):
+            site = found.setdefault(node.site, SiteTraffic(Uplink(node.site)))
+            machine = site.machines.setdefault(node.machine, Uplink(node.machine))
+            for uplink in (machine, site.uplink)[: 1 if here.site == there.site else 2]:
+                if is_sender:
+                    uplink.sent += num_bytes
+                else:
+                    uplink.received += num_bytes
+    return found
+
+
+def _between_nodes(simulation: StepSimulation) -> Iterator[tuple[str, str, float]]:
+    """Yield (sender, receiver, bytes) of every path between two nodes that an exchange takes."""
+    for collective, _, _ in simulation.collectives:
+        for (path, _), num_bytes in zip(collective.hops, collective.hop_bytes, strict=True):
+            sender, arrow, receiver = path.partition(" -> ")
+            if arrow:
+                yield sender, receiver, num_bytes
+
+
+def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> Figure | None:
+    """Draw sites, and below each its machines, with a bar for what they send and receive.
+
+    Returns:
+        None where no gradient leaves a machine.
+    """
+    sites = traffic_of_gradients(cluster, simulation)
+    if not sites:
+        return None
+    uplinks = [u for s in sites.values() for u in (s.uplink, *s.machines.values())]
+    most = max(max(u.sent, u.received) for u in uplinks)
+    room = PAGE_WIDTH - _NAMES - _WORDS
+    order = list(cluster.machines)
+    parts = [legend((("gradient_sync", "sent"), ("gradients t2", "received")), _NAMES, 12)]
+    y = 26.0
+    for site in sites.values():
+        indent = 0.0
+        if len(sites) > 1:
+            parts += _row(site.uplink, f"site {site.uplink.name}", "strong", y, room / most)
+            y, indent = y + _ROW, _INDENT
+        top = y - 4
+        rows = sorted(site.machines.values(), key=lambda u: order.index(u.name))
+        for row in folded(rows, lambda _: None, lambda u: (u.sent / most, u.received / most)):
+            words = _label(row)
+            parts += _row(row.first, words, "label", y, room / most, indent)
+            if indent:
+                parts.append(line(10, y + 10, indent - 4, y + 10, "grid"))
+            y += _ROW
+        if indent:
+            parts.append(line(10, top, 10, y - _ROW + 10, "grid"))
+            y += 6
+    if plan.exchange_groups:
+        named = [f"{group[0]} and {len(group) - 1} more" if len(group) > 1 else group[0]
+                 for group in plan.exchange_groups[:4]]  # fmt: skip
+        more = len(plan.exchange_groups) - len(named)
+        words = f"Gradients are reduced inside each group of machines first: {' | '.join(named)}"
+        words += f" | and {more} more groups" if more else ""
+        parts.append(text(0, y + 16, fitted(words, PAGE_WIDTH, 12), "small"))
+        y += 24
+    alt = "Bytes of gradients and new weights that sites and machines send and receive in a step"
+    return Figure("exchange", alt, y + 4, "".join(parts))
+
+
+def _label(row: Folded[Uplink]) -> str:
+    return row.first.name + (f" and {row.num_more} alike" if row.num_more else "")
+
+
+def _row(
+    uplink: Uplink, name: str, kind: str, y: float, scale: float, indent: float = 0.0
+) -> list[str]:
+    """Draw a name, the two bars and their bytes.
+
+    Args:
+        uplink: what is drawn.
+        name: before the bars.
+        kind: class of the name.
+        y: of the row's upper edge.
+        scale: user units of a byte.
+        indent: of the name.
+    """
+    sent, received = format_bytes(uplink.sent), format_bytes(uplink.received)
+    title = f"{name}: sends {sent}, receives {received}"
+    words = f"{sent} sent, {received} received"
+    return [
+        text(indent, y + 14, fitted(name, _NAMES - indent - 8, 13), kind),
+        rect(_NAMES, y + 1, uplink.sent * scale, 8, "gradient_sync", title=title),
+        rect(_NAMES, y + 10, uplink.received * scale, 8, "gradients t2", title=title),
+        text(PAGE_WIDTH, y + 14, words, "small", anchor="end"),
+    ]
