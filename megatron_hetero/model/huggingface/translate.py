@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from megatron_hetero.errors import ModelError, UnsupportedError
 from megatron_hetero.files import Document, near_names, validate_document
-from megatron_hetero.model.huggingface_config import (
+from megatron_hetero.model.huggingface.config import (
     Gpt2Config,
     HuggingFaceConfig,
     LlamaConfig,
     NeoxConfig,
     OptConfig,
 )
-from megatron_hetero.model.huggingface_latent import (
-    LATENT_TYPES,
-    LatentConfig,
-    latent_flags,
-    layer_pattern,
+from megatron_hetero.model.huggingface.latent import LATENT_TYPES, LatentConfig, latent_flags
+from megatron_hetero.model.huggingface.words import (
+    dropout_flags,
+    layer_flags,
+    require,
+    rms_norm_flags,
+    rotary_flags,
+    shape_flags,
 )
 from megatron_hetero.model.shell.values import Word
 
@@ -73,12 +76,12 @@ def megatron_words_from_huggingface(document: Document) -> tuple[str, tuple[Word
 
 
 def _llama_flags(document: Document, config: LlamaConfig) -> list[str]:
-    _require(document, "hidden_act", config.hidden_act, "silu")
-    _require(document, "mlp_bias", config.mlp_bias, False)
+    require(document, "hidden_act", config.hidden_act, "silu")
+    require(document, "mlp_bias", config.mlp_bias, False)
     if config.model_type != "qwen2":
-        _require(document, "attention_bias", config.attention_bias, False)
+        require(document, "attention_bias", config.attention_bias, False)
     num_groups = config.num_key_value_heads or config.num_attention_heads
-    flags = _shape_flags(
+    flags = shape_flags(
         config.num_hidden_layers,
         config.hidden_size,
         config.intermediate_size,
@@ -90,8 +93,8 @@ def _llama_flags(document: Document, config: LlamaConfig) -> list[str]:
     if num_groups != config.num_attention_heads:
         flags += ["--group-query-attention", "--num-query-groups", str(num_groups)]
     flags += ["--swiglu", "--disable-bias-linear"]
-    flags += ["--normalization", "RMSNorm", "--norm-epsilon", repr(config.rms_norm_eps)]
-    flags += _dropout_flags(config.attention_dropout, 0.0)
+    flags += rms_norm_flags(config.rms_norm_eps)
+    flags += dropout_flags(config.attention_dropout, 0.0)
     flags += _rope_flags(document, config)
     if config.model_type == "qwen2":
         flags.append("--add-qkv-bias")
@@ -117,8 +120,7 @@ def _qwen3_experts(document: Document, config: LlamaConfig) -> list[str]:
     flags = ["--num-experts", str(config.num_local_experts or 128)]
     flags += ["--moe-router-topk", str(config.num_experts_per_tok or 8)]
     flags += ["--moe-ffn-hidden-size", str(config.moe_intermediate_size or 768)]
-    if 0 in pattern:
-        flags += ["--moe-layer-freq", layer_pattern(pattern)]
+    flags += layer_flags(pattern)
     if not config.norm_topk_prob:
         # The chosen experts' weights keep the size that they have among all.
         flags.append("--moe-router-pre-softmax")
@@ -133,12 +135,7 @@ def _rope_flags(document: Document, config: LlamaConfig) -> list[str]:
     scaling = config.rope_scaling or parameters
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     key = "rope_scaling" if config.rope_scaling else "rope_parameters"
-    if not isinstance(theta, int | float) or theta != int(theta):
-        raise UnsupportedError(
-            f"{document.locate(['rope_theta'])}: rope_theta {theta} is not a whole number, which "
-            "Megatron's --rotary-base has to be"
-        )
-    flags = ["--position-embedding-type", "rope", "--rotary-base", str(int(theta))]
+    flags = rotary_flags(document, theta)
     if kind == "llama3":
         flags += ["--use-rope-scaling", "--rope-scaling-factor", str(scaling.get("factor", 8.0))]
     elif kind != "default":
@@ -153,7 +150,7 @@ def _neox_flags(config: NeoxConfig, differences: list[str]) -> list[str]:
     if config.use_parallel_residual:
         differences.append("attention and MLP run one after the other, not in parallel")
     _note_activation(config.hidden_act, differences)
-    flags = _shape_flags(
+    flags = shape_flags(
         config.num_hidden_layers,
         config.hidden_size,
         config.intermediate_size,
@@ -163,7 +160,7 @@ def _neox_flags(config: NeoxConfig, differences: list[str]) -> list[str]:
     flags += ["--position-embedding-type", "rope", "--rotary-percent", repr(config.rotary_pct)]
     flags += ["--rotary-base", str(int(config.rotary_emb_base))]
     flags += ["--norm-epsilon", repr(config.layer_norm_eps)]
-    flags += _dropout_flags(config.attention_dropout, config.hidden_dropout)
+    flags += dropout_flags(config.attention_dropout, config.hidden_dropout)
     if not config.tie_word_embeddings:
         flags.append("--untie-embeddings-and-output-weights")
     return flags
@@ -171,24 +168,24 @@ def _neox_flags(config: NeoxConfig, differences: list[str]) -> list[str]:
 
 def _opt_flags(document: Document, config: OptConfig, differences: list[str]) -> list[str]:
     projection = config.word_embed_proj_dim or config.hidden_size
-    _require(document, "word_embed_proj_dim", projection, config.hidden_size)
-    _require(document, "do_layer_norm_before", config.do_layer_norm_before, True)
-    _require(document, "enable_bias", config.enable_bias, True)
+    require(document, "word_embed_proj_dim", projection, config.hidden_size)
+    require(document, "do_layer_norm_before", config.do_layer_norm_before, True)
+    require(document, "enable_bias", config.enable_bias, True)
     _note_activation(config.activation_function, differences)
-    flags = _shape_flags(
+    flags = shape_flags(
         config.num_hidden_layers,
         config.hidden_size,
         config.ffn_dim,
         config.num_attention_heads,
         config.max_position_embeddings,
     )
-    flags += _dropout_flags(config.attention_dropout, config.dropout)
+    flags += dropout_flags(config.attention_dropout, config.dropout)
     return flags + _untied_flag(config)
 
 
 def _gpt2_flags(config: Gpt2Config, differences: list[str]) -> list[str]:
     _note_activation(config.activation_function, differences)
-    flags = _shape_flags(
+    flags = shape_flags(
         config.n_layer,
         config.n_embd,
         config.n_inner or 4 * config.n_embd,
@@ -201,7 +198,7 @@ def _gpt2_flags(config: Gpt2Config, differences: list[str]) -> list[str]:
             f"{config.embd_pdrop}"
         )
     flags += ["--norm-epsilon", repr(config.layer_norm_epsilon)]
-    flags += _dropout_flags(config.attn_pdrop, config.resid_pdrop)
+    flags += dropout_flags(config.attn_pdrop, config.resid_pdrop)
     return flags + _untied_flag(config)
 
 
@@ -211,34 +208,8 @@ def _untied_flag(config: HuggingFaceConfig) -> list[str]:
     return ["--untie-embeddings-and-output-weights"] if config.tie_word_embeddings is False else []
 
 
-def _shape_flags(
-    num_layers: int, hidden_size: int, ffn_hidden_size: int, num_heads: int, num_positions: int
-) -> list[str]:
-    sizes = {
-        "--num-layers": num_layers,
-        "--hidden-size": hidden_size,
-        "--ffn-hidden-size": ffn_hidden_size,
-        "--num-attention-heads": num_heads,
-        "--max-position-embeddings": num_positions,
-    }
-    return [word for flag, size in sizes.items() for word in (flag, str(size))]
-
-
-def _dropout_flags(attention: float, hidden: float) -> list[str]:
-    """Write both dropouts always: without the flags Megatron drops 0.1."""
-    return ["--attention-dropout", repr(attention), "--hidden-dropout", repr(hidden)]
-
-
 def _note_activation(activation: str, differences: list[str]) -> None:
     """Note an activation other than gelu, Megatron's without a flag; shape and cost are the
     same."""
     if not activation.startswith("gelu"):
         differences.append(f"the activation is gelu, not {activation}")
-
-
-def _require(document: Document, key: str, value: object, needed: object) -> None:
-    if value != needed:
-        raise UnsupportedError(
-            f"{document.locate([key])}: {key} is {value!r}; Megatron has no flag for it, and only "
-            f"{needed!r} is supported"
-        )

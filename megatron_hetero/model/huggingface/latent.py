@@ -10,9 +10,16 @@ from typing import Any
 
 from pydantic import Field
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import Document
-from megatron_hetero.model.huggingface_config import HuggingFaceConfig
+from megatron_hetero.model.huggingface.config import HuggingFaceConfig
+from megatron_hetero.model.huggingface.words import (
+    dropout_flags,
+    layer_flags,
+    require,
+    rms_norm_flags,
+    rotary_flags,
+    shape_flags,
+)
 
 LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
@@ -61,24 +68,26 @@ def latent_flags(document: Document, config: LatentConfig, differences: list[str
     Raises:
         UnsupportedError: Megatron has no flag for a value.
     """
-    _require(document, "hidden_act", config.hidden_act, ("silu",))
-    _require(document, "attention_bias", config.attention_bias, (False,))
+    require(document, "hidden_act", config.hidden_act, "silu")
+    require(document, "attention_bias", config.attention_bias, False)
     sizes = {
-        "--num-layers": config.num_hidden_layers,
-        "--hidden-size": config.hidden_size,
-        "--ffn-hidden-size": config.intermediate_size,
-        "--num-attention-heads": config.num_attention_heads,
-        "--max-position-embeddings": config.max_position_embeddings,
         **({"--q-lora-rank": config.q_lora_rank} if config.q_lora_rank else {}),
         "--kv-lora-rank": config.kv_lora_rank,
         "--qk-head-dim": config.qk_nope_head_dim,
         "--qk-pos-emb-head-dim": config.qk_rope_head_dim,
         "--v-head-dim": config.v_head_dim,
     }
-    flags = ["--multi-latent-attention", "--qk-layernorm", "--swiglu", "--disable-bias-linear"]
+    flags = shape_flags(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.max_position_embeddings,
+    )
+    flags += ["--multi-latent-attention", "--qk-layernorm", "--swiglu", "--disable-bias-linear"]
     flags += [word for flag, size in sizes.items() for word in (flag, str(size))]
-    flags += ["--normalization", "RMSNorm", "--norm-epsilon", repr(config.rms_norm_eps)]
-    flags += ["--attention-dropout", repr(config.attention_dropout), "--hidden-dropout", "0.0"]
+    flags += rms_norm_flags(config.rms_norm_eps)
+    flags += dropout_flags(config.attention_dropout, 0.0)
     flags += _positions(document, config)
     if config.n_routed_experts is not None:
         flags += _experts(document, config, config.n_routed_experts)
@@ -92,17 +101,12 @@ def latent_flags(document: Document, config: LatentConfig, differences: list[str
 
 
 def _positions(document: Document, config: LatentConfig) -> list[str]:
-    if config.rope_theta != int(config.rope_theta):
-        raise UnsupportedError(
-            f"{document.locate(['rope_theta'])}: rope_theta {config.rope_theta} is not a whole "
-            "number, which Megatron's --rotary-base has to be"
-        )
-    flags = ["--position-embedding-type", "rope", "--rotary-base", str(int(config.rope_theta))]
+    flags = rotary_flags(document, config.rope_theta)
     scaling = config.rope_scaling or {}
     kind = scaling.get("type", scaling.get("rope_type", "default"))
     if kind == "default":
         return [*flags, "--rope-type", "rope"]
-    _require(document, "rope_scaling", kind, ("yarn",))
+    require(document, "rope_scaling", kind, "yarn")
     flags += ["--rope-type", "yarn"]
     for key, flag in (
         ("factor", "--rotary-scaling-factor"),
@@ -122,11 +126,10 @@ def _experts(document: Document, config: LatentConfig, num_experts: int) -> list
     pattern = [
         int(layer >= first and layer % config.moe_layer_freq == 0) for layer in range(num_layers)
     ]
-    if 0 in pattern:
-        flags += ["--moe-layer-freq", layer_pattern(pattern)]
+    flags += layer_flags(pattern)
     if config.n_shared_experts:
         flags += ["--moe-shared-expert-intermediate-size", str(config.n_shared_experts * columns)]
-    _require(document, "scoring_func", config.scoring_func, ("softmax", "sigmoid"))
+    require(document, "scoring_func", config.scoring_func, "softmax", "sigmoid")
     flags += ["--moe-router-score-function", config.scoring_func]
     if config.scoring_func == "softmax" and not config.norm_topk_prob:
         flags.append("--moe-router-pre-softmax")
@@ -138,22 +141,3 @@ def _experts(document: Document, config: LatentConfig, num_experts: int) -> list
     if config.routed_scaling_factor != 1.0:
         flags += ["--moe-router-topk-scaling-factor", str(config.routed_scaling_factor)]
     return flags
-
-
-def layer_pattern(layers: list[int]) -> str:
-    """Write which layers have experts as Megatron reads it: "[0]*3+[1]*58"."""
-    runs: list[tuple[int, int]] = []
-    for kind in layers:
-        if runs and runs[-1][0] == kind:
-            runs[-1] = kind, runs[-1][1] + 1
-        else:
-            runs.append((kind, 1))
-    return "+".join(f"[{kind}]*{count}" for kind, count in runs)
-
-
-def _require(document: Document, key: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise UnsupportedError(
-            f"{document.locate([key])}: {key} is {value!r}; Megatron has no flag for it, and only "
-            f"{' and '.join(map(repr, allowed))} can be had"
-        )
