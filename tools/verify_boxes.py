@@ -18,7 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,12 @@ from megatron_hetero.plan.file import load_plan  # noqa: E402
 from megatron_hetero.plan.layout import format_layout  # noqa: E402
 from tools.bench_boxes import jobs  # noqa: E402
 from tools.check_launch_files import folder_faults  # noqa: E402
+from tools.verified_runs import worst_part  # noqa: E402
 
 COLUMNS = (
     "machine, model", "layout", "processes", "Adam", "SGD", "trains as one process",
     "launch files", "rehearsed / predicted",
 )  # fmt: skip
-_NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
 _CANNOT_ASK = ("skypilot",)
 """Launchers whose systems cannot ask for a machine with unlike cards, which `launch` says."""
 
@@ -102,14 +102,6 @@ def rehearsed(plan: Path, machine: Path) -> dict[str, Any]:
     return found
 
 
-def worst(run: Mapping[str, Any] | None) -> str:
-    """The part of its bound that the worst number of a run took."""
-    if run is None:
-        return ""
-    parts = [run[key] / run["tolerance"][key] for key in _NUMBERS if run[key] is not None]
-    return f"{max(parts):.0%}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; exit 1 where something does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -138,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         layout = format_layout(plan.layout).replace("|", "\\|")
         cells = (
             name, f"`{layout}`", str(plan.layout.num_devices),
-            *(worst(found["runs"].get(optimizer)) for optimizer in ("adam", "sgd")),
+            *(worst_part(found["runs"].get(optimizer)) for optimizer in ("adam", "sgd")),
             "NO" if found["code"] else "equal", "WRONG" if faults else "right", ratio,
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)

@@ -11,10 +11,7 @@ longer printed is dropped.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from printed_plans import PAGE, ROOT, Printed, make_plan, printed_commands, printed_layouts
+from verified_runs import header, kept_runs, worst_part
 
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 
 RESULTS = ROOT / "benchmarks" / "results" / "verify-printed.json"
 TIMEOUT_S = 3600
-NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
 
 
 def main() -> int:
@@ -59,12 +56,7 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     before = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else []
     cases = {case["name"]: case for case in before}
-    header = {
-        "commit": _git("rev-parse", "HEAD"),
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU",
-        "steps": arguments.steps,
-    }
+    made = header(arguments.steps)
     named = [_name(printed) for printed in (*printed_commands(), *printed_layouts())]
     cases = {name: cases[name] for name in named if name in cases}
 
@@ -81,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if _num_ranks(printed) > arguments.most_ranks:
                 continue
             name = _name(printed)
-            case = cases[name] = verified(printed, words, header)
+            case = cases[name] = verified(printed, words, made)
             kept = [cases[name] for name in named if name in cases]
             found = {"num_printed": len(named), "cases": kept}
             RESULTS.write_text(json.dumps(found, indent=1) + "\n")
@@ -113,25 +105,21 @@ def _cases(
             yield replace(made, layout=format_layout(load_plan(path).layout)), [str(path)]
 
 
-def verified(printed: Printed, words: list[str], header: dict[str, Any]) -> dict[str, Any]:
+def verified(printed: Printed, words: list[str], made: dict[str, Any]) -> dict[str, Any]:
     """Verify one case in a process of its own: what was found, for the result file."""
     command = [sys.executable, "-m", "megatron_hetero", "verify", *words, "--json"]
     start_s = time.monotonic()
     done = subprocess.run(
-        [*command, f"--steps={header['steps']}"],
+        [*command, f"--steps={made['steps']}"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
     found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
-    runs = {
-        name: {key: run[key] for key in NUMBERS} | {"tolerance": run["tolerance"]}
-        for name, run in found.get("runs", {}).items()
-    }
     return {
         "name": _name(printed),
-        **header,
+        **made,
         "layout": printed.layout,
         "places": list(printed.places),
         "cut": printed.cut,
@@ -141,7 +129,7 @@ def verified(printed: Printed, words: list[str], header: dict[str, Any]) -> dict
         "error": "" if done.returncode == 0 else done.stderr[-2000:],
         "left_out": [each["flag"] for each in found.get("flags", {}).get("left_out", ())],
         "seconds": round(time.monotonic() - start_s, 1),
-        "runs": runs,
+        "runs": kept_runs(found),
     }
 
 
@@ -149,9 +137,6 @@ def page(data: dict[str, Any]) -> str:
     """Write the page of results."""
     cases = data["cases"]
     passed = sum(case["ok"] for case in cases)
-    commits = ", ".join(sorted({case["commit"][:7] for case in cases}))
-    dates = sorted({case["date"] for case in cases})
-    machines = "; ".join(sorted({case["machine"] for case in cases}))
     steps = " or ".join(sorted({str(case["steps"]) for case in cases}))
     left = data["num_printed"] - len(cases)
     lines = [
@@ -162,8 +147,7 @@ def page(data: dict[str, Any]) -> str:
         "`megatron-hetero verify` on the plans and layouts that README, these pages, the examples",
         f"and the stories print: {passed} of {len(cases)} pass"
         + (f", {left} are left to run." if left > 0 else ", and these are all.")
-        + f" {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {commits}, {machines}, "
-        f"{steps} steps with each optimizer.",
+        + f" {when_and_where(cases)}, {steps} steps with each optimizer.",
         "Each number is the part of its bound that the worst of losses, gradients, norms and",
         "weights took (100 %: the bound). Of larger plans repeated nodes or replicas, and of many",
         "equal micro-batches some, are left out, as the last column says.",
@@ -179,7 +163,7 @@ def page(data: dict[str, Any]) -> str:
         shown = f"`{case['name']}`".replace("|", "\\|")
         if case["name"] != case["layout"]:
             shown += f"<br>`{case['layout']}`".replace("|", "\\|")
-        worst = [_worst(case["runs"].get(optimizer)) for optimizer in ("adam", "sgd")]
+        worst = [worst_part(case["runs"].get(optimizer)) for optimizer in ("adam", "sgd")]
         verdict = "equal" if case["ok"] else f"NO (exit {case['exit_code']})"
         if case["ok"] and case["left_out"]:
             verdict += f", but for {', '.join(case['left_out'])}"
@@ -187,18 +171,6 @@ def page(data: dict[str, Any]) -> str:
         cells = (shown, str(case["ranks"]), *worst, verdict, places, case["cut"])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _worst(run: dict[str, Any] | None) -> str:
-    if run is None:
-        return ""
-    parts = [run[key] / run["tolerance"][key] for key in NUMBERS if run[key] is not None]
-    return f"{max(parts):.0%}"
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

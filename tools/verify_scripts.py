@@ -10,10 +10,7 @@ on an asymmetric layout beside one process.  `run` writes benchmarks/results/scr
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -21,6 +18,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from verified_runs import header, kept_runs, when_and_where, worst_part
 
 from megatron_hetero.errors import HeteroError
 from megatron_hetero.model.blocks import num_parameters
@@ -34,7 +33,6 @@ FOLDER = ROOT / "tests" / "scripts"
 PAGE = ROOT / "docs" / "scripts.md"
 RESULTS = ROOT / "benchmarks" / "results" / "scripts-verified.json"
 TIMEOUT_S = 1500
-NUMBERS = ("loss", "gradients", "gradient_norm", "weights")
 LARGE = {"deepseek-v3-like": "large-cluster.yaml"}
 """Jobs that the cluster of the others cannot hold."""
 
@@ -93,10 +91,7 @@ def found(script: Path, folder: Path, steps: int) -> dict[str, Any]:
     start_s = time.monotonic()
     case: dict[str, Any] = {
         "name": script.stem,
-        "commit": _git("rev-parse", "HEAD"),
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, no GPU",
-        "steps": steps,
+        **header(steps),
         "error": "",
     }
     try:
@@ -124,10 +119,7 @@ def found(script: Path, folder: Path, steps: int) -> dict[str, Any]:
     if done.returncode:
         case["error"] += done.stderr[-2000:] + str(data.get("error", ""))[:2000]
     case["left_out"] = [each["flag"] for each in data.get("flags", {}).get("left_out", ())]
-    case["runs"] = {
-        name: {key: run[key] for key in NUMBERS} | {"tolerance": run["tolerance"]}
-        for name, run in data.get("runs", {}).items()
-    }
+    case["runs"] = kept_runs(data)
     case["seconds"] = round(time.monotonic() - start_s, 1)
     return case
 
@@ -158,9 +150,6 @@ def page(data: dict[str, Any]) -> str:
     cases = data["cases"]
     planned = sum(case.get("is_planned", False) for case in cases)
     equal = sum(case.get("is_equal", False) for case in cases)
-    dates = sorted({case["date"] for case in cases})
-    commits = ", ".join(sorted({case["commit"][:7] for case in cases}))
-    machines = "; ".join(sorted({case["machine"] for case in cases}))
     lines = [
         "# Scripts that people train with",
         "",
@@ -169,7 +158,7 @@ def page(data: dict[str, Any]) -> str:
         "Jobs with the flags that public scripts give (`tests/scripts`), each planned on a mixed",
         "cluster, printed as Megatron's flags, and, shrunk, trained on an asymmetric layout beside",
         f"one process: {planned} of {len(cases)} are planned, {equal} verify.",
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, commit {commits}, {machines}.",
+        f"{when_and_where(cases)}.",
         "Of each verification the number is the part of its bound that the worst of losses,",
         "gradients, norms and weights took (100 %: the bound). What is left out is what a CPU",
         "cannot run: kernels, which round otherwise, and norms whose weights Megatron keeps around",
@@ -186,7 +175,7 @@ def page(data: dict[str, Any]) -> str:
         params = f"{case['parameters'] / 1e9:.2f} B" if "parameters" in case else ""
         plan = summary(case["layout"]) if case.get("is_planned") else "no"
         runs = case.get("runs", {})
-        worst = [_worst(runs.get(optimizer)) for optimizer in ("adam", "sgd")]
+        worst = [worst_part(runs.get(optimizer)) for optimizer in ("adam", "sgd")]
         verdict = "equal" if case.get("is_equal") else f"no: {_reason(case)}"
         left = ", ".join(f"`{flag}`" for flag in case.get("left_out", ()))
         lines.append(f"| {' | '.join((case['name'], params, plan, *worst, verdict, left))} |")
@@ -221,18 +210,6 @@ def _reason(case: dict[str, Any]) -> str:
     flags = [line for line in lines if line.startswith("--")]
     text = (flags or lines[-1:] or ["it differs"])[0]
     return text.replace("|", "\\|")[:160]
-
-
-def _worst(run: dict[str, Any] | None) -> str:
-    if run is None:
-        return ""
-    parts = [run[key] / run["tolerance"][key] for key in NUMBERS if run[key] is not None]
-    return f"{max(parts):.0%}"
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":
