@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from printed_plans import PAGE, ROOT, Printed, make_plan, printed_commands, printed_layouts
-from verified_runs import header, kept_runs, worst_part
+from verified_runs import header, kept_runs, when_and_where, worst_part
 
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
