@@ -55,7 +55,7 @@ The published algorithm knows no other settings than the job's.
 """
 MANY_GPUS = 16
 """Mixed clusters of more have too many plans of stock Megatron to go through them all."""
-LIMITS = StockLimits(num_bounded=3_000_000, num_simulated=300)
+LIMITS = StockLimits(num_cases=15_000, num_bounded=2_000_000, num_simulated=300)
 """Of the search over stock's flags, whose later simulations mostly prove that the best is found."""
 NETWORKS = {"Ethernet": "0.7 GB/s", "RDMA": "25 GB/s"}
 
