@@ -81,6 +81,8 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     yield from _changed(where, "context-parallel size", *contexts)
     yield from _changed(where, "shares", _shares(old), _shares(new))
     yield from _changed(where, "holds", _layers(old), _layers(new))
+    sharded = old.shape.num_sharded_layers, new.shape.num_sharded_layers
+    yield from _changed(where, "sharded layers", *sharded)
     for field, default in _DEFAULTS.items():
         yield from _changed_setting(
             where, field.replace("_", " "), getattr(old, field), getattr(new, field), default

@@ -2,11 +2,12 @@
 
     layout  := replica ('|' replica)*
     replica := stage (',' stage)* '@' COUNT ['x' SIZE]
-    stage   := 'tp' WIDTH [shares] ['cp' SIZE] ['ep' WIDTH [shares]] ':' LAYERS
+    stage   := 'tp' WIDTH [shares] ['cp' SIZE] ['ep' WIDTH [shares]] ':' LAYERS ['z' COUNT]
     shares  := '(' share (':' share)* ')'
 
 COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
 `ep` deals whole experts out to the devices of the tensor-parallel group, equally or by shares.
+`z` counts the layers whose weights are divided among the replicas (sharded), the stage's first.
 White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
 """
 
@@ -101,7 +102,10 @@ class _Parser:
         if not self.accept(":"):
             self.fail("expected ':' and the stage's number of layers")
         num_layers = self.number("a number of layers after ':'", MAX_LAYERS)
-        return StageShape(width, num_layers, shares, context, experts)
+        sharded = 0
+        if self.accept("z"):
+            sharded = self.number("a number of sharded layers after 'z'", num_layers)
+        return StageShape(width, num_layers, shares, context, experts, sharded)
 
     def experts(self, width: int) -> tuple[int, ...]:
         start = self.position

@@ -33,6 +33,10 @@ class StageShape:
 
     `expert_shares`, one for each device, deals whole experts out to the devices of a group (expert
     parallelism inside the stage); None divides every expert among all of them.
+
+    `num_sharded_layers`: of the first so many layers of the stage each device keeps a part of the
+    weights, gradients and optimizer's state that it holds with other replicas (ZeRO-3); they are
+    gathered for each pass. The other layers are whole.
     """
 
     tensor_parallel: int
@@ -40,6 +44,7 @@ class StageShape:
     shares: tuple[int, ...] | None = None
     context_parallel: int = 1
     expert_shares: tuple[int, ...] | None = field(default=None, metadata=ONLY_IF_SET)
+    num_sharded_layers: int = field(default=0, metadata=ONLY_IF_SET)
 
     def __str__(self) -> str:
         shares = "" if self.shares is None else f"({':'.join(map(str, self.shares))})"
@@ -49,7 +54,8 @@ class StageShape:
             table = f"({':'.join(map(str, self.expert_shares))})"
             is_equal = len(set(self.expert_shares)) == 1
             experts = f"ep{len(self.expert_shares)}{'' if is_equal else table}"
-        return f"tp{self.tensor_parallel}{shares}{context}{experts}:{self.num_layers}"
+        sharded = f"z{self.num_sharded_layers}" if self.num_sharded_layers else ""
+        return f"tp{self.tensor_parallel}{shares}{context}{experts}:{self.num_layers}{sharded}"
 
     @property
     def num_devices(self) -> int:
@@ -106,6 +112,11 @@ class Layout:
     def has_context_parallel(self) -> bool:
         """Return whether some stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
+
+    @property
+    def has_sharded_layers(self) -> bool:
+        """Return whether the replicas keep parts of the weights of some layers."""
+        return any(s.num_sharded_layers for r in self.replicas for s in r.stages)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def _shape_reasons(plan: Plan) -> Iterator[str]:
         yield "replicas with different micro-batch sizes"
     if any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages):
         yield "experts dealt out inside stages (ep)"
+    if plan.layout.has_sharded_layers:
+        yield "layers with sharded weights (z)"
     if plan.layout.has_context_parallel:
         yield "context-parallel stages (their loss is weighted by the tokens of all their ranks)"
     if any(_is_uneven(plan, stage) for replica in plan.replicas for stage in replica.stages):

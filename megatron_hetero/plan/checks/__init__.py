@@ -7,5 +7,6 @@ devices    each GPU in one place, ranks that bind
 cluster    the devices are there, the limits hold
 estimates  estimates of this plan, and possible
 schedule   launch counts, chunks, orders
+sharding   layers whose weights the replicas divide
 violation  what an invariant reports
 """

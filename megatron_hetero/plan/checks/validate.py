@@ -1,7 +1,7 @@
 """Validation of a plan: every invariant, in an order in which later ones may trust earlier ones.
 
 One function states one invariant; they live in `structure` (the plan by itself), `schedule`,
-`devices`, `workload`, `estimates` and `cluster`.  Every way into a Plan ends here.
+`sharding`, `devices`, `workload`, `estimates` and `cluster`.  Every way into a Plan ends here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from megatron_hetero.plan.checks import cluster as check_cluster
 from megatron_hetero.plan.checks import devices as check_devices
 from megatron_hetero.plan.checks import estimates as check_estimates
 from megatron_hetero.plan.checks import schedule as check_schedule
+from megatron_hetero.plan.checks import sharding as check_sharding
 from megatron_hetero.plan.checks import structure as check_structure
 from megatron_hetero.plan.checks import workload as check_workload
 from megatron_hetero.plan.checks.violation import Violation
@@ -57,6 +58,7 @@ def first_violations(plan: Plan, cluster: Cluster | None = None) -> tuple[Violat
     for invariant in (
         *check_structure.INVARIANTS,
         *check_schedule.INVARIANTS,
+        *check_sharding.INVARIANTS,
         *check_devices.INVARIANTS,
         *check_workload.INVARIANTS,
         *check_estimates.INVARIANTS,

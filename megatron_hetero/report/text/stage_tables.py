@@ -252,7 +252,9 @@ def _width(stage: Stage) -> str:
 
 
 def _layers(stage: Stage) -> str:
-    return f"{layer_ranges(stage)} ({stage.shape.num_layers})"
+    sharded = stage.shape.num_sharded_layers
+    counted = f"{stage.shape.num_layers}, {sharded} sharded" if sharded else stage.shape.num_layers
+    return f"{layer_ranges(stage)} ({counted})"
 
 
 def _fullest(devices: Sequence[str], estimates: Estimates) -> DeviceEstimate | None:

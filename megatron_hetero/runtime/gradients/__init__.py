@@ -12,4 +12,5 @@ weight_gradients  backward passes in two parts
 optimizer         Megatron's distributed optimizer over owned pieces
 optimizer_shards  owners of the optimizer's state
 parameter_gather  new weights on their way from their owners
+sharded_layers    layers of which a rank keeps a part, whole for each pass
 """

@@ -17,7 +17,7 @@ replica 1 (ranks 2 to 4). The edges 0, 4, 6, 8, 12 cut it into slices with the h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -53,10 +53,18 @@ class ParameterSlice:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Slices that the same ranks hold, in the order in which they lie in the flat buffer."""
+    """Slices that the same ranks hold, in the order in which they lie in the flat buffer.
+
+    `layer` is the sharded layer whose slices they are; None of weights that ranks hold whole.
+    """
 
     holders: tuple[int, ...]
     slices: tuple[ParameterSlice, ...]
+    layer: int | None = None
+
+
+_BucketKey = tuple[tuple[int, ...], int | None]
+"""(holders, sharded layer)."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,7 @@ def plan_buckets(
     tables: Sequence[Mapping[str, ParameterShard]],
     stages: Sequence[tuple[int, ...]],
     max_elements: int = MAX_BUCKET_ELEMENTS,
+    sharded: Collection[int] = (),
 ) -> tuple[Bucket, ...]:
     """Group the slices of all parameters by their holders.
 
@@ -81,6 +90,7 @@ def plan_buckets(
         stages: [rank] -> (replica, stage, context-parallel rank), which identifies the rank's
             tensor-parallel group.
         max_elements: most elements of one bucket, unless a single slice is larger.
+        sharded: numbers of the sharded layers, each of which has buckets of its own.
     Returns:
         Buckets of two holders and more, in the order in which every rank starts its own. Slices
         that need no communication are left out: those with one holder, and copies inside one
@@ -89,25 +99,27 @@ def plan_buckets(
         PlanFormatError: ranks disagree about a parameter's global shape.
     """
     buckets: list[tuple[int, Bucket]] = []
-    parts: dict[tuple[int, ...], list[ParameterSlice]] = {}
-    sizes: dict[tuple[int, ...], int] = {}
-    last: dict[tuple[int, ...], int] = {}
+    parts: dict[_BucketKey, list[ParameterSlice]] = {}
+    sizes: dict[_BucketKey, int] = {}
+    last: dict[_BucketKey, int] = {}
 
-    def close(holders: tuple[int, ...], place: int) -> None:
-        buckets.append((place, Bucket(holders, tuple(parts.pop(holders)))))
-        del sizes[holders]
+    def close(key: _BucketKey, place: int) -> None:
+        holders, layer = key
+        buckets.append((place, Bucket(holders, tuple(parts.pop(key)), layer)))
+        del sizes[key]
 
     for place, piece in enumerate(_pieces(tables, stages)):
         if piece.is_local:
             continue
-        holders = piece.holders
-        if holders in parts and sizes[holders] + piece.size > max_elements:
-            close(holders, last[holders])
-        parts.setdefault(holders, []).append(piece.slice)
-        sizes[holders] = sizes.get(holders, 0) + piece.size
-        last[holders] = place
-    for holders in tuple(parts):
-        close(holders, last[holders])
+        layer = layer_number(piece.slice.name)
+        key = piece.holders, layer if layer in sharded else None
+        if key[1] is None and key in parts and sizes[key] + piece.size > max_elements:
+            close(key, last[key])
+        parts.setdefault(key, []).append(piece.slice)
+        sizes[key] = sizes.get(key, 0) + piece.size
+        last[key] = place
+    for key in tuple(parts):
+        close(key, last[key])
     # A bucket is done with its last slice.
     return tuple(bucket for _, bucket in sorted(buckets, key=lambda entry: entry[0]))
 
@@ -160,10 +172,16 @@ def backward_order(tables: Sequence[Mapping[str, ParameterShard]]) -> list[str]:
     return sorted(keys, key=lambda name: (keys[name], name), reverse=True)
 
 
-def _depth(name: str) -> float:
+def layer_number(name: str) -> int | None:
+    """Return the number, from 0, of the layer that a parameter is in; None outside of layers."""
     layer = _LAYER.search(name)
+    return None if layer is None else int(layer.group(1))
+
+
+def _depth(name: str) -> float:
+    layer = layer_number(name)
     if layer is not None:
-        return float(layer.group(1))
+        return float(layer)
     return -1.0 if name.startswith("embedding.") else float("inf")
 
 

@@ -15,9 +15,17 @@ class ChunkGradients:
     micro-batch, and its `finish_grad_sync` the end of the step's backward passes.
     """
 
-    def __init__(self, chunk: Any, launch_ready: Callable[[], None]) -> None:
-        """Prepare a chunk; `launch_ready` is called whenever more gradients are complete."""
-        self._launch_ready = launch_ready
+    def __init__(
+        self, chunk: Any, launch_ready: Callable[[], None], begin_step: Callable[[], None]
+    ) -> None:
+        """Prepare a chunk.
+
+        Args:
+            chunk: the DDP-wrapped chunk.
+            launch_ready: called whenever more gradients are complete.
+            begin_step: called where DDP's gradients are set to zero.
+        """
+        self._launch_ready, self._begin_step = launch_ready, begin_step
         self._parameters = set(chunk.param_to_bucket_group)
         self.is_last_microbatch = True
         # How often a parameter's hook runs in a micro-batch is learned in the first step, as
@@ -68,6 +76,7 @@ class ChunkGradients:
         self._seen = {}
         self._is_finished = False
         self.is_last_microbatch = True
+        self._begin_step()
 
     def free_overlap_buffers(self) -> None:
         """Free nothing: parameters are gathered without buffers of their own."""

@@ -56,12 +56,16 @@ class OwnedPiece:
 
 
 def owned_pieces(sync: GradientSync) -> tuple[OwnedPiece, ...]:
-    """Return all pieces of this rank: its rows of divided buckets, and its unshared slices."""
+    """Return all pieces of this rank: its rows of divided buckets and of sharded layers, and its
+    unshared slices."""
     pieces = []
     for reduction in sync.divided:
         gradients = reduction.own_gradients
         for (rows, view), gradient in zip(reduction.own_views(data), gradients, strict=True):
             pieces.append(_piece(rows, reduction.views.parameter(rows), view, gradient, True))
+    for bucket in sync.sharded.buckets:
+        for rows, parameter, weights, gradient in bucket.pieces():
+            pieces.append(_piece(rows, parameter, weights, gradient, True))
     for (part, view), (_, gradient) in zip(
         sync.local.views(data), sync.local.views(main_grad), strict=True
     ):

@@ -21,6 +21,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.buckets import (
     Bucket,
+    layer_number,
     local_slices,
     plan_buckets,
 )
@@ -31,12 +32,17 @@ from megatron_hetero.runtime.gradients.grouped import (
 )
 from megatron_hetero.runtime.gradients.hooks import ChunkGradients
 from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf, arrange, data, main_grad
-from megatron_hetero.runtime.gradients.optimizer_shards import divide
+from megatron_hetero.runtime.gradients.optimizer_shards import Division, divide
 from megatron_hetero.runtime.gradients.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.reduction import (
     DividedReduction,
     Reduction,
     check_gradients,
+)
+from megatron_hetero.runtime.gradients.sharded_layers import (
+    ShardedBucket,
+    ShardedLayers,
+    sharded_numbers,
 )
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 from megatron_hetero.runtime.parallel.groups import RankGroups
@@ -74,6 +80,7 @@ class GradientSync:
         self._groups = groups
         self._optimizer_weights = optimizer_weights
         config = get_model_config(model[0])
+        numbers = sharded_numbers(plan)
         self.parameters = dict(global_parameters(model))
         self.shards = {
             name: shard_of(name, parameter, config) for name, parameter in self.parameters.items()
@@ -87,18 +94,28 @@ class GradientSync:
         tables = all_shards(self.shards)
         rank = dist.get_rank()
         own: list[tuple[Bucket, dist.ProcessGroup]] = []
-        group_of: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        for bucket in plan_buckets(tables, stages, max_bucket_elements):
-            if bucket.holders not in group_of:
-                made = dist.new_group(list(bucket.holders), timeout=groups.timeout)
-                group_of[bucket.holders] = made
-            if rank in bucket.holders:
-                own.append((bucket, group_of[bucket.holders]))
+        # Sharded layers have groups of their own: their collectives come in another order.
+        group_of: dict[tuple[tuple[int, ...], bool], dist.ProcessGroup] = {}
+        sharded: dict[int, list[tuple[Bucket, dist.ProcessGroup]]] = {}
+        for bucket in plan_buckets(tables, stages, max_bucket_elements, numbers):
+            key = bucket.holders, bucket.layer is not None
+            if key not in group_of:
+                group_of[key] = dist.new_group(list(bucket.holders), timeout=groups.timeout)
+            if rank not in bucket.holders:
+                continue
+            if bucket.layer is None:
+                own.append((bucket, group_of[key]))
+            else:
+                sharded.setdefault(bucket.layer, []).append((bucket, group_of[key]))
         self.buckets = tuple(bucket for bucket, _ in own)
         arrange(model, self.buckets, self.parameters)
         self._local = BucketViews(local_slices(tables, stages, rank), self.shards, self.parameters)
         self.traffic = RankTraffic(
-            sum(p.main_grad.nbytes for p in self.parameters.values())
+            sum(
+                p.main_grad.nbytes
+                for name, p in self.parameters.items()
+                if layer_number(name) not in sharded
+            )
             - sum(view.nbytes for _, view in self._local.views(main_grad))
         )
         self._ddp_config: Any = model[0].ddp_config
@@ -109,7 +126,14 @@ class GradientSync:
         self._weight = self._counts[groups.position.replica] / sum(self._counts)
         if config.calculate_per_token_loss:
             self._weight = 1.0
-        self._chunks = [ChunkGradients(chunk, self.launch_ready) for chunk in model]
+        made = {
+            number: [self._sharded_bucket(*pair) for pair in pairs]
+            for number, pairs in sharded.items()
+        }
+        self.sharded = ShardedLayers(model, made, self._weight)
+        self._chunks = [
+            ChunkGradients(chunk, self.launch_ready, self.sharded.zero_gradients) for chunk in model
+        ]
         self._weights_under_way: ParameterGather | None = None
         if overlaps_gathers:
             # Buckets are in the order of the backward pass.
@@ -118,24 +142,37 @@ class GradientSync:
 
     def _reduction(self, bucket: Bucket, group: dist.ProcessGroup) -> Reduction:
         views = BucketViews(bucket.slices, self.shards, self.parameters)
-        copies = []
-        offset = 0
-        for piece, view in views.views(main_grad):
-            shard = self.shards[piece.name]
-            is_copy = not shard.is_sharded and not shard.is_partial
-            if is_copy and self._groups.tensor.rank() != 0:
-                copies.append((offset, offset + view.numel()))
-            offset += view.numel()
+        copies = self._copies(views)
         common = views, group, copies, self.traffic, self._ddp_config
         exchange = self._exchange
         grouped = exchange if exchange is not None and exchange.crosses(bucket) else None
         if self._optimizer_weights is None:
             return GroupedReduction(*common, bucket, grouped) if grouped else Reduction(*common)
-        weights = [self._optimizer_weights[rank] for rank in bucket.holders]
-        division = divide(bucket, self.shards, weights)
+        division = self._division(bucket)
         if grouped is not None:
             return GroupedDividedReduction(*common, division, bucket, grouped)
         return DividedReduction(*common, division)
+
+    def _sharded_bucket(self, bucket: Bucket, group: dist.ProcessGroup) -> ShardedBucket:
+        views = BucketViews(bucket.slices, self.shards, self.parameters)
+        common = self._division(bucket), self.traffic, self._ddp_config
+        return ShardedBucket(views, group, self._copies(views), *common)
+
+    def _division(self, bucket: Bucket) -> Division:
+        weights = self._optimizer_weights or [1] * dist.get_world_size()
+        return divide(bucket, self.shards, [weights[rank] for rank in bucket.holders])
+
+    def _copies(self, views: BucketViews) -> list[tuple[int, int]]:
+        """Return the ranges of a bucket that another rank of the group counts."""
+        copies = []
+        offset = 0
+        for piece, view in views.views(data):
+            shard = self.shards[piece.name]
+            is_copy = not shard.is_sharded and not shard.is_partial
+            if is_copy and self._groups.tensor.rank() != 0:
+                copies.append((offset, offset + view.numel()))
+            offset += view.numel()
+        return copies
 
     def finalize(
         self,
@@ -175,6 +212,8 @@ class GradientSync:
         for reduction in self.divided:
             for gradient in reduction.loose_gradients:
                 gradient.mul_(factor)
+        for bucket in self.sharded.buckets:
+            bucket.gradients.mul_(factor)
 
     @property
     def num_started(self) -> int:
@@ -208,18 +247,23 @@ class GradientSync:
             under_way.append(reduction.gather(tensor))
         for finish in under_way:
             finish()
+        if tensor is main_grad:
+            self.sharded.gather_gradients()
 
     def give_weights(self) -> None:
-        """Send the new weights from their owners to all holders, after the optimizer's step."""
+        """Send the new weights from their owners to all holders, after the optimizer's step; those
+        of sharded layers travel when they are used."""
+        self.sharded.release()
         if self._weights_under_way is not None:
             self._weights_under_way.start()
         else:
             self.gather(data)
 
     def finish_weights(self) -> None:
-        """Wait for weights under way; call it before reading them outside the forward pass."""
+        """Have all weights whole; every rank calls it before reading them outside of the passes."""
         if self._weights_under_way is not None:
             self._weights_under_way.finish()
+        self.sharded.make_whole()
 
     @property
     def num_weights_under_way(self) -> int:
@@ -279,11 +323,12 @@ class GradientSync:
         First is meant in the order of the plan, not of ranks: Megatron leaves zeros in the copy of
         a tied embedding on the last stage, which may have the lower rank.
         """
-        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
-            flat = reduction.views.pack(data)
-            places = [self._places[rank] for rank in bucket.holders]
-            dist.broadcast(flat, group=reduction.group, group_src=places.index(min(places)))
-            reduction.views.unpack(flat, data)
+        for part in (*self._reductions, *self.sharded.buckets):
+            flat = part.views.pack(data)
+            places = [self._places[rank] for rank in dist.get_process_group_ranks(part.group)]
+            dist.broadcast(flat, group=part.group, group_src=places.index(min(places)))
+            part.views.unpack(flat, data)
+        self.sharded.take_weights()
 
 
 _ATTRIBUTE = "hetero_gradient_sync"

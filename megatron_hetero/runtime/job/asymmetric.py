@@ -117,7 +117,11 @@ class AsymmetricJob:
         args.overlap_param_gather = False
         self._check_optimizer_shares()
         self._workload = workload_of(args, megatron, self._job_size)
-        validate_plan(replace(plan, workload=self._workload, estimates=None))
+        training = replace(
+            self._workload.training, use_distributed_optimizer=self._divides_optimizer
+        )
+        whole = replace(self._workload, training=training)
+        validate_plan(replace(plan, workload=whole, estimates=None))
         machine.check_same_model(plan, self._workload)
         if args.fp8 is not None:
             fp8.check_plan(plan, self._workload)

@@ -15,6 +15,7 @@ from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position
 from megatron_hetero.runtime.faults import marks
+from megatron_hetero.runtime.gradients import sharded_layers
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
@@ -164,7 +165,12 @@ def _model_hooks(context: RankContext) -> None:
     states = random_states.RandomStates(
         random_states.replica_stages(context.plan), context.position, context.loads_states
     )
+    shows: list[hooks.ModelHook] = []
+    if context.plan.layout.has_sharded_layers and not context.args.skip_train:
+        context.model.pre_wrap_hooks.append(sharded_layers.hide_sharded_hook(context.plan))
+        shows = [sharded_layers.show_sharded]
     context.model.post_wrap_hooks[:0] = [
+        *shows,
         context.communicator.hook,
         hooks.marks_hook(context.groups),
         hooks.random_state_hook(context.groups),

@@ -129,6 +129,20 @@ def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
         before = None if sync is None else sync.finish_weights
         describe_globally(model, groups.copy, before)
         carry_random_states(unwrap_model(model[0]), states)
+        if sync is not None and sync.sharded:
+            for chunk in unwrap_model(model):
+                chunk.load_state_dict = _then(chunk.load_state_dict, sync.sharded.take_weights)
         return model
 
     return hook
+
+
+def _then(function: Callable[..., Any], after: Callable[[], None]) -> Callable[..., Any]:
+    """Return `function` followed by `after`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        after()
+        return result
+
+    return call

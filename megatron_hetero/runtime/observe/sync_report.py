@@ -36,13 +36,14 @@ def sync_plan(sync: GradientSync) -> SyncPlan:
     kept = sum(v.numel() for _, v in sync.local.views(main_grad)) + sum(
         gradient.numel() for r in sync.divided for gradient in r.own_gradients
     )
+    kept += sum(bucket.gradients.numel() for bucket in sync.sharded.buckets)
     return SyncPlan(
         len(buckets),
         sum(buckets),
         sync.traffic.bound_bytes,
         sum(copied),
         held,
-        kept if sync.divided else held,
+        kept if sync.divided or sync.sharded else held,
     )
 
 

@@ -15,7 +15,8 @@ class RankTraffic:
     `bound_bytes`, per step, counts its gradients that other ranks hold too, each once. The rest are
     totals over `num_steps` steps: collectives of gradients, the bytes of the buffers handed to
     them, the part of these bytes that was copied into such a buffer first, and the bytes of weights
-    that a divided optimizer sent back to their holders.
+    that a divided optimizer sent back to their holders. `sharded_bytes` are those of sharded
+    layers, weights gathered and gradients sent to owners for each pass; the others leave them out.
     """
 
     bound_bytes: int
@@ -24,6 +25,7 @@ class RankTraffic:
     payload_bytes: int = 0
     packed_bytes: int = 0
     gathered_bytes: int = 0
+    sharded_bytes: int = 0
 
     def count_reduced(self, buffer: torch.Tensor, packed: bool) -> None:
         self.num_collectives += 1
@@ -32,6 +34,9 @@ class RankTraffic:
 
     def count_gathered(self, buffer: torch.Tensor) -> None:
         self.gathered_bytes += buffer.nbytes
+
+    def count_sharded(self, buffer: torch.Tensor) -> None:
+        self.sharded_bytes += buffer.nbytes
 
     @property
     def ratio(self) -> float:

@@ -21,6 +21,7 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.runtime.faults.marks import finishing_gradients
+from megatron_hetero.runtime.gradients.sync import gradient_sync
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 from megatron_hetero.runtime.parallel.stage_programme import StageProgramme
@@ -35,6 +36,7 @@ class Executor:
         schedule: Schedule,
         stage: int,
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
+        num_idle_rounds: int = 0,
     ) -> None:
         """Prepare the programme of the stage.
 
@@ -43,7 +45,10 @@ class Executor:
             stage: index of the stage in it.
             watched: `watched(kind)` is entered around every operation
                 (see `runtime.observe.stage_ratio`).
+            num_idle_rounds: micro-batches that other replicas have and this one has not, in which
+                it gives its parts of sharded layers.
         """
+        self._num_idle_rounds = num_idle_rounds
         self._stage = StageProgramme(schedule, stage, watched)
 
     def run(
@@ -109,6 +114,9 @@ class Executor:
             )
 
         step.run(forward)
+        sync = gradient_sync(config)
+        if sync is not None:
+            sync.sharded.idle_rounds(self._num_idle_rounds, forward_only=forward_only)
         if config.finalize_model_grads_func is not None and not forward_only:
             finishing_gradients(config.finalize_model_grads_func)(
                 chunks,

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.gradients import weight_gradients
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
@@ -22,6 +23,14 @@ from megatron_hetero.runtime.observe.stage_ratio import StageWatch
 from megatron_hetero.runtime.parallel.executor import Executor
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.schedule.of_plan import replica_schedule
+
+
+def _idle_rounds(plan: Plan, groups: RankGroups) -> int:
+    """Count the micro-batches in which this replica only gives its parts of sharded layers."""
+    if not plan.layout.has_sharded_layers:
+        return 0
+    counts = [replica.num_micro_batches for replica in plan.replicas]
+    return max(counts) - counts[groups.position.replica]
 
 
 class ReplicaSchedule:
@@ -39,7 +48,9 @@ class ReplicaSchedule:
             schedule = replica_schedule(plan, groups.position.replica)
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()
-            executor = Executor(schedule, groups.pipeline.stage, watched)
+            executor = Executor(
+                schedule, groups.pipeline.stage, watched, _idle_rounds(plan, groups)
+            )
             self._executors[global_batch_size(plan)] = executor
 
     def __call__(

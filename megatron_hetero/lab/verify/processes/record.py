@@ -106,7 +106,7 @@ class Recorder:
         }
         # A checkpoint takes the place of these weights after this hook.
         for name, parameter in self._parameters.items():
-            self._arrays[_DRAWN + name] = parameter.data.detach().float().cpu().numpy().copy()
+            self._arrays[_DRAWN + name] = _array(parameter.data)
         self._model = model
         self._sync = gradient_sync(config)
         self._boundaries = boundaries_of(config)
@@ -146,7 +146,7 @@ class Recorder:
         if self._sync is not None:
             self._sync.finish_weights()
         for name, parameter in self._parameters.items():
-            value = tensor(parameter).detach().float().cpu().numpy()
+            value = _array(tensor(parameter))
             self._arrays[f"{kind}/{step}/{name}"] = value / numpy.float32(scale)
 
     def _observe_step(self, iteration: int, loss_dict: dict[str, Any], grad_norm: Any) -> None:
@@ -176,6 +176,11 @@ class Recorder:
             "boundaries": {n: asdict(b.traffic) for n, b in self._boundaries.items()},
         }
         path.with_suffix(".json").write_text(json.dumps(meta))
+
+
+def _array(tensor: torch.Tensor) -> numpy.ndarray:
+    """Copy a tensor; numpy would hold on to memory that sharded layers give back."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
 
 
 class DrawingRecorder(Recorder):

@@ -310,7 +310,12 @@ def _scale(replica: Replica, old: int, new: int) -> Replica:
         first = cut
     stages = []
     for stage, own in zip(replica.stages, chunks, strict=True):
-        shape = replace(stage.shape, num_layers=sum(chunk.num_layers for chunk in own))
+        num_layers = sum(chunk.num_layers for chunk in own)
+        sharded = stage.shape.num_sharded_layers
+        if sharded:
+            # All, some or none of the layers, as before; alike in all replicas.
+            sharded = max(1, sharded * num_layers // stage.shape.num_layers)
+        shape = replace(stage.shape, num_layers=num_layers, num_sharded_layers=sharded)
         own_chunks = tuple(own) if stage.chunks else ()
         recomputed = stage.recompute_num_layers
         stages.append(

@@ -1,0 +1,389 @@
+"""Layers whose weights, gradients and optimizer's state are divided among the replicas (ZeRO-3).
+
+A rank keeps the rows of a layer that it owns, and the optimizer's state of these. Before each pass
+of the layer all of its holders gather its weights; after the pass the whole weights are given back,
+storage and all. Behind a backward pass the gradients go to the owners, which add them up over the
+micro-batches. Slices, buckets and owners are those of the gradient sync, so replicas may differ in
+width, in shares and in what part they own.
+
+All holders come to the passes of a layer in one order (`plan.checks.sharding`). A replica of one
+stage that has fewer micro-batches than others gives its parts for theirs as well (`idle_rounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.runtime.gradients.memory import BucketViews, data, main_grad
+from megatron_hetero.runtime.gradients.optimizer_shards import Division, Rows
+from megatron_hetero.runtime.gradients.reduction import check_gradients
+from megatron_hetero.runtime.observe.traffic import RankTraffic
+
+_MARK = "hetero_is_sharded"
+_FUSED_GRADIENTS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")
+"""Attributes of modules that write weight gradients straight to `main_grad`, which a sharded weight
+has in the backward pass alone."""
+
+
+def sharded_numbers(plan: Plan) -> frozenset[int]:
+    """Return the numbers of all sharded layers, from 0."""
+    return frozenset(
+        stage.first_layer + i
+        for stage in plan.replicas[0].stages
+        for i in range(stage.shape.num_sharded_layers)
+    )
+
+
+def layers_of(model: Sequence[torch.nn.Module]) -> Iterator[tuple[int, torch.nn.Module]]:
+    """Yield the layers of a rank's chunks with their numbers in the model, from 0."""
+    for chunk in model:
+        for module in chunk.modules():
+            if isinstance(module, TransformerLayer):
+                yield module.layer_number - 1, module
+
+
+def hide_sharded_hook(plan: Plan) -> Callable[[list[Any]], list[Any]]:
+    """Return a `pre_wrap_hook` that keeps Megatron's DDP from making gradient buffers for sharded
+    layers; `ShardedLayers` takes them over."""
+    numbers = sharded_numbers(plan)
+
+    def hook(model: list[Any]) -> list[Any]:
+        for number, layer in layers_of(model):
+            if number in numbers:
+                for parameter in layer.parameters():
+                    if parameter.requires_grad:
+                        setattr(parameter, _MARK, True)
+                        parameter.requires_grad_(False)
+        return model
+
+    return hook
+
+
+def show_sharded(model: list[Any]) -> list[Any]:
+    """Undo `hide_sharded_hook` once DDP has wrapped the model: a `post_wrap_hook`."""
+    for chunk in model:
+        for parameter in chunk.parameters():
+            if getattr(parameter, _MARK, False):
+                parameter.requires_grad_(True)
+    return model
+
+
+class ShardedBucket:
+    """Slices of one sharded layer that the same ranks hold: what this rank owns of them.
+
+    Args:
+        views: the slices on this rank.
+        group: the holders.
+        copies: ranges that this rank leaves out of the sum of gradients, as in `Reduction`.
+        division: of the bucket among the holders.
+        traffic: of this rank.
+        ddp_config: Megatron's configuration of DDP.
+    """
+
+    def __init__(
+        self,
+        views: BucketViews,
+        group: dist.ProcessGroup,
+        copies: Sequence[tuple[int, int]],
+        division: Division,
+        traffic: RankTraffic,
+        ddp_config: Any,
+    ) -> None:
+        self.views, self.group, self.division = views, group, division
+        self._copies, self._traffic, self._ddp_config = copies, traffic, ddp_config
+        self._own = group.rank()
+        size = division.sizes[self._own]
+        (_, example), *_ = views.views(data)
+        self._is_fp32 = ddp_config.grad_reduce_in_fp32
+        self._weights = example.new_empty(size)
+        self.gradients = example.new_zeros(size, dtype=self.gradient_type(example.dtype))
+        self._whole: torch.Tensor | None = None
+
+    def gradient_type(self, weight_type: torch.dtype) -> torch.dtype:
+        """Return the type in which gradients are added up, as in Megatron's buffers."""
+        return torch.float32 if self._is_fp32 else weight_type
+
+    def arrange(self) -> None:
+        """Find the bucket in the memory of its layer, and take over the rows that it owns."""
+        self._whole = self.views.in_place(data)
+        self.take_weights()
+
+    def take_weights(self) -> None:
+        """Copy the owned rows out of the whole weights."""
+        for (_, view), (_, kept) in zip(
+            self._owned_views(), self._kept(self._weights), strict=True
+        ):
+            kept.copy_(view)
+
+    def pieces(self) -> Iterator[tuple[Rows, torch.nn.Parameter, torch.Tensor, torch.Tensor]]:
+        """Yield the owned rows: with their parameter, their weights and their gradients."""
+        gradients = self._kept(self.gradients)
+        for (rows, weights), (_, gradient) in zip(
+            self._kept(self._weights), gradients, strict=True
+        ):
+            yield rows, self.views.parameter(rows), weights, gradient
+
+    def gather_weights(self) -> Callable[[], None]:
+        """Start to gather the weights into the layer's memory; return what waits for them."""
+        return self._gather(self._weights, self._whole, data)
+
+    def gather_gradients(self) -> None:
+        """Gather the reduced gradients into `main_grad`, for code that reads all of them."""
+        self._gather(self.gradients, None, main_grad)()
+
+    def _gather(
+        self, own: torch.Tensor, whole: torch.Tensor | None, tensor: Callable[..., torch.Tensor]
+    ) -> Callable[[], None]:
+        flat = own.new_empty(sum(self.division.sizes)) if whole is None else whole
+        works = []
+        for holder, size in enumerate(self.division.sizes):
+            if not size:
+                continue
+            start, stop = self.division.span(holder)
+            part = flat[start:stop]
+            if holder == self._own:
+                part.copy_(own)
+            works.append(dist.broadcast(part, group=self.group, group_src=holder, async_op=True))
+        self._traffic.count_sharded(flat)
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+            if whole is None:
+                self.views.unpack(flat, tensor)
+
+        return finish
+
+    def reduce(self, weight: float, gradients: torch.Tensor | None) -> None:
+        """Add the gradients of one micro-batch of every holder to those of the owners.
+
+        Args:
+            weight: of this rank's gradients.
+            gradients: of the layer, in the order of its memory; None where this rank has no
+                micro-batch left.
+        """
+        if gradients is None:
+            flat = self.gradients.new_zeros(sum(self.division.sizes))
+        elif self._whole is None:
+            flat = self.views.pack(main_grad)
+        else:
+            start = self._whole.storage_offset()
+            flat = gradients[start : start + self._whole.numel()]
+        check_gradients(flat, self._ddp_config)
+        if weight != 1.0:
+            flat.mul_(weight)
+        for start, stop in self._copies:
+            flat[start:stop] = 0.0
+        size, num_holders = self.division.sizes[self._own], len(self.division.sizes)
+        received = flat.new_empty(size * num_holders)
+        dist.all_to_all_single(
+            received, flat, [size] * num_holders, list(self.division.sizes), group=self.group
+        )
+        self._traffic.count_sharded(flat)
+        parts = received.view(num_holders, -1)
+        self.gradients.add_(parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32)))
+
+    def _owned_views(self) -> Iterator[tuple[Rows, torch.Tensor]]:
+        for rows in self.division.rows[self._own]:
+            yield rows, self.views.rows(rows, data)
+
+    def _kept(self, flat: torch.Tensor) -> Iterator[tuple[Rows, torch.Tensor]]:
+        offset = 0
+        for rows, view in self._owned_views():
+            yield rows, flat[offset : offset + view.numel()].view(view.shape)
+            offset += view.numel()
+
+
+class ShardedLayer:
+    """One layer: its weights are whole from before a pass until after it, and not in between."""
+
+    def __init__(
+        self, module: torch.nn.Module, buckets: Sequence[ShardedBucket], weight: float
+    ) -> None:
+        self.buckets = tuple(buckets)
+        self._weight = weight
+        self.parameters = [p for p in module.parameters() if getattr(p, _MARK, False)]
+        position = {
+            bucket.views.parameter(Rows(piece, 0, 0)): (number, index)
+            for number, bucket in enumerate(self.buckets)
+            for index, piece in reversed(list(enumerate(bucket.views.slices)))
+        }
+        self.parameters.sort(key=lambda p: position[p])
+        self._flat = torch.cat([p.data.reshape(-1) for p in self.parameters])
+        for parameter, part in zip(self.parameters, self._parts(self._flat), strict=True):
+            parameter.data = part
+        self._num_bytes = self._flat.untyped_storage().nbytes()
+        self.is_whole = True
+        self._gradients: torch.Tensor | None = None
+        for bucket in self.buckets:
+            bucket.arrange()
+        for each in module.modules():
+            for name in _FUSED_GRADIENTS:
+                if hasattr(each, name):
+                    setattr(each, name, False)
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(_accumulate)
+        module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        module.register_forward_hook(self._after_forward)
+
+    def _parts(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        offset = 0
+        for parameter in self.parameters:
+            yield flat[offset : offset + parameter.numel()].view(parameter.shape)
+            offset += parameter.numel()
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Make the weights whole; nothing to do where they are."""
+        if self.is_whole:
+            return
+        self._flat.untyped_storage().resize_(self._num_bytes)
+        for finish in [bucket.gather_weights() for bucket in self.buckets]:
+            finish()
+        self.is_whole = True
+
+    def release(self) -> None:
+        """Give back the memory of the whole weights."""
+        self._flat.untyped_storage().resize_(0)
+        self.is_whole = False
+
+    def begin_backward(self) -> None:
+        """Prepare for a backward pass: whole weights, and gradients of zero."""
+        self.gather()
+        self.allocate_gradients()
+
+    def allocate_gradients(self) -> None:
+        """Give the weights gradients of zero."""
+        kind = self.buckets[0].gradient_type(self._flat.dtype)
+        self._gradients = self._flat.new_zeros(sum(p.numel() for p in self.parameters), dtype=kind)
+        for parameter, part in zip(self.parameters, self._parts(self._gradients), strict=True):
+            parameter.main_grad = part
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients of a backward pass."""
+        self._gradients = None
+        for parameter in self.parameters:
+            parameter.main_grad = None
+
+    @torch.no_grad()
+    def end_backward(self) -> None:
+        """Send the gradients of a backward pass to their owners, and drop them and the weights."""
+        for bucket in self.buckets:
+            bucket.reduce(self._weight, self._gradients)
+        self.drop_gradients()
+        self.release()
+
+    def _before_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.gather()
+        if not torch.is_grad_enabled():
+            return None
+        if "hidden_states" in kwargs:
+            hidden = _EndOfBackward.apply(kwargs["hidden_states"], self)
+            return args, {**kwargs, "hidden_states": hidden}
+        return (_EndOfBackward.apply(args[0], self), *args[1:]), kwargs
+
+    def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            hidden = output[0] if isinstance(output, tuple) else output
+            hidden.register_hook(lambda gradient: self.begin_backward())
+            if torch._C._current_graph_task_id() != -1:
+                return  # recomputed inside a backward pass, which goes on with this layer
+        self.release()
+
+
+class _EndOfBackward(torch.autograd.Function):
+    """The identity at a layer's input; its backward pass comes when the layer's own is done."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, layer: ShardedLayer) -> torch.Tensor:
+        ctx.layer = layer
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.layer.end_backward()
+        return gradients[0], None
+
+
+def _accumulate(parameter: torch.Tensor) -> None:
+    """Add a gradient to `main_grad`, as Megatron's DDP does."""
+    parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
+    parameter.grad = None
+
+
+class ShardedLayers:
+    """All sharded layers of one rank, in the order of a forward pass."""
+
+    def __init__(
+        self,
+        model: Sequence[torch.nn.Module],
+        buckets: Mapping[int, Sequence[ShardedBucket]],
+        weight: float,
+    ) -> None:
+        self.layers = [
+            ShardedLayer(module, buckets[number], weight)
+            for number, module in layers_of(model)
+            if number in buckets
+        ]
+        self.parameters = {p for layer in self.layers for p in layer.parameters}
+
+    def __bool__(self) -> bool:
+        return bool(self.layers)
+
+    @property
+    def buckets(self) -> Iterator[ShardedBucket]:
+        """Yield the buckets of all layers."""
+        for layer in self.layers:
+            yield from layer.buckets
+
+    def make_whole(self) -> None:
+        """Gather all weights, for code that reads them outside of the passes. Collective."""
+        for layer in self.layers:
+            layer.gather()
+
+    def release(self) -> None:
+        """Give back all whole weights: those that the owners keep have changed."""
+        for layer in self.layers:
+            layer.release()
+
+    def take_weights(self) -> None:
+        """Take the owned rows out of whole weights that others have written."""
+        for bucket in self.buckets:
+            bucket.take_weights()
+
+    def gather_gradients(self) -> None:
+        """Gather the sums of gradients into `main_grad`, for code that reads them. Collective."""
+        for layer in self.layers:
+            layer.allocate_gradients()
+            for bucket in layer.buckets:
+                bucket.gather_gradients()
+
+    def zero_gradients(self) -> None:
+        """Begin a step."""
+        for layer in self.layers:
+            layer.drop_gradients()
+        for bucket in self.buckets:
+            bucket.gradients.zero_()
+
+    def idle_rounds(self, number: int, *, forward_only: bool) -> None:
+        """Give this rank's parts for micro-batches that other replicas have and this one has not.
+
+        Args:
+            number: of such micro-batches.
+            forward_only: nobody runs backward passes.
+        """
+        for _ in range(number):
+            for layer in self.layers:
+                layer.gather()
+                layer.release()
+            for layer in [] if forward_only else reversed(self.layers):
+                layer.gather()
+                layer.end_backward()
