@@ -61,6 +61,8 @@ def _why_replica_outside(costs: CostModel, replica: PlacedReplica, free_groups: 
 def _why_stage_outside(costs: CostModel, stage: PlacedStage, free_groups: bool) -> str | None:
     if stage.context_parallel > 1:
         return "context parallelism"
+    if stage.sharding is not None:
+        return "sharded layers"
     if not free_groups and (reason := _why_group_outside(costs, stage)):
         return reason
     names = dict.fromkeys(device.node for device in stage.devices)

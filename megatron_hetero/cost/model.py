@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import ClassVar, Self
@@ -15,13 +16,14 @@ from megatron_hetero.cost.memory.device import (
     state_bytes,
     tightest,
     updated_bytes,
+    with_sharded_layers,
     with_some_layers_recomputed,
 )
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.memory.parameters import embedding_params, layer_params
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.pipeline import least_pipeline_time_s, stage_ends_s
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, Sharding
 from megatron_hetero.cost.step_cost import (
     PlacementCost,
     ReplicaCost,
@@ -38,7 +40,7 @@ from megatron_hetero.cost.sync.least import (
     least_sync,
 )
 from megatron_hetero.cost.unit_prices import UnitPrices
-from megatron_hetero.cost.work.compute import update_time_s
+from megatron_hetero.cost.work.compute import PassTimes, update_time_s
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
@@ -77,6 +79,8 @@ class CostModel(UnitPrices):
         if costs is not self:
             return costs.stage(replica, index, rows)
         stage = replica.stages[index]
+        if stage.sharding is not None:
+            return self._sharded_stage(replica, index, rows, stage.sharding)
         first, last = index == 0, index == len(replica.stages) - 1
         costs = self.variant(recompute=stage.recompute)
         counts = self._kind_counts(replica, index)
@@ -104,6 +108,45 @@ class CostModel(UnitPrices):
             memories if len(set(map(id, memories))) > 1 else (),
         )
 
+    def _sharded_stage(
+        self, replica: PlacedReplica, index: int, rows: int, sharding: Sharding
+    ) -> StageCost:
+        """Price a stage with sharded layers.
+
+        All replicas gather each of these layers together, so every pass lasts as long as that of
+        the slowest; nothing hides the exchanges.
+        """
+        own = self.stage(replica.without_sharding, index, rows)
+        passes = [self.stage(peer, index, rows).times for peer in sharding.replicas]
+        reduce_s, gather_s = self.layer_exchange_s(
+            [peer.stages[index] for peer in sharding.replicas]
+        )
+        memories = self.stage_memories(replica, index, rows)
+        return replace(
+            own,
+            times=PassTimes(
+                max(times.forward_s for times in passes) + sharding.num_layers * gather_s,
+                max(times.backward_s for times in passes)
+                + sharding.num_layers * (gather_s + reduce_s),
+            ),
+            memory=tightest(memories, own.num_layers),
+            unlike_memories=memories if len(set(map(id, memories))) > 1 else (),
+        )
+
+    def layer_exchange_s(self, stages: Sequence[PlacedStage]) -> tuple[float, float]:
+        """Return the seconds in which the gradients of a sharded layer go to their owners, and in
+        which its weights are gathered.
+
+        Args:
+            stages: those that hold the layer, one of each replica.
+        """
+        size = layer_params(self.workload.model, even_share(self.workload.model, 1))
+        gradients, weights = self._exchange.layer_flows(stages, size)
+        return (
+            float(gradients.seconds.max(initial=0.0)) + gradients.latency_s,
+            float(weights.seconds.max(initial=0.0)) + weights.latency_s,
+        )
+
     def stage_memory(self, replica: PlacedReplica, index: int, rows: int) -> StageMemory:
         """Return the memory of the fullest GPU of stage `index`."""
         memories = self.stage_memories(replica, index, rows)
@@ -120,6 +163,8 @@ class CostModel(UnitPrices):
         costs = self._of_stage(replica, index)
         if costs is not self:
             return costs.stage_memories(replica, index, rows)
+        if (sharding := replica.stages[index].sharding) is not None:
+            return self._sharded_memories(replica, index, rows, sharding)
         stage, num_in_flight = replica.stages[index], replica.num_in_flight
         first, last = index == 0, index == len(replica.stages) - 1
         num_sends_kept = None
@@ -152,6 +197,27 @@ class CostModel(UnitPrices):
             found.append(made[key])
         return tuple(found)
 
+    def _sharded_memories(
+        self, replica: PlacedReplica, index: int, rows: int, sharding: Sharding
+    ) -> tuple[StageMemory, ...]:
+        """Return the memory of each GPU of a stage with sharded layers."""
+        num_layers, part = replica.stages[index].num_layers, 1 / self.holders.layers
+        is_cut_alike = len({peer.stages[index].cut for peer in sharding.replicas}) == 1
+        sums_apart = state_bytes(self.workload.training).gradient < 4
+        whole = self.stage_memories(replica.without_sharding, index, rows)
+        made = {
+            id(memory): with_sharded_layers(
+                memory,
+                sharding.num_layers,
+                num_layers,
+                part,
+                is_cut_alike=is_cut_alike,
+                sums_apart=sums_apart,
+            )
+            for memory in whole
+        }
+        return tuple(made[id(memory)] for memory in whole)
+
     def _kind_counts(self, replica: PlacedReplica, index: int) -> tuple[int, ...]:
         """Count the layers of each kind on stage `index`; empty where all layers are alike."""
         model = self.workload.model
@@ -171,7 +237,7 @@ class CostModel(UnitPrices):
         costs = self.variant(micro_batch_size=replica.micro_batch_size)
         forward = tuple(costs.stage_hop(a, b) for a, b in pairwise(replica.stages))
         backward = tuple(costs.stage_hop(b, a) for a, b in pairwise(replica.stages))
-        times, num_micro_batches = [s.times for s in stages], replica.num_micro_batches
+        times, num_micro_batches = [s.times for s in stages], replica.num_rounds
         ends_s = stage_ends_s(
             times,
             forward,

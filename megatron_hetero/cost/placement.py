@@ -26,6 +26,18 @@ NO_SETTINGS: StageSettings = (None, None, None, None)
 
 
 @dataclass(frozen=True)
+class Sharding:
+    """The first `num_layers` layers of a stage, whose weights the replicas divide.
+
+    `replicas` are all of them, which come to these layers together, as they are without sharded
+    layers (`with_sharded_layers`).
+    """
+
+    num_layers: int
+    replicas: tuple[PlacedReplica, ...]
+
+
+@dataclass(frozen=True)
 class PlacedStage:
     """`num_layers` layers on the devices of one tensor-parallel group, in rank order; of
     `context_parallel` such groups, one after the other, each with a part of every sequence.
@@ -35,7 +47,8 @@ class PlacedStage:
     (None: all).  `optimizer_share` is as in a plan; `state_parts` follow from all of them
     (`with_optimizer_shares`): the parts of the distributed optimizer's states that its devices
     keep; None is as much as every other holder.  `expert_shares`: whole experts by device; None is
-    a part of every expert on each (the search makes no others).
+    a part of every expert on each (the search makes no others).  `sharding` follows from all
+    replicas; None where every device keeps its layers whole.
     """
 
     devices: tuple[Device, ...]
@@ -47,6 +60,7 @@ class PlacedStage:
     optimizer_share: int | None = None
     context_parallel: int = 1
     expert_shares: tuple[int, ...] | None = None
+    sharding: Sharding | None = None
 
     @cached_property
     def width(self) -> int:
@@ -62,6 +76,16 @@ class PlacedStage:
             replace(self, devices=self.devices[i : i + self.width], context_parallel=1)
             for i in range(0, len(self.devices), self.width)
         )
+
+    @property
+    def cut(self) -> tuple[int, tuple[int, ...] | None]:
+        """Return what says how its group divides a tensor: the width and the shares."""
+        return self.width, self.shares
+
+    @property
+    def num_sharded_layers(self) -> int:
+        """Return the number of layers whose weights the replicas divide."""
+        return 0 if self.sharding is None else self.sharding.num_layers
 
     @property
     def own_settings(self) -> StageSettings:
@@ -89,6 +113,21 @@ class PlacedReplica:
         for stage in self.stages:
             starts.append(starts[-1] + stage.num_layers)
         return tuple(starts[:-1])
+
+    @cached_property
+    def num_rounds(self) -> int:
+        """Return the micro-batches that its stages take part in: its own, or with sharded layers
+        the most that any replica has."""
+        shardings = [stage.sharding for stage in self.stages if stage.sharding is not None]
+        peers = [peer for sharding in shardings for peer in sharding.replicas]
+        return max([self.num_micro_batches, *[peer.num_micro_batches for peer in peers]])
+
+    @cached_property
+    def without_sharding(self) -> PlacedReplica:
+        """Return the replica with all layers whole."""
+        if all(stage.sharding is None for stage in self.stages):
+            return self
+        return replace(self, stages=tuple(replace(s, sharding=None) for s in self.stages))
 
     @cached_property
     def num_in_flight(self) -> tuple[int, ...]:
@@ -119,6 +158,11 @@ class Placement:
     def has_context_parallel(self) -> bool:
         """Return whether some stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
+
+    @cached_property
+    def has_sharded_layers(self) -> bool:
+        """Return whether replicas divide the weights of some layers."""
+        return any(s.sharding is not None for r in self.replicas for s in r.stages)
 
     def devices(self) -> Iterator[Device]:
         """Yield every device used, in layout order."""
@@ -176,8 +220,33 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
     placement = Placement(tuple(replicas), plan.exchange_groups)
     shares = [[stage.optimizer_share for stage in r.stages] for r in plan.replicas]
     if any(map(any, shares)) or placement.has_context_parallel:
-        return with_optimizer_shares(placement, shares)
+        placement = with_optimizer_shares(placement, shares)
+    if plan.layout.has_sharded_layers:
+        sharded = [stage.shape.num_sharded_layers for stage in plan.replicas[0].stages]
+        return with_sharded_layers(placement, sharded)
     return placement
+
+
+def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placement:
+    """Divide the weights of the first layers of each stage among the replicas, which have the same
+    layers in every stage.
+
+    Args:
+        counts: such layers, [stage]; 0 is none.
+    """
+    plain = tuple(replica.without_sharding for replica in placement.replicas)
+    shardings = [Sharding(count, plain) if count else None for count in counts]
+    made = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(stage, sharding=sharding)
+                for stage, sharding in zip(replica.stages, shardings, strict=True)
+            ),
+        )
+        for replica in plain
+    )
+    return replace(placement, replicas=made)
 
 
 def with_optimizer_shares(

@@ -39,7 +39,13 @@ def bare_plan(
         Replica(
             tuple(
                 Stage(
-                    StageShape(stage.width, stage.num_layers, stage.shares, stage.context_parallel),
+                    StageShape(
+                        stage.width,
+                        stage.num_layers,
+                        stage.shares,
+                        stage.context_parallel,
+                        num_sharded_layers=stage.num_sharded_layers,
+                    ),
                     first,
                     tuple(device.name for device in stage.devices),
                     recompute=stage.recompute,

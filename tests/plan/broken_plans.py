@@ -7,17 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster, Limits
+from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.checks import cluster as check_cluster
 from megatron_hetero.plan.checks import devices as check_devices
 from megatron_hetero.plan.checks import estimates as check_estimates
 from megatron_hetero.plan.checks import schedule as check_schedule
+from megatron_hetero.plan.checks import sharding as check_sharding
 from megatron_hetero.plan.checks import structure as check_structure
 from megatron_hetero.plan.checks import workload as check_workload
+from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.plan import (
     DeviceEstimate,
     LayerRange,
+    Layout,
     Plan,
 )
+from tests.cost.builders import make_workload
 from tests.plan.edits import (
     CLUSTER,
     PLAN,
@@ -59,6 +64,19 @@ def _with_context(plan: Plan, size: int) -> Plan:
     )
     plan = replace(plan, replicas=bare, hosts=(), idle_devices=(), idle_reasons={}, estimates=None)
     return with_shape(plan, 0, 0, context_parallel=size)
+
+
+def _sharded(text: str) -> Plan:
+    """The plan of a layout with sharded layers, unchecked."""
+    shapes = parse_layout(text).replicas
+    bare = [
+        replace(r, stages=tuple(replace(s, num_sharded_layers=0) for s in r.stages)) for r in shapes
+    ]
+    plan = plan_from_layout(Layout(tuple(bare)))
+    for r, shape in enumerate(shapes):
+        for s, stage in enumerate(shape.stages):
+            plan = with_shape(plan, r, s, num_sharded_layers=stage.num_sharded_layers)
+    return plan
 
 
 BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
@@ -275,6 +293,69 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
         (
             with_shape(with_model(PLAN, num_query_groups=3), 0, 0, shares=(2, 1, 1, 1)),
             "3 query groups .* cannot give each of 4 devices one",
+        ),
+    ],
+    check_sharding.sharded_layers_are_the_stages_own: [
+        (with_shape(PLAN, 0, 0, num_sharded_layers=99), "num_sharded_layers is 99; allowed is 0"),
+        (with_shape(PLAN, 0, 0, num_sharded_layers=-1), "num_sharded_layers is -1; allowed is 0"),
+    ],
+    check_sharding.sharded_layers_have_holders: [
+        (_sharded("tp1:4z2 @2"), "no other replica to keep"),
+        (
+            _sharded("tp1:4z2 @2 | tp1:4z1 @2"),
+            "replica 1 has stages of 4z1 layers, replica 0 of 4z2",
+        ),
+        (
+            _sharded("tp1:4z2 @2 | tp1:3z2,tp1:1 @2"),
+            "replica 1 has stages of 3z2, 1 layers, replica 0 of 4z2",
+        ),
+        (
+            _sharded("tp1cp2:4z2 @2 | tp1:4z2 @2"),
+            r"context parallelism \(cp\) and sharded layers \(z\) do not go together",
+        ),
+    ],
+    check_sharding.sharded_layers_are_passed_alike: [
+        (
+            _sharded("tp1:2z2,tp1:2 @2 | tp1:2z2,tp1:2 @3"),
+            "replica 1 has 3 micro-batches, replica 0 2",
+        ),
+        (
+            with_stage(
+                _sharded("tp1:2z2,tp1:2 @4 | tp1:2z2,tp1:2 @4"),
+                1,
+                0,
+                num_launched_forwards=3,
+            ),
+            "replica 1 has other launch counts than replica 0",
+        ),
+        (
+            replace(
+                _sharded("tp1:4z2 @2 | tp1:4z2 @2"),
+                exchange_groups=(("a",), ("b",)),
+            ),
+            "exchange_groups and sharded layers",
+        ),
+        (
+            with_stage(_sharded("tp1:4z2 @2 | tp1:4z2 @2"), 1, 0, order="FFBB"),
+            "an order of its own and sharded layers",
+        ),
+    ],
+    check_sharding.sharded_layers_fit_the_training: [
+        (
+            replace(
+                _sharded("tp1:4z2 @2 | tp1:4z2 @2"),
+                workload=make_workload(4, 512),
+            ),
+            "has no --use-distributed-optimizer",
+        ),
+        (
+            replace(
+                _sharded("tp1:4z2 @2 | tp1:4z2 @2"),
+                workload=make_workload(
+                    4, 512, use_distributed_optimizer=True, num_experts=4, moe_router_topk=2
+                ),
+            ),
+            "sharded layers .* and experts",
         ),
     ],
     check_workload.context_parallel_divides: [

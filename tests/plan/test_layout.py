@@ -74,6 +74,8 @@ def test_spaces_and_leading_zeros_are_free(layout: Layout, rng: random.Random) -
         ("cp2:4 @1", 1, "expected a stage"),
         ("tp2(3:0):4 @1", 7, "a share from 1 to 1024, not 0"),
         ("tp2(3:1:4 @1", 11, "or ')'"),
+        ("tp1:4z @1", 8, "expected a number of sharded layers after 'z'"),
+        ("tp1:4z5 @1", 7, "a number of sharded layers after 'z' from 1 to 4, not 5"),
         ("tp²:4 @1", 3, "expected a tensor-parallel width"),
         ("tp" + "9" * 5000 + ":1 @1", 3, "not 99999999999999999..."),
         (",".join(["tp1024:1"] * 65) + " @1", 588, "at most 65536 are allowed"),
@@ -95,7 +97,7 @@ def test_text_too_long_is_refused_unread() -> None:
         parse_layout("tp1:1 @1 |" * (MAX_LAYOUT_CHARACTERS // 10 + 1))
 
 
-@given(st.text(alphabet="tp0123456789:,@|x() \n\x1b-é", max_size=60))
+@given(st.text(alphabet="tp0123456789:,@|xz() \n\x1b-é", max_size=60))
 def test_any_text_parses_or_is_refused_in_three_printable_lines(text: str) -> None:
     try:
         parse_layout(text)

@@ -30,6 +30,7 @@ WIDE = "tp1:1,tp2:3 @3 | tp2:2,tp1:2 @3"
 UNEVEN = "tp3(2:1:1):3,tp2(3:1):1 @4 | tp1:4 @2"
 CONTEXT = "tp1cp2:3,tp2:1 @4 | tp1:2,tp1cp2:2 @2"
 DEALT = "tp3ep3(2:1:1):3,tp2(3:1)ep2(3:1):1 @4 | tp1:4 @2"
+SHARDED = "tp2:2z2,tp1:2z1 @3 | tp1:2z2,tp2(1:3):2z1 @3"
 THREE = "tp2:4 @2 | tp1:1,tp1:3 @2 | tp1:4 @2"
 
 
@@ -50,6 +51,7 @@ _FP16 = ("--fp16", "--initial-loss-scale=16")
 PAIRS = {
     "divided to whole": Pair(DEEP, WIDE, (DIVIDED,), ()),
     "divided to divided, bf16": Pair(UNEVEN, DEEP, (DIVIDED,), (DIVIDED,), ("--bf16",)),
+    "sharded layers to whole ones, bf16": Pair(SHARDED, WIDE, (DIVIDED,), (), ("--bf16",)),
 }
 MORE_PAIRS = {
     "experts, divided to whole": Pair(UNEVEN, DEEP, (DIVIDED,), (), model=MIXTRAL_LIKE),

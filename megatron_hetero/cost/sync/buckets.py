@@ -115,6 +115,9 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         for r, replica in enumerate(replicas):
             if replica.first_layers[stage_of[r]] > layer:
                 stage_of[r] -= 1
+        stage = replicas[0].stages[stage_of[0]]
+        if layer < replicas[0].first_layers[stage_of[0]] + stage.num_sharded_layers:
+            continue  # exchanged in the passes themselves
         holders = tuple(enumerate(stage_of))
         kind = model.of_layer(layer)
         tensors, whole = layer_tensors(kind), whole_layer_params(kind)

@@ -21,6 +21,7 @@ import numpy as np
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.network.exchange_clock import ExchangeStep, last_end_s
 from megatron_hetero.cost.network.holder_flow import Flow, HolderFlow, HolderFlows, Ints
 from megatron_hetero.cost.placement import PlacedStage, Placement
@@ -32,6 +33,8 @@ from megatron_hetero.cost.sync.groups import (
     sync_groups,
     witness_of,
 )
+from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.errors import UsageError
 from megatron_hetero.exchange.plan import Purpose
 from megatron_hetero.model.spec import ModelSpec
 
@@ -199,6 +202,28 @@ class GradientExchangePrices:
         taken = self._flows.numbered(carried.pairs, carried.lines)
         return max(0.0, last_end_s(steps, taken) - pipelines_s) + last_end_s(gathers)
 
+    def layer_flows(self, stages: Sequence[PlacedStage], num_params: int) -> tuple[Flow, Flow]:
+        """Return the flows of a sharded layer: gradients to their owners, weights gathered.
+
+        Args:
+            stages: those that hold the layer, one of each replica.
+            num_params: of the whole layer.
+        """
+        groups = [group for stage in stages for group in stage.groups]
+        ports = np.array([self._port(group) for group in groups])
+        members = np.argsort(ports)
+        likes = np.array([self._like(group) for group in groups])
+        prices = self._priced(likes, groups, members, ())
+        if prices.weights is None or self._weight_bytes is None:
+            raise UsageError("sharded layers are priced with --use-distributed-optimizer alone")
+        gradient_bytes = num_params * self._gradient_bytes
+        weight_bytes = num_params * self._weight_bytes
+        sets = prices.num_rank_sets
+        return (
+            prices.gradients.of(ports[members], gradient_bytes, gradient_bytes / sets),
+            prices.weights.of(ports[members], weight_bytes, weight_bytes / sets),
+        )
+
     def alone_s(self, placement: Placement, vocab_rows: int) -> float:
         """Return the seconds of the exchange by itself, all stages ready at once."""
         ends = [StageEnd(0.0) for replica in placement.replicas for _ in replica.stages]
@@ -209,16 +234,30 @@ class GradientExchangePrices:
         nodes."""
         found: dict[tuple[str, str], float] = {}
         names = list(self._flows.node_number)
-        for timed in self.groups(placement, vocab_rows):
-            for flow in (timed.gradients, timed.weights):
-                if flow is None:
-                    continue
-                for path, seconds in zip(flow.paths.tolist(), flow.seconds.tolist(), strict=True):
-                    if path < len(names) ** 2:
-                        here, there = divmod(path, len(names))
-                        nodes = names[here], names[there]
-                        found[nodes] = found.get(nodes, 0.0) + seconds
+        flows = [
+            (flow, 1)
+            for timed in self.groups(placement, vocab_rows)
+            for flow in (timed.gradients, timed.weights)
+            if flow is not None
+        ]
+        for flow, times in (*flows, *self._sharded(placement)):
+            for path, seconds in zip(flow.paths.tolist(), flow.seconds.tolist(), strict=True):
+                if path < len(names) ** 2:
+                    here, there = divmod(path, len(names))
+                    nodes = names[here], names[there]
+                    found[nodes] = found.get(nodes, 0.0) + times * seconds
         return found
+
+    def _sharded(self, placement: Placement) -> Iterator[tuple[Flow, int]]:
+        """Yield the flows of sharded layers, and how often a step has each."""
+        size = layer_params(self._model, even_share(self._model, 1))
+        first = placement.replicas[0]
+        for s, stage in enumerate(first.stages):
+            if stage.sharding is None:
+                continue
+            gradients, weights = self.layer_flows([r.stages[s] for r in placement.replicas], size)
+            yield gradients, stage.num_sharded_layers * first.num_rounds
+            yield weights, 2 * stage.num_sharded_layers * first.num_rounds
 
     def _port(self, stage: PlacedStage) -> int:
         first = stage.devices[0]

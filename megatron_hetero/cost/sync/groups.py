@@ -60,11 +60,14 @@ def _layer_groups(placement: Placement, model: ModelSpec) -> Iterator[SyncGroup]
         for r, replica in enumerate(replicas):
             while replica.first_layers[stage_of[r]] > first:
                 stage_of[r] -= 1
-        num_layers = end - first
+        # Sharded layers are exchanged in the passes themselves; all replicas have the same ones.
+        num_sharded = replicas[0].stages[stage_of[0]].num_sharded_layers
+        num_layers = end - first - num_sharded
         # Positions travel with the first layers, which the same stages hold.
         positions = 0 if first else embedding_params(model, 1, 0)
         size = num_layers * per_layer + positions
-        yield SyncGroup(tuple(enumerate(stage_of)), size, first, num_layers)
+        if size:
+            yield SyncGroup(tuple(enumerate(stage_of)), size, first + num_sharded, num_layers)
 
 
 def groups_of(placement: Placement, holders: Sequence[StageId]) -> list[PlacedStage]:

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.runtime.gradients.sync import gradient_sync
 
 
 class _Kept:
@@ -18,10 +21,11 @@ class _Kept:
         self.tensor = tensor
         self._storage = tensor.untyped_storage().data_ptr()
         self._probe = probe
-        probe.keep(self._storage, tensor.untyped_storage().nbytes())
+        self._counts = probe.keep(self._storage, tensor.untyped_storage().nbytes())
 
     def __del__(self) -> None:
-        self._probe.let_go(self._storage)
+        if self._counts:
+            self._probe.let_go(self._storage)
 
 
 class LiveBytes:
@@ -34,6 +38,9 @@ class LiveBytes:
 
     def __init__(self) -> None:
         self._model: list[Any] = []
+        self._sharded: list[Any] = []
+        self._kept_parts: list[torch.Tensor] = []
+        self._kept_gradients: list[torch.Tensor] = []
         self._weights: set[int] = set()
         self._kept: dict[int, list[int]] = {}
         self._total = 0
@@ -53,19 +60,30 @@ class LiveBytes:
         """Start to count; memory left by Megatron's warm-up is no activation."""
         self._model = list(model)
         self._weights = {p.untyped_storage().data_ptr() for p in self._parameters()}
+        sync = gradient_sync(get_model_config(model[0]))
+        if sync is not None:
+            # Their whole weights come and go; what a rank keeps of them is elsewhere.
+            self._sharded = list(sync.sharded.parameters)
+            pieces = [piece for bucket in sync.sharded.buckets for piece in bucket.pieces()]
+            self._kept_parts = [weights for *_, weights, _ in pieces]
+            self._kept_gradients = [gradient for *_, gradient in pieces]
+            self._weights |= {p.untyped_storage().data_ptr() for p in self._kept_parts}
         self._hooks.__enter__()
         return model
 
-    def keep(self, storage: int, num_bytes: int) -> None:
-        """Count a tensor in `storage` that autograd keeps."""
+    def keep(self, storage: int, num_bytes: int) -> bool:
+        """Count a tensor in `storage` that autograd keeps, if it is no weight; tell if so."""
         if storage in self._weights:
-            return
+            return False
+        if any(p.untyped_storage().data_ptr() == storage for p in self._sharded):
+            return False
         entry = self._kept.setdefault(storage, [0, num_bytes])
         entry[0] += 1
         if entry[0] == 1:
             self._total += num_bytes
         if torch._C._current_graph_task_id() == -1:  # not inside a backward pass
             self._peak = max(self._peak, self._total)
+        return True
 
     def let_go(self, storage: int) -> None:
         """Subtract a tensor in `storage` that autograd has dropped."""
@@ -81,7 +99,8 @@ class LiveBytes:
         """Write bytes by part, under the names of `plan.DeviceEstimate.parts_bytes`."""
         self._hooks.__exit__(None, None, None)
         parameters = self._parameters()
-        gradients = [p.main_grad for p in parameters]
+        gradients = [p.main_grad for p in parameters if p.main_grad is not None]
+        gradients += self._kept_gradients
         states: list[torch.Tensor] = []
         for optimizer in [o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)]:
             states += [p for group in optimizer.param_groups for p in group["params"]]
@@ -93,7 +112,7 @@ class LiveBytes:
             ]
         not_weights = [t for t in states if t.untyped_storage().data_ptr() not in self._weights]
         parts = {
-            "weights": _num_bytes([p.data for p in parameters]),
+            "weights": _num_bytes([*(p.data for p in parameters), *self._kept_parts]),
             "gradients": _num_bytes(gradients),
             "optimizer": _num_bytes(not_weights),
             "activations": self._peak,

@@ -107,11 +107,17 @@ def rehearse(
     Raises:
         EnvironmentMismatchError: there are more ranks than this machine can rehearse.
         UsageError: a fault names a rank or a node that does not exist.
+        UnsupportedError: the plan has sharded layers, or shrinks to a plan of another kind.
         RankFailedError: a process failed.
     """
     stock, cluster = is_stock(plan), cluster.without_link_terms
-    predicted = simulate_plan(plan, cluster, profile=profile)
     played = options.rehearsed_plan or plan
+    if played.layout.has_sharded_layers:
+        raise UnsupportedError(
+            "the plan has sharded layers (z), whose messages a rehearsal does not make yet. "
+            "Rehearse it without them, and simulate this one."
+        )
+    predicted = simulate_plan(plan, cluster, profile=profile)
     table = rank_table(played)
     check_capacity(len(table))
     for rank in options.slow_ranks:

@@ -186,8 +186,11 @@ class ShardedBucket:
             received, flat, [size] * num_holders, list(self.division.sizes), group=self.group
         )
         self._traffic.count_sharded(flat)
-        parts = received.view(num_holders, -1)
-        self.gradients.add_(parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32)))
+        total = self.gradients.float()  # itself where gradients are in fp32
+        for part in received.view(num_holders, -1):
+            total.add_(part)
+        if total is not self.gradients:
+            self.gradients.copy_(total)
 
     def _owned_views(self) -> Iterator[tuple[Rows, torch.Tensor]]:
         for rows in self.division.rows[self._own]:
@@ -273,11 +276,12 @@ class ShardedLayer:
 
     @torch.no_grad()
     def end_backward(self) -> None:
-        """Send the gradients of a backward pass to their owners, and drop them and the weights."""
+        """Drop the weights, send the gradients of a backward pass to their owners, and drop
+        these."""
+        self.release()
         for bucket in self.buckets:
             bucket.reduce(self._weight, self._gradients)
         self.drop_gradients()
-        self.release()
 
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -107,6 +107,7 @@ class AsymmetricJob:
         support.check_arguments(args, plan)
         support.check_orders(plan, args)
         support.check_context_parallel(plan, args)
+        support.check_sharded_layers(plan, args)
         check_checkpoint(args)
         # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,10 @@ from megatron_hetero.cost.sync.buckets import layer_tensors
 from megatron_hetero.cost.sync.groups import sync_groups
 from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.lab.rehearse.run import RehearsalOptions, rehearse
 from megatron_hetero.lab.rehearse.small import small_model
+from tests.cost.builders import FAST, make_cluster
+from tests.runtime.workloads import plan as plan_of
 from tests.schedule.simulator.test_step import placed, three_nodes
 
 
@@ -88,3 +92,14 @@ def test_layers_of_other_matrices_are_refused() -> None:
     )
     with pytest.raises(UnsupportedError, match="latent attention and a shared expert"):
         small_model(plan, replace(plan.workload, model=model))
+
+
+def test_a_plan_with_sharded_layers_is_not_rehearsed(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="sharded layers"):
+        rehearse(
+            plan_of("tp1:4z2 @2 | tp1:4z2 @2"),
+            make_cluster(("a", FAST, 2)),
+            None,
+            RehearsalOptions(),
+            tmp_path,
+        )

@@ -182,6 +182,25 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
     ),
 )
 """Flags refused on a plan with context-parallel stages."""
+NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
+    (
+        "--log-params-norm",
+        lambda a: a.log_params_norm,
+        "leave it out; it reads weights that are on other ranks",
+    ),
+    (
+        "--recompute-num-layers",
+        lambda a: (
+            a.recompute_granularity == "full"
+            and a.recompute_method == "uniform"
+            and a.recompute_num_layers != 1
+        ),
+        "give it as 1, or use --recompute-method block; layers recomputed in one piece would be "
+        "gathered in another order than elsewhere",
+    ),
+    ("--fp8-format", lambda a: a.fp8 is not None, "train in bf16, or use a plan without z"),
+)
+"""Flags refused on a plan with sharded layers."""
 NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
     (
         "--transformer-impl",

@@ -18,6 +18,7 @@ from megatron_hetero.runtime.job.batches import global_batch_size
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
     NOT_WITH_CONTEXT_PARALLEL,
+    NOT_WITH_SHARDED_LAYERS,
     NOT_WITH_SPLIT_PASSES,
     REFUSED,
     Rule,
@@ -87,6 +88,17 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     if plan.layout.has_context_parallel:
         heading = "These flags do not go with the context parallelism (cp) of a plan:"
         _refuse(NOT_WITH_CONTEXT_PARALLEL, args, heading)
+
+
+def check_sharded_layers(plan: Plan, args: Any) -> None:
+    """Refuse flags that sharded layers cannot honour yet.
+
+    Raises:
+        UnsupportedError: the message names every such flag, with advice.
+    """
+    if plan.layout.has_sharded_layers:
+        heading = "These flags do not go with the sharded layers (z) of a plan:"
+        _refuse(NOT_WITH_SHARDED_LAYERS, args, heading)
 
 
 def check_orders(plan: Plan, args: Any) -> None:
