@@ -67,6 +67,7 @@ class LiveBytes:
             pieces = [piece for bucket in sync.sharded.buckets for piece in bucket.pieces()]
             self._kept_parts = [weights for *_, weights, _ in pieces]
             self._kept_gradients = [gradient for *_, gradient in pieces]
+            self._weights -= {p.untyped_storage().data_ptr() for p in self._sharded}
             self._weights |= {p.untyped_storage().data_ptr() for p in self._kept_parts}
         self._hooks.__enter__()
         return model
