@@ -42,6 +42,12 @@ def add_goal_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only plans that stock Megatron runs, without the plug-in",
     )
+    goal.add_argument(
+        "--shard-layers",
+        action="store_true",
+        help="also plans whose replicas divide the weights of some layers, where they gain 2 %% or "
+        "nothing else fits; needs --use-distributed-optimizer among the job's flags",
+    )
 
 
 def asks_for_a_goal(arguments: argparse.Namespace, cluster: Cluster) -> bool:
@@ -55,14 +61,22 @@ def objective_of(arguments: argparse.Namespace, workload: Workload) -> Objective
     """Read the objective of a command line.
 
     Raises:
-        UsageError: a value is malformed, or --steps and --tokens are both given.
+        UsageError: a value is malformed, or two of them do not go together.
     """
+    if arguments.shard_layers and not workload.training.use_distributed_optimizer:
+        raise UsageError(
+            "--shard-layers divides the optimizer's state as well: add --use-distributed-optimizer "
+            "to the model's flags"
+        )
+    if arguments.shard_layers and arguments.stock:
+        raise UsageError("--shard-layers needs the plug-in, --stock is without it: give one")
     return Objective(
         name=arguments.objective,
         num_steps=num_steps_of(arguments, workload),
         deadline_s=_parsed("--deadline", arguments.deadline),
         budget=_parsed("--budget", arguments.budget),
         stock_only=arguments.stock,
+        shards_layers=arguments.shard_layers,
     )
 
 

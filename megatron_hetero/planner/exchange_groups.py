@@ -151,4 +151,5 @@ def _may_group(problem: Problem, placement: Placement) -> bool:
         and problem.objective.name == "throughput"
         and not problem.objective.stock_only
         and len(placement.replicas) <= MAX_REPLICAS
+        and not placement.has_sharded_layers
     )

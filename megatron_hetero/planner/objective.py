@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatron_hetero.cluster.spec import Cluster, Node
@@ -32,6 +32,13 @@ class Objective:
     budget: float | None = None
     stock_only: bool = False
     """Whether stock Megatron must be able to run the plan, without the plug-in."""
+    shards_layers: bool = False
+    """Whether the replicas of a plan may divide the weights of some layers."""
+
+    @property
+    def is_fastest_step(self) -> bool:
+        """Return whether nothing but the step time counts."""
+        return replace(self, shards_layers=False) == THROUGHPUT
 
     @property
     def max_step_s(self) -> float | None:

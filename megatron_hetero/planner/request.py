@@ -24,6 +24,9 @@ def checked(
     _check_schedules(problem, schedules, strategy)
     _check_proof(prove, schedules, strategy)
     _check_simplest(within, schedules, strategy)
+    if problem.objective.shards_layers and (strategy == "exact" or schedules == "best"):
+        other = "--strategy exact" if strategy == "exact" else "--schedule best"
+        raise UsageError(f"--shard-layers does not go with {other}: leave one of them away")
     if strategy != STOCK:
         return problem
     check_stock_objective(problem)

@@ -56,7 +56,13 @@ def layout_text(placement: Placement) -> str:
             tuple(
                 ReplicaShape(
                     tuple(
-                        StageShape(s.width, s.num_layers, s.shares, s.context_parallel)
+                        StageShape(
+                            s.width,
+                            s.num_layers,
+                            s.shares,
+                            s.context_parallel,
+                            num_sharded_layers=s.num_sharded_layers,
+                        )
                         for s in r.stages
                     ),
                     r.num_micro_batches,

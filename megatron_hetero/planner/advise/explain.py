@@ -20,6 +20,7 @@ from megatron_hetero.planner.advise.alternatives import (
     shortage_of,
     stock_alternative_to,
 )
+from megatron_hetero.planner.advise.sharding import ShardedStage, sharded_stages
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -111,6 +112,8 @@ class Explanation:
     exchange: ExchangeChoice | None = None
     """The step with groups of machines for the exchange of gradients, and without; None where all
     machines are on one site."""
+    sharded: tuple[ShardedStage, ...] = ()
+    """The stages with sharded layers."""
 
 
 def explain_candidate(
@@ -159,6 +162,7 @@ def explain_candidate(
         ),
         interrupted=board.interrupted,
         exchange=None if board.interrupted else exchange_choice(problem, best),
+        sharded=tuple(sharded_stages(problem.costs, placement)),
     )
 
 

@@ -7,6 +7,7 @@ fill              chains of units to a placement
 refit             a placement fitted again on its devices
 polish            single layers moved, each move priced
 stage_options     what a stage takes with so many layers
+sharded           layers whose weights the replicas divide
 counts            launch counts
 layers            exact minimax split of layers
 micro_batches     micro-batches of each replica

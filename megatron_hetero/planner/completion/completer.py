@@ -10,9 +10,15 @@ from megatron_hetero.cost.choices import micro_batch_sizes
 from megatron_hetero.cost.memory.device import StateHolders
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.pipeline import steady_period_s
-from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.placement import (
+    PlacedReplica,
+    PlacedStage,
+    Placement,
+    with_sharded_layers,
+)
 from megatron_hetero.planner.completion.filled import Filled, shares
 from megatron_hetero.planner.completion.refit import minimax
+from megatron_hetero.planner.completion.sharded import ShardedOptions
 from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Unit
@@ -36,6 +42,8 @@ class Completion:
     num_micro_batches: tuple[int, ...]
     quick_s: float
     is_given: bool
+    sharded: tuple[int, ...] | None = None
+    """Sharded layers of each stage, the same in all replicas; None without any."""
 
     def placement(self, own_size: int) -> Placement:
         """Return its placement; `own_size` is the job's micro-batch size."""
@@ -57,7 +65,8 @@ class Completion:
                     counts = None
             size = None if filled.size == own_size else filled.size
             replicas.append(PlacedReplica(stages, number, counts, size))
-        return Placement(tuple(replicas))
+        made = Placement(tuple(replicas))
+        return made if self.sharded is None else with_sharded_layers(made, self.sharded)
 
 
 class Tables:
@@ -71,6 +80,7 @@ class Tables:
         self.known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = {}
         self.filled: dict[tuple[object, ...], Filled | None] = {}
         self.hops: dict[tuple[object, ...], tuple[float, float]] = {}
+        self.sharded: dict[tuple[int, bool], ShardedOptions] = {}
 
 
 class Completer:
@@ -88,6 +98,7 @@ class Completer:
         self._groups: dict[Hashable, int] = {}
         self._shape: dict[Chain, tuple[int, ...]] = {}
         self._rows: dict[frozenset[int], int] = {}
+        self._known_sharded: dict[tuple[object, ...], tuple[Completion | None, float]] = {}
 
     def group(self, unit: Unit) -> int:
         """Return equal for groups of equal times and memory."""
@@ -124,6 +135,17 @@ class Completer:
         total, rest = divmod(self.batch, size)
         if rest or total < len(structure):
             return None
+        whole = self._whole(structure, size, given)
+        if given or not self._may_shard(structure):
+            return whole
+        sharded, spared_s = self._sharded(structure, size)
+        if whole is None or (sharded is not None and sharded.quick_s - spared_s < whole.quick_s):
+            return sharded
+        return whole
+
+    def _whole(self, structure: tuple[Chain, ...], size: int, given: bool) -> Completion | None:
+        """Complete it with whole layers."""
+        total = self.batch // size
         tables = self._table(structure, size, given)
         most = total - len(structure) + 1
         filled = []
@@ -134,6 +156,77 @@ class Completer:
             filled.append(found)
         counts, quick_s = shares(total, filled)
         return Completion(structure, tuple(filled), counts, quick_s, given)
+
+    def _may_shard(self, structure: tuple[Chain, ...]) -> bool:
+        """Return whether replicas may divide layers: all have a stage for each of the others'."""
+        return (
+            self.problem.objective.shards_layers
+            and not self.problem.objective.stock_only
+            and self.sharded
+            and not self.problem.workload.model.num_experts
+            and len(structure) > 1
+            and len({len(chain) for chain in structure}) == 1
+        )
+
+    def _sharded(self, structure: tuple[Chain, ...], size: int) -> tuple[Completion | None, float]:
+        """Complete it as one pipeline of all replicas, which come to sharded layers together; with
+        the seconds that it spares behind the pipelines."""
+        key = structure, size
+        if key not in self._known_sharded:
+            found, spared_s = self.in_step(structure, size)
+            is_one = found is not None and any(found.sharded or ())
+            self._known_sharded[key] = (found if is_one else None), spared_s
+        return self._known_sharded[key]
+
+    def in_step(self, structure: tuple[Chain, ...], size: int) -> tuple[Completion | None, float]:
+        """Complete replicas of equal depth as one pipeline, with as many sharded layers as make it
+        fastest; with the seconds that these spare the exchange of gradients."""
+        total, depth = self.batch // size, len(structure[0])
+        tables = self._table(structure, size, False)
+        count, more = divmod(total, len(structure))
+        if more and depth > 1:
+            return None, 0.0
+        numbers = tuple([count + (r < more) for r in range(len(structure))])
+        self.work += 40 * depth * self.problem.num_layers
+        tables_of, exchanges = [], []
+        for index in range(depth):
+            units = [chain[index] for chain in structure]
+            is_cut_alike = len({unit.width for unit in units}) == 1
+            asked = len(structure), is_cut_alike
+            if asked not in tables.sharded:
+                tables.sharded[asked] = ShardedOptions(
+                    tables.options, len(structure), is_cut_alike=is_cut_alike
+                )
+            in_flight = min(depth - index, max(numbers))
+            places = [
+                StagePlace(unit.devices, None, index == 0, index == depth - 1, in_flight)
+                for unit in units
+            ]
+            reduce_s, gather_s = tables.costs.layer_exchange_s(
+                [PlacedStage(unit.devices, 1) for unit in units]
+            )
+            tables_of.append(tables.sharded[asked].shared(places, gather_s, reduce_s))
+            exchanges.append(gather_s + reduce_s)
+        layers = minimax(
+            self.problem.num_layers, [[shared.time_s for shared in of] for of in tables_of]
+        )
+        if layers is None:
+            return None, 0.0
+        chosen = [of[n - 1] for of, n in zip(tables_of, layers, strict=True)]
+        sharded = tuple([shared.num_sharded for shared in chosen])
+        times_s = [shared.time_s for shared in chosen]
+        slowest = max(self._quick(tables, chain, times_s, False) for chain in structure)
+        filled = tuple(
+            [
+                Filled(
+                    layers, tuple([shared.options[r] for shared in chosen]), None, size, *slowest
+                )
+                for r in range(len(structure))
+            ]
+        )
+        quick_s = slowest[0] + (max(numbers) - 1) * slowest[1]
+        spared_s = max(n * s for n, s in zip(sharded, exchanges, strict=True))
+        return Completion(structure, filled, numbers, quick_s, False, sharded), spared_s
 
     def _table(self, structure: tuple[Chain, ...], size: int, given: bool) -> Tables:
         widths = frozenset([len(unit.indices) for chain in structure for unit in chain])
@@ -256,7 +349,9 @@ class Completer:
 
     def tune(self, found: Completion, max_work: int) -> Completion:
         """Tune layers and launch counts by the recurrence, replica by replica; then the
-        shares."""
+        shares.  Replicas with sharded layers keep step, and stay as they are."""
+        if found.sharded is not None:
+            return found
         tables = self._table(found.structure, found.filled[0].size, found.is_given)
         tuned: dict[tuple[object, ...], tuple[Filled, float]] = {}
         total = sum(found.num_micro_batches)

@@ -66,12 +66,13 @@ class StageOptions:
 
     def of(self, place: StagePlace) -> tuple[StageOption, ...]:
         """Return options with 1, 2, ... layers, as many as fit; empty where not even one does."""
-        key = self._key(place)
+        key = self.key(place)
         if key not in self._found:
             self._found[key] = self._look(place)
         return self._found[key]
 
-    def _key(self, place: StagePlace) -> Hashable:
+    def key(self, place: StagePlace) -> Hashable:
+        """Return equal for places that are alike."""
         cluster = self.costs.cluster
         gpus = tuple(memory_kind(cluster.node_by_name[device.node]) for device in place.devices)
         link = slowest_link(cluster, place.devices)
@@ -91,11 +92,11 @@ class StageOptions:
 
     def _line(self, recompute: Recompute, place: StagePlace) -> _Line:
         """Return options that recompute like this; of "full" as few layers as will do."""
-        pieces, memories = self._pieces(recompute, place), self._memories(recompute, place)
+        pieces, memories = self.pieces(recompute, place), self.memories(recompute, place)
         partly = recompute == "full" and "none" in self.choices
-        plain = self._pieces("none", place) if partly else pieces
+        plain = self.pieces("none", place) if partly else pieces
         ends = pieces.stage(0, place.first, place.last)
-        kept = self._memories("none", place) if partly else memories
+        kept = self.memories("none", place) if partly else memories
         rooms = []
         for without, with_all in zip(kept, memories, strict=True):
             part = "activations"
@@ -118,11 +119,12 @@ class StageOptions:
             tuple(rooms),
         )
 
-    def _pieces(self, recompute: Recompute, place: StagePlace) -> PieceTimes:
+    def pieces(self, recompute: Recompute, place: StagePlace) -> PieceTimes:
+        """Time the model's pieces on the stage, under a kind of recompute."""
         costs = self.costs.variant(recompute=recompute)
         return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
 
-    def _memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
+    def memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
         """Return the memory of the unlike devices of the stage."""
         costs = self.costs.variant(recompute=recompute, holders=place.holders)
         width = len(place.devices)

@@ -11,6 +11,8 @@ from megatron_hetero.plan.stock_ranks import RankOrder
 from megatron_hetero.planner.completion.counts import MIN_GAIN
 from megatron_hetero.planner.objective import KEEPS_LIMITS, Standing
 
+SHARDED_GAIN = 0.02
+"""Part of the step that sharded layers have to gain."""
 LOW_CONTENTION = 0.5, 0.85
 """Contention up to which placements come before those with more of it."""
 
@@ -94,6 +96,7 @@ class Candidate:
                 r.launch_counts or (),
                 r.micro_batch_size or 0,
                 repr([s.own_settings for s in r.stages]),
+                tuple(s.num_sharded_layers for s in r.stages),
             )
             for r in self.placement.replicas
         )
@@ -102,13 +105,15 @@ class Candidate:
 
 def ranked_time_s(placement: Placement, cost: PlacementCost) -> float:
     """Return the step time that the ranking counts: what the job's flags do not say must make up
-    for `MIN_GAIN`."""
+    for `MIN_GAIN`, sharded layers for `SHARDED_GAIN`."""
+    if placement.has_sharded_layers:
+        return cost.step_time_s / (1 - SHARDED_GAIN)
     return cost.step_time_s if is_plain(placement) else cost.step_time_s / (1 - MIN_GAIN)
 
 
 def is_plain(placement: Placement) -> bool:
     """Return whether all of it is as the job's flags say: no launch counts, micro-batch sizes,
-    recompute or shares of its own."""
+    recompute, shares or sharded layers of its own."""
     counts = (replica.launch_counts for replica in placement.replicas)
     return has_the_jobs_settings(placement) and all(own is None for own in counts)
 
@@ -118,5 +123,6 @@ def has_the_jobs_settings(placement: Placement) -> bool:
     return all(
         replica.micro_batch_size is None
         and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
+        and all(stage.sharding is None for stage in replica.stages)
         for replica in placement.replicas
     )

@@ -59,7 +59,10 @@ class Tails:
                         for chain, of in zip(chains, starts, strict=True)
                     ]
                 )
-                groups[holders] = groups.get(holders, 0) + end - first
+                # Sharded layers are exchanged in the passes; all replicas have the same ones.
+                stage = bisect_right(starts[0], first) - 1
+                whole = end - first - (found.sharded[stage] if found.sharded else 0)
+                groups[holders] = groups.get(holders, 0) + whole
             for holders, num_layers in groups.items():
                 self._ring(seconds, holders, num_layers * self.layer_bytes)
         return max(seconds.values(), default=0.0)

@@ -9,6 +9,7 @@ groups of unequal shares.  Placements that lacked memory are among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from megatron_hetero.cost.choices import may_mix_sizes, micro_batch_sizes
 from megatron_hetero.cost.placement import Placement, with_optimizer_shares
@@ -94,12 +95,15 @@ class Refine:
         """Yield what is filled: the start, with the optimizer's states shared by free memory,
         and, if `join`, with stages joined into groups of unequal shares."""
         problem = board.problem
-        yield start.placement
-        by_room = with_shares_by_room(problem.costs, start.placement)
+        # What is filled here keeps its layers whole.
+        plain = tuple(replica.without_sharding for replica in start.placement.replicas)
+        placement = replace(start.placement, replicas=plain)
+        yield placement
+        by_room = with_shares_by_room(problem.costs, placement)
         if by_room is not None:
             yield by_room
         if join:
-            yield from joined(problem, Refitter(problem.costs, start.placement))
+            yield from joined(problem, Refitter(problem.costs, placement))
 
     def _refined(self, board: Scoreboard, refitter: Refitter, start: Candidate) -> Candidate | None:
         """Return the best of the sizes, kept on the board; None where nothing fits or nothing
@@ -188,7 +192,7 @@ def arranged(
     first = placement.replicas[0]
     alike = is_symmetric(placement) and all(
         replica.launch_counts is None
-        and all(stage.shares is None for stage in replica.stages)
+        and all(stage.shares is None and stage.sharding is None for stage in replica.stages)
         and replica.micro_batch_size == first.micro_batch_size
         and all(stage.own_settings == first.stages[0].own_settings for stage in replica.stages)
         for replica in placement.replicas

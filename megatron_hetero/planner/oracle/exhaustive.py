@@ -6,7 +6,6 @@ from math import inf
 
 from megatron_hetero.planner.evaluate.candidate import ranked_time_s
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
-from megatron_hetero.planner.objective import THROUGHPUT
 from megatron_hetero.planner.oracle.prune import Effort, wanted_placements
 
 _EFFORT = Effort(max_placements=3_000, max_structures=5_000, max_splits=100_000)
@@ -37,7 +36,7 @@ class Exhaustive:
 def limit_s(board: Scoreboard) -> float:
     """Return the step time from which on plans need not be priced where nothing but speed
     counts."""
-    if board.problem.objective != THROUGHPUT or board.best is None or not board.ranking:
+    if not board.problem.objective.is_fastest_step or board.best is None or not board.ranking:
         return inf
     best, first = board.best, board.ranking[0]
     # The best of 1F1B's own launch counts is kept as well.

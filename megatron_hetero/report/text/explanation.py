@@ -37,6 +37,7 @@ def explanation_report(explanation: Explanation, not_stock: Sequence[str]) -> Re
     return Group(
         *cause_lines(explanation),
         *hidden_hop_lines(explanation),
+        *sharded_lines(explanation),
         *exchange_lines(explanation),
         *headroom_lines(explanation),
         *comparison_lines(explanation, not_stock, runners_up=True),
@@ -103,6 +104,23 @@ def hidden_hop_lines(explanation: Explanation) -> Iterator[RenderableType]:
             ),
             (0, 0, 1, 2),
         )
+
+
+def sharded_lines(explanation: Explanation) -> Iterator[RenderableType]:
+    """Show which layers are sharded, what that takes and what it spares."""
+    for stage in explanation.sharded:
+        saved, missing = format_bytes(abs(stage.saved_bytes)), format_bytes(stage.missing_bytes)
+        spares = "spares" if stage.saved_bytes >= 0 else "costs"
+        whole = "would fit"
+        if stage.missing_bytes > 0:
+            whole = f"would lack {missing}"
+        yield Text.assemble(
+            ("Sharded", "bold"),
+            f"  stage {stage.stage}: {stage.num_sharded} of {stage.num_layers} layers; their "
+            f"exchanges take {format_duration(stage.exchange_s)} of the step; that {spares} each "
+            f"GPU {saved} at least, and with whole layers it {whole}",
+        )
+        yield Text()
 
 
 def exchange_lines(explanation: Explanation) -> Iterator[RenderableType]:

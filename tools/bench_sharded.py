@@ -1,0 +1,146 @@
+"""What sharded layers bring on small machines of unlike cards: steps, and the largest models.
+
+    python tools/bench_sharded.py [--only TEXT ...] [--batch 32]
+
+For each machine of `benchmarks/sharded` and models of 1.3, 2.7 and 6.7 billion parameters, with the
+distributed optimizer: the step of the best plan with whole layers and of the best with sharded ones
+allowed (`plan --shard-layers`); the largest number of layers of that width that trains either way;
+and both steps at nine tenths of the largest with whole layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from megatron_hetero.cluster.file.description import load_cluster
+from megatron_hetero.cluster.spec import Cluster
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
+from megatron_hetero.plan.plan import Plan
+from megatron_hetero.planner.api import plan_cluster
+from megatron_hetero.planner.objective import Objective
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "benchmarks" / "sharded"
+MODELS = {"1.3B": (24, 2048, 16), "2.7B": (32, 2560, 32), "6.7B": (32, 4096, 32)}
+"""Layers, width, heads."""
+MOST_LAYERS = 512
+TITLES = (
+    "machine",
+    "model",
+    "whole s",
+    "sharded s",
+    "gain",
+    "most layers whole",
+    "sharded",
+    "at 0.9 whole s",
+    "sharded s",
+    "gain",
+    "layout at 0.9",
+)
+
+
+def workload_of(num_layers: int, hidden: int, heads: int, batch: int) -> Workload:
+    """Return a GPT in bf16 with the distributed optimizer."""
+    model = ModelSpec(
+        num_layers=num_layers,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        kv_channels=hidden // heads,
+        vocab_size=50257,
+        seq_length=2048,
+        max_position_embeddings=2048,
+    )
+    training = TrainingSpec(
+        global_batch_size=batch,
+        micro_batch_size=1,
+        use_distributed_optimizer=True,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+    )
+    return Workload(model, training, (), "tools/bench_sharded.py")
+
+
+def planned(cluster: Cluster, workload: Workload, *, shards: bool) -> Plan | None:
+    """Return the best plan; None where nothing fits."""
+    try:
+        return plan_cluster(cluster, workload, objective=Objective(shards_layers=shards))
+    except InfeasiblePlanError:
+        return None
+
+
+def most_layers(cluster: Cluster, workload: Workload, *, shards: bool, least: int) -> int:
+    """Return the largest number of layers that some plan trains, from `least` on by bisection."""
+
+    def fits(num_layers: int) -> bool:
+        model = replace(workload.model, num_layers=num_layers)
+        return planned(cluster, replace(workload, model=model), shards=shards) is not None
+
+    low, high = least, least + 1
+    if not fits(low):
+        low, high = 0, least
+    else:
+        while high < MOST_LAYERS and fits(high):
+            low, high = high, high + max(4, high // 4)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def seconds(plan: Plan | None) -> str:
+    return "does not fit" if plan is None or plan.estimates is None else f"{_step_s(plan):.3f}"
+
+
+def gain(whole: Plan | None, sharded: Plan | None) -> str:
+    return "" if whole is None or sharded is None else f"{_step_s(whole) / _step_s(sharded):.3f}x"
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.estimates is not None
+    return plan.estimates.step_time_s
+
+
+def row(name: str, cluster: Cluster, model: str, batch: int) -> list[str]:
+    """Plan one machine and model all ways."""
+    workload = workload_of(*MODELS[model], batch)
+    pair = [planned(cluster, workload, shards=shards) for shards in (False, True)]
+    own = workload.model.num_layers
+    whole = most_layers(cluster, workload, shards=False, least=own)
+    sharded = most_layers(cluster, workload, shards=True, least=max(whole, 1))
+    near: list[Plan | None] = [None, None]
+    if whole:
+        smaller = replace(workload.model, num_layers=max(1, whole * 9 // 10))
+        at = replace(workload, model=smaller)
+        near = [planned(cluster, at, shards=shards) for shards in (False, True)]
+    layout = "" if near[1] is None else f"`{near[1].layout}`".replace("|", "\\|")
+    return [
+        *(name, model, *map(seconds, pair), gain(*pair), str(whole), str(sharded)),
+        *(*map(seconds, near), gain(*near), layout),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="rows whose name contains one")
+    parser.add_argument("--batch", type=int, default=32, help="sequences of a step (32)")
+    options = parser.parse_args(arguments)
+    print("| " + " | ".join(TITLES) + " |\n|" + " --- |" * len(TITLES))
+    for path in sorted(FOLDER.glob("*.yaml")):
+        cluster = load_cluster(path)
+        for model in MODELS:
+            if any(text in f"{path.stem} {model}" for text in options.only or [""]):
+                print(
+                    "| " + " | ".join(row(path.stem, cluster, model, options.batch)) + " |",
+                    flush=True,
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
