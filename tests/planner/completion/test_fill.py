@@ -1,0 +1,191 @@
+"""Chains filled with layers: beside all splits, and what is said where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.spec import Cluster, Limits, Link
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.completion.fill import (
+    FilledChain,
+    Filler,
+    filled_placement,
+    placed_replica,
+    with_micro_batches,
+)
+from megatron_hetero.planner.problem import Chain, Problem, Unit, make_problem
+from tests.cost.builders import AS_GIVEN, BETWEEN, FAST, SLOW, make_cluster, make_workload
+from tests.planner.naive import parts
+from tests.planner.strategies import clusters, workloads
+
+WORKLOAD = make_workload(num_layers=6, global_batch_size=8, seq_length=1024)
+
+
+def problem_of(
+    memory_bytes: int = 1 << 40, between: Link = BETWEEN, limits: Limits = AS_GIVEN
+) -> Problem:
+    fast, slow = (replace(gpu, memory_bytes=memory_bytes) for gpu in (FAST, SLOW))
+    nodes = ("a", fast, 2), ("b", slow, 2), ("c", slow, 2)
+    return make_problem(make_cluster(*nodes, between=between, limits=limits), WORKLOAD)
+
+
+def chain(*names: str) -> Chain:
+    return tuple(Unit(name[0], tuple(map(int, name[1:]))) for name in names)
+
+
+@settings(max_examples=60)
+@given(clusters(max_gpus=4), workloads(max_layers=7, max_micro_batches=6), st.integers(1, 6))
+def test_layers_are_the_best_of_all_that_fit(
+    cluster: Cluster, workload: Workload, in_flight: int
+) -> None:
+    problem = make_problem(cluster, workload)
+    units = tuple(Unit(n.name, (i,)) for n in problem.nodes for i in problem.gpus[n.name])
+    units = units[: problem.num_layers]
+    costs, nodes, last = problem.costs, problem.cluster.node_by_name, len(units) - 1
+    found = Filler(problem).chain(units, 1024, in_flight)
+    assert sum(found.layers) == problem.num_layers and min(found.layers) >= 1
+    pieces = [costs.pieces(nodes[u.node], 1, 1024) for u in units]
+    rooms = [
+        costs.memory(
+            nodes[u.node], 1, i == 0, i == last, min(len(units) - i, in_flight), 1024
+        ).max_layers
+        for i, u in enumerate(units)
+    ]
+
+    def slowest_s(split: tuple[int, ...]) -> float:
+        return max(
+            piece.stage(n, i == 0, i == last).total_s
+            for i, (n, piece) in enumerate(zip(split, pieces, strict=True))
+        )
+
+    fitting = [
+        split
+        for split in parts(problem.num_layers, len(units))
+        if all(n <= room for n, room in zip(split, rooms, strict=True))
+    ]
+    assert found.fits == bool(fitting)
+    if fitting:
+        assert slowest_s(found.layers) == pytest.approx(min(map(slowest_s, fitting)))
+
+
+def test_where_nothing_fits_the_split_that_lacks_least() -> None:
+    problem = problem_of(memory_bytes=100 << 20)
+    units = chain("a0", "b0", "c0")
+    found = Filler(problem).chain(units, 1024, 8)
+    assert not found.fits
+    nodes, costs = problem.cluster.node_by_name, problem.costs
+    memories = [
+        costs.memory(nodes[u.node], 1, i == 0, i == 2, 3 - i, 1024) for i, u in enumerate(units)
+    ]
+
+    def missing(split: tuple[int, ...]) -> int:
+        return max(m.peak_bytes(n) - m.capacity_bytes for n, m in zip(split, memories, strict=True))
+
+    assert missing(found.layers) == min(map(missing, parts(6, 3)))
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    problem = problem_of()
+    with pytest.raises(ValueError, match="6 layers"):
+        Filler(problem).chain(chain("a0", "a1", "b0", "b1", "c0", "c1", "c1"), 1024, 1)
+
+
+def test_a_limit_of_layers_by_stage_is_kept() -> None:
+    filler = Filler(problem_of())
+    free = filler.chain(chain("a0", "b0"), 1024, 8)
+    held = filler.chain(chain("a0", "b0"), 1024, 8, (3, 6))
+    assert free.layers[0] > 3
+    assert held.layers == (3, 3) and held.fits
+    assert not filler.chain(chain("a0", "b0"), 1024, 8, (2, 3)).fits
+
+
+def test_like_chains_are_filled_once() -> None:
+    filler = Filler(problem_of())
+    one = filler.chain(chain("a0", "b0"), 1024, 8)
+    assert filler.chain(chain("a1", "c1"), 1024, 8) is one
+    assert filler.chain(chain("b0", "a0"), 1024, 8) is not one
+    assert filler.chain(chain("a0", "b0"), 1024, 4) is not one
+    assert filler.shape(chain("b0", "c0")) == filler.shape(chain("c1", "b0"))
+    assert filler.shape(chain("b0", "b1")) != filler.shape(chain("b0", "c1"))
+
+
+def test_quick_times_are_lines() -> None:
+    filled = FilledChain((3, 3), 5.0, 2.0, True)
+    assert filled.quick_time_s(1) == 5.0
+    assert filled.quick_time_s(4) == 11.0
+
+
+def test_quick_times_by_hand_on_one_gpu() -> None:
+    """One stage: the first micro-batch takes as long as any other, and no hop."""
+    problem = problem_of()
+    filled = Filler(problem).chain(chain("a0"), 1024, 8)
+    node = problem.cluster.node_by_name["a"]
+    time_s = problem.costs.pieces(node, 1, 1024).stage(6, True, True).total_s
+    assert (filled.fill_s, filled.period_s) == pytest.approx((time_s, time_s))
+
+
+def test_launching_ahead_makes_periods_shorter_on_far_links_alone() -> None:
+    far, near = problem_of(between=Link(1e9, 20e-3)), problem_of(between=Link(1e12, 0.0))
+    units = chain("a0", "b0")
+    for problem, gains in ((far, True), (near, False)):
+        plain = Filler(problem).chain(units, 1024, 8)
+        ahead = Filler(problem, launch_ahead=True).chain(units, 1024, 8)
+        assert ahead.layers == plain.layers and ahead.fill_s == plain.fill_s
+        assert (ahead.period_s < plain.period_s) == gains
+        assert ahead.period_s <= plain.period_s
+
+
+def test_a_placement_shares_the_batch_by_speed() -> None:
+    problem = problem_of()
+    placement = Filler(problem).placement([chain("a0"), chain("b0")])
+    assert placement is not None
+    fast, slow = (replica.num_micro_batches for replica in placement.replicas)
+    assert fast + slow == 8 and fast > slow >= 1
+
+
+def test_chains_that_the_limits_forbid_are_none() -> None:
+    pinned = problem_of(limits=replace(AS_GIVEN, first_stage_nodes=("a",), max_pipeline_parallel=2))
+    filler = Filler(pinned)
+    assert filler.placement([chain("a0", "b0")]) is not None
+    assert filler.placement([chain("b0", "a0")]) is None
+    assert filler.placement([chain("a0", "b0", "c0")]) is None
+    assert with_micro_batches(pinned, [((Unit("b", (0,)), 6),)]) is None
+
+
+def test_more_replicas_than_micro_batches_are_none() -> None:
+    workload = make_workload(num_layers=2, global_batch_size=2)
+    problem = make_problem(make_cluster(("a", FAST, 4)), workload)
+    units = [chain(f"a{i}") for i in range(3)]
+    assert Filler(problem).placement(units[:2]) is not None
+    filled = [FilledChain((2,), 1.0, 1.0, True)] * 3
+    assert filled_placement(problem, units, filled) is None
+    assert with_micro_batches(problem, [((u[0], 2),) for u in units]) is None
+
+
+def test_given_layers_stay() -> None:
+    problem = problem_of()
+    pipelines = [((Unit("a", (0,)), 2), (Unit("b", (0,)), 4)), ((Unit("c", (0,)), 6),)]
+    placement = with_micro_batches(problem, pipelines)
+    assert placement is not None
+    assert [[s.num_layers for s in r.stages] for r in placement.replicas] == [[2, 4], [6]]
+    assert sum(r.num_micro_batches for r in placement.replicas) == 8
+
+
+def test_a_number_of_replicas_that_the_limits_forbid_is_none() -> None:
+    problem = problem_of(limits=replace(AS_GIVEN, num_replicas=2))
+    one = ((Unit("a", (0,)), 6),)
+    assert with_micro_batches(problem, [one]) is None
+    assert with_micro_batches(problem, [one, ((Unit("b", (0,)), 6),)]) is not None
+
+
+def test_a_replica_from_its_parts() -> None:
+    made = placed_replica(chain("a01", "b0"), (4, 2), 5)
+    assert [len(s.devices) for s in made.stages] == [2, 1]
+    assert [s.num_layers for s in made.stages] == [4, 2]
+    assert made.num_micro_batches == 5
+    with pytest.raises(ValueError, match="shorter"):
+        placed_replica(chain("a01", "b0"), (4,), 5)

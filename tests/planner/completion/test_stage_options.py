@@ -1,0 +1,139 @@
+"""Options of a stage, against every setting that a stage can have, priced by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Recompute
+from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
+from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
+
+MIB = 1 << 20
+WORKLOAD = make_workload(num_layers=6, seq_length=1024, global_batch_size=8)
+
+
+def cluster(memory_mib: int, *, free: bool = True) -> Cluster:
+    memory = memory_mib * MIB
+    return make_cluster(
+        ("a", replace(FAST, memory_bytes=memory), 2),
+        ("b", replace(SLOW, memory_bytes=memory), 2),
+        limits=FREE if free else AS_GIVEN,
+    )
+
+
+def place(devices: tuple[Device, ...], index: int, depth: int, **changes: object) -> StagePlace:
+    made = StagePlace(devices, None, index == 0, index == depth - 1, min(depth - index, 8))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def settings(num_layers: int) -> Iterator[tuple[Recompute, int | None]]:
+    """Every recompute that a stage of so many layers can have."""
+    yield "none", None
+    yield "selective", None
+    yield "full", None
+    for some in range(1, num_layers):
+        yield "full", some
+
+
+def brute_force(costs: CostModel, of: StagePlace, depth: int, rows: int) -> list[float]:
+    """The least seconds with 1, 2, ... layers, as many as fit."""
+    index = 0 if of.first else depth - 1 if of.last else 1
+    others = [PlacedStage((Device("b", i % 2),), 1) for i in range(depth)]
+    found = []
+    for num_layers in range(1, costs.workload.model.num_layers + 1):
+        fitting = []
+        for recompute, some in settings(num_layers):
+            stages = list(others)
+            stages[index] = PlacedStage(of.devices, num_layers, of.shares, recompute, some)
+            priced = costs.stage(PlacedReplica(tuple(stages), 8), index, rows)
+            if priced.missing_bytes <= 0:
+                fitting.append(priced.times.total_s)
+        if not fitting:
+            break
+        found.append(min(fitting))
+    return found
+
+
+@pytest.mark.parametrize("memory_mib", [150, 250, 350, 400, 480, 40_000])
+@pytest.mark.parametrize(("index", "depth"), [(0, 1), (0, 3), (1, 3), (2, 3)])
+def test_options_are_the_fastest_that_fit(memory_mib: int, index: int, depth: int) -> None:
+    costs = CostModel(cluster(memory_mib), WORKLOAD)
+    rows = costs.vocab_rows([1])
+    of = place((Device("a", 0),), index, depth)
+    found = StageOptions(costs, rows).of(of)
+    assert [option.time_s for option in found] == pytest.approx(brute_force(costs, of, depth, rows))
+
+
+@pytest.mark.parametrize("memory_mib", [150, 250, 2000])
+def test_options_of_a_group_of_unlike_gpus_fit_on_each_of_them(memory_mib: int) -> None:
+    """Shares of 3 to 1 heads put most on the first GPU, so it is the first that is full."""
+    costs = CostModel(cluster(memory_mib), WORKLOAD)
+    rows = costs.vocab_rows([2])
+    of = place((Device("a", 0), Device("b", 0)), 0, 1, shares=(3, 1))
+    found = StageOptions(costs, rows).of(of)
+    assert [option.time_s for option in found] == pytest.approx(brute_force(costs, of, 1, rows))
+
+
+def test_what_fits_with_room_recomputes_nothing_and_what_does_not_as_little_as_will_do() -> None:
+    costs = CostModel(cluster(40_000), WORKLOAD)
+    roomy = StageOptions(costs, 1024).of(place((Device("a", 0),), 0, 1))
+    # "none" is the job's own, so the stage repeats nothing.
+    assert [(o.recompute, o.num_recomputed) for o in roomy] == [(None, None)] * 6
+    tight = StageOptions(CostModel(cluster(400), WORKLOAD), 1024)
+    numbers = [o.num_recomputed or 0 for o in tight.of(place((Device("a", 0),), 0, 1))]
+    assert numbers == sorted(numbers)
+
+
+def test_a_job_that_recomputes_says_so_of_stages_that_do_not() -> None:
+    workload = make_workload(num_layers=6, recompute="full")
+    costs = CostModel(cluster(40_000), workload)
+    assert {o.recompute for o in StageOptions(costs, 1024).of(place((Device("a", 0),), 0, 1))} == {
+        "none"
+    }
+
+
+def test_as_given_stages_do_as_the_jobs_flags_say() -> None:
+    costs = CostModel(cluster(350, free=False), WORKLOAD)
+    found = StageOptions(costs, 1024).of(place((Device("a", 0),), 0, 1))
+    memory = costs.memory(costs.cluster.node_by_name["a"], 1, True, True, 1, 1024)
+    assert len(found) == min(6, memory.max_layers) < 6
+    assert {(o.recompute, o.num_recomputed) for o in found} == {(None, None)}
+
+
+def test_more_in_flight_is_never_faster_and_never_fits_more() -> None:
+    options = StageOptions(CostModel(cluster(380), WORKLOAD), 1024)
+    before: tuple[StageOption, ...] | None = None
+    for in_flight in range(1, 9):
+        found = options.of(place((Device("a", 0),), 0, 8, num_in_flight=in_flight))
+        if before is not None:
+            assert len(found) <= len(before)
+            for less, more in zip(before, found, strict=False):
+                assert less.time_s <= more.time_s * (1 + 1e-12)
+        before = found
+    assert before is not None and len(before) < 6
+
+
+def test_times_rise_with_the_layers() -> None:
+    options = StageOptions(CostModel(cluster(400), WORKLOAD), 1024)
+    times_s = [o.time_s for o in options.of(place((Device("a", 0),), 0, 1))]
+    assert len(times_s) > 1
+    assert all(a < b for a, b in pairwise(times_s))
+
+
+def test_places_that_are_alike_are_looked_at_once() -> None:
+    options = StageOptions(CostModel(cluster(1000), WORKLOAD), 1024)
+    one = options.of(place((Device("a", 0),), 1, 3))
+    assert options.of(place((Device("a", 1),), 1, 3)) is one
+    assert options.of(place((Device("b", 0),), 1, 3)) is not one
+    assert options.of(place((Device("a", 0),), 2, 3)) is not one
+
+
+def test_what_does_not_fit_has_no_options() -> None:
+    options = StageOptions(CostModel(cluster(20), WORKLOAD), 1024)
+    assert options.of(place((Device("a", 0),), 0, 1)) == ()
