@@ -156,6 +156,21 @@ def test_trips_by_hand() -> None:
     assert busiest_s == pytest.approx(one_s)
 
 
+def test_the_slower_direction_of_a_link_is_the_busiest() -> None:
+    """Forth at 1 GB/s, back at a quarter of that."""
+    cluster = boxes()
+    slow_back = {
+        pair: replace(link, bytes_per_s=2.5e8) if pair == ("b", "a") else link
+        for pair, link in cluster.node_links.items()
+    }
+    completer = Completer(make_problem(replace(cluster, node_links=slow_back), WORKLOAD))
+    structure = (chain("a0", "b0"),)
+    trips_s, busiest_s = completer.trips(completer._table(structure, 1, False), structure[0])
+    one_s = (1024 * 512 * 2) / 1e9
+    assert busiest_s == pytest.approx(4 * one_s)
+    assert trips_s == pytest.approx([5 * one_s + 20e-3])
+
+
 def test_larger_micro_batches_take_longer_trips() -> None:
     completer = Completer(make_problem(boxes(), WORKLOAD))
     structure = (chain("a0", "b0"),)

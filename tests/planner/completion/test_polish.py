@@ -69,6 +69,22 @@ def test_a_micro_batch_goes_from_the_slow_replica_to_the_fast_one() -> None:
     assert slowest_s(costs, found) == pytest.approx(best_s, rel=2e-4)
 
 
+def test_a_micro_batch_goes_to_the_replica_that_ends_first() -> None:
+    """Beside all shares of eight among two fast GPUs and a slow one."""
+    costs = CostModel(boxes(), WORKLOAD)
+
+    def shared(*numbers: int) -> Placement:
+        names = "b0", "a0", "a1"
+        replicas = [replica((name, 6), number=n) for name, n in zip(names, numbers, strict=True)]
+        return Placement(tuple(replicas))
+
+    found = polished(costs, shared(3, 4, 1), given=True)
+    best_s = min(
+        slowest_s(costs, shared(i, j, 8 - i - j)) for i in range(1, 7) for j in range(1, 8 - i)
+    )
+    assert slowest_s(costs, found) == pytest.approx(best_s, rel=2e-4)
+
+
 def test_micro_batches_of_another_size_stay() -> None:
     """One of two sequences is not one of one."""
     costs = CostModel(boxes(free=True), WORKLOAD)

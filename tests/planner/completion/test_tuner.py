@@ -128,13 +128,17 @@ def test_counts_are_fewer_where_layers_do_not_fit_otherwise() -> None:
     roomy, _, _ = tuner_of(FAR)
     assert roomy.fitted((2, 2, 2), (8, 8, 1), False) == (8, 8, 1)
     assert roomy.fitted((2, 2, 2), roomy.own, True) == roomy.own
-    for memory_mib in range(170, 330, 20):
+    between = 0
+    for memory_mib in range(170, 330, 10):
         tight, _, _ = tuner_of(FAR, memory_bytes=memory_mib << 20)
+        counts = tight.fitted((2, 2, 2), (8, 8, 1), True)
+        between += counts not in (tight.own, (8, 8, 1))
         counts = tight.fitted((2, 2, 2), (8, 8, 1), False)
         assert all(a >= b for a, b in pairwise(counts))
         assert all(a <= b for a, b in zip(counts, (8, 8, 1), strict=True))
         if counts != tight.own:
             assert tight.price((2, 2, 2), counts, inf) is not None
+    assert between  # some have room for a part of them
 
 
 def test_free_counts_do_not_make_a_stage_recompute_more() -> None:
