@@ -1,0 +1,145 @@
+"""Stages joined into one group in unequal shares, where the limits allow it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_hetero.cluster.spec import Cluster, Device, Limits
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.planner.completion.refit import Refitter
+from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, joined
+from megatron_hetero.planner.problem import make_problem
+from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
+
+WORKLOAD = make_workload(num_layers=6, global_batch_size=8)
+ACROSS = replace(FREE, no_tensor_parallel_across=())
+
+
+def boxes(limits: Limits = ACROSS, sites: list[str] | None = None) -> Cluster:
+    nodes = ("a", FAST, 4), ("b", SLOW, 2)
+    return make_cluster(*nodes, limits=limits, sites=sites)
+
+
+def replica(*stages: tuple[str, int], number: int = 8) -> PlacedReplica:
+    return PlacedReplica(
+        tuple(
+            PlacedStage(tuple(Device(name[0], int(i)) for i in name[1:]), n) for name, n in stages
+        ),
+        number,
+    )
+
+
+def found(
+    *replicas: PlacedReplica, cluster: Cluster | None = None, workload: Workload = WORKLOAD
+) -> list[Placement]:
+    problem = make_problem(cluster or boxes(), workload)
+    placement = Placement(replicas)
+    return list(joined(problem, Refitter(problem.costs, placement)))
+
+
+def layers(placement: Placement) -> list[list[int]]:
+    return [[stage.num_layers for stage in r.stages] for r in placement.replicas]
+
+
+def test_a_fast_and_a_slow_gpu_become_one_group() -> None:
+    made = found(replica(("a0", 4), ("b0", 2)))
+    assert made
+    for placement in made:
+        ((stage,),) = (r.stages for r in placement.replicas)
+        assert stage.devices == (Device("a", 0), Device("b", 0))
+        assert stage.num_layers == 6
+        fast, slow = stage.shares or (0, 0)
+        assert fast > slow >= 1  # in shares by speed
+
+
+def test_nothing_is_lost_where_stages_are_joined() -> None:
+    whole = replica(("a0", 2), ("a1", 1), ("b0", 2), ("b1", 1))
+    made = found(whole)
+    assert len(made) > 3
+    for placement in made:
+        assert list(placement.devices()) == [d for s in whole.stages for d in s.devices]
+        assert sum(layers(placement)[0]) == 6
+        assert 1 <= len(placement.replicas[0].stages) < 4
+        assert placement.replicas[0].launch_counts is None
+
+
+def test_replicas_that_are_alike_change_together() -> None:
+    made = found(replica(("a0", 4), ("b0", 2), number=4), replica(("a1", 4), ("b1", 2), number=4))
+    assert made
+    for placement in made:
+        one, other = placement.replicas
+        assert len(one.stages) == len(other.stages) == 1
+        assert one.stages[0].shares == other.stages[0].shares
+        assert other.stages[0].devices == (Device("a", 1), Device("b", 1))
+
+
+def test_replicas_that_are_not_alike_change_by_themselves() -> None:
+    made = found(replica(("a0", 4), ("b0", 2), number=4), replica(("a1", 3), ("a2", 3), number=4))
+    assert {tuple(len(r.stages) for r in p.replicas) for p in made} == {(1, 2)}
+
+
+def test_equal_gpus_are_joined_where_their_number_does_not_divide_the_model() -> None:
+    """Three GPUs and eight heads: a group that no other strategy has tried."""
+    made = found(replica(("a0", 2), ("a1", 2), ("a2", 2)))
+    assert [[s.shares for s in p.replicas[0].stages] for p in made] == [[(1, 1, 1)]]
+    # Two or four of them the others have tried.
+    assert found(replica(("a0", 3), ("a1", 3))) == []
+
+
+def test_a_group_in_shares_is_not_joined_again() -> None:
+    stages = replica(("a01", 3), ("b0", 3)).stages
+    shared = PlacedReplica((replace(stages[0], shares=(3, 1)), stages[1]), 8)
+    assert found(shared) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "sites"),
+    [
+        (FREE, None),  # no groups over nodes
+        (AS_GIVEN, None),  # equal shares, as the job's flags say
+        (replace(ACROSS, max_tensor_parallel=1), None),
+        (replace(ACROSS, no_tensor_parallel_across=("b",)), None),
+        (replace(ACROSS, no_tensor_parallel_across=("sites",)), ["here", "there"]),
+        (replace(ACROSS, first_stage_nodes=("a",)), None),
+        (replace(ACROSS, last_stage_nodes=("b",)), None),
+    ],
+)
+def test_limits_forbid_groups_over_nodes(limits: Limits, sites: list[str] | None) -> None:
+    assert found(replica(("a0", 4), ("b0", 2)), cluster=boxes(limits, sites)) == []
+
+
+def test_sites_alone_do_not_forbid_groups_of_one_site() -> None:
+    limits = replace(ACROSS, no_tensor_parallel_across=("sites",))
+    assert found(replica(("a0", 4), ("b0", 2)), cluster=boxes(limits))
+
+
+@pytest.mark.parametrize(
+    ("changes", "width", "allowed"),
+    [
+        ({}, 6, True),
+        ({"num_query_groups": 4}, 4, True),
+        ({"num_query_groups": 4}, 5, False),  # a head for each
+        ({"ffn_hidden_size": 5}, 6, False),
+        ({"sequence_parallel": True}, 4, True),
+        ({"sequence_parallel": True}, 3, False),  # 256 tokens do not divide by 3
+    ],
+)
+def test_the_model_allows_as_many_as_it_can_divide(
+    changes: dict[str, object], width: int, allowed: bool
+) -> None:
+    problem = make_problem(boxes(), make_workload(num_layers=6, global_batch_size=8, **changes))
+    assert _may_be_a_group(problem, problem.cluster.devices[:width]) == allowed
+
+
+def test_no_more_than_a_few_are_tried() -> None:
+    cluster = make_cluster(
+        *[(f"{kind}", gpu, 4) for kind, gpu in (("a", FAST), ("b", SLOW))], limits=ACROSS
+    )
+    own = replica(*[(f"{'ab'[i % 2]}{i // 2}", 1) for i in range(6)])
+    made = found(own, cluster=cluster)
+    assert 0 < len(made) <= 16
+    # Never more than four stages at once.
+    assert min(len(p.replicas[0].stages) for p in made) >= 3
