@@ -119,7 +119,7 @@ def test_no_more_searches_than_allowed() -> None:
     board = Scoreboard(problem)
     search = _Search(board)
     search.quickly(search.ranked(all_selections(search.pools, 1000) or []), 2)
-    assert len(search.found) == 2
+    assert 1 <= len(search.found) <= 2
     search.climb(3)
     assert len(search.found) <= 5
     assert len(search.worth_more(1)) <= 2
