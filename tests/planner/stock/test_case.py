@@ -1,4 +1,4 @@
-"""One way to set stock Megatron's flags: every division of the layers, and what none falls below."""
+"""One way to set stock Megatron's flags: all divisions of the layers, and what none falls below."""
 
 from __future__ import annotations
 
