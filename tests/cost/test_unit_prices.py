@@ -1,0 +1,180 @@
+"""Prices of groups, memories and boundaries: their variants, and that like is priced once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_hetero.cluster.spec import Device, Link
+from megatron_hetero.cost.memory.device import EVERY_DEVICE, StateHolders
+from megatron_hetero.cost.pipeline import steady_period_s
+from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
+from megatron_hetero.cost.unit_prices import UnitPrices
+from tests.cost.builders import FAST, SLOW, make_cluster, make_workload
+
+CLUSTER = make_cluster(("a", FAST, 4), ("b", SLOW, 4), between=Link(1e9, 1e-3))
+WORKLOAD = make_workload(num_layers=4, global_batch_size=8, seq_length=1024)
+SHARDED = replace(WORKLOAD, training=replace(WORKLOAD.training, use_distributed_optimizer=True))
+ACTIVATION = 1024 * 512 * 2
+
+
+def devices(name: str, *indices: int) -> tuple[Device, ...]:
+    return tuple(Device(name, i) for i in indices)
+
+
+def prices(workload: object = WORKLOAD) -> UnitPrices:
+    return UnitPrices(CLUSTER, workload)  # type: ignore[arg-type]
+
+
+def test_a_variant_is_a_job_of_those_settings() -> None:
+    own = prices()
+    changed = own.variant(micro_batch_size=4, recompute="full")
+    training = changed.workload.training
+    assert (training.micro_batch_size, training.recompute) == (4, "full")
+    assert changed.activation_bytes == 4 * own.activation_bytes == 4 * ACTIVATION
+    node = CLUSTER.nodes[0]
+    other = UnitPrices(CLUSTER, changed.workload)
+    assert changed.pieces(node, 2, 1024) == other.pieces(node, 2, 1024)
+    assert changed.memory(node, 2, True, False, 3, 1024) == other.memory(
+        node, 2, True, False, 3, 1024
+    )
+    assert own.workload == WORKLOAD  # as it was
+
+
+def test_the_jobs_own_settings_are_no_variant_and_others_are_made_once() -> None:
+    own = prices()
+    assert own.variant() is own
+    assert own.variant(micro_batch_size=1, recompute="none", holders=EVERY_DEVICE) is own
+    two = own.variant(micro_batch_size=2)
+    assert own.variant(micro_batch_size=2) is two
+    assert two.variant(micro_batch_size=1).workload == WORKLOAD
+
+
+def test_states_are_divided_as_replicas_divide_them() -> None:
+    def replica(*names: str) -> PlacedReplica:
+        return PlacedReplica(tuple(PlacedStage(devices(n[0], int(n[1])), 2) for n in names), 4)
+
+    placement = Placement((replica("a0", "b0", "b1"), replica("a1")))
+    own = prices()
+    assert own.sharded_as(placement) is own  # each device keeps all of its states
+    assert own.sharded_among(3) is own
+    divided = prices(SHARDED)
+    # Two replicas; tied words on both ends of one and on the only stage of the other.
+    assert divided.sharded_as(placement).holders == StateHolders(2, 3)
+    assert divided.sharded_among(3).holders == StateHolders(3, 6)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_more_holders_keep_less_each(num_replicas: int) -> None:
+    node = CLUSTER.nodes[0]
+    one, more = (
+        prices(SHARDED).sharded_among(n).memory(node, 1, False, False, 1, 1024).per_layer
+        for n in (1, num_replicas)
+    )
+    assert more["optimizer"] == -(-one["optimizer"] // num_replicas)
+    assert more["weights"] == one["weights"]
+
+
+def test_like_groups_and_boundaries_are_priced_once() -> None:
+    own = prices()
+    assert own.group_pieces(devices("a", 0, 1), None, 1024) is own.group_pieces(
+        devices("a", 2, 3), None, 1024
+    )
+    assert own.hop(devices("a", 0), devices("b", 0)) is own.hop(devices("a", 3), devices("b", 2))
+    node = CLUSTER.nodes[0]
+    memory = own.memory(node, 1, True, False, 2, 1024)
+    assert own.memory(node, 1, True, False, 2, 1024) is memory
+    assert own.memory(node, 1, True, False, 3, 1024) is not memory
+
+
+def test_an_equal_group_of_one_node_is_its_pieces() -> None:
+    own = prices()
+    for name in "ab":
+        node = CLUSTER.node_by_name[name]
+        stage = PlacedStage(devices(name, 0, 1), 4)
+        assert own.stage_pieces(stage, 1024) is own.pieces(node, 2, 1024)
+    shared = PlacedStage(devices("a", 0, 1), 4, (3, 1))
+    assert (
+        own.stage_pieces(shared, 1024).layer.total_s
+        > own.pieces(CLUSTER.nodes[0], 2, 1024).layer.total_s
+    )
+
+
+def test_a_width_that_does_not_divide_is_priced_by_its_fullest_member() -> None:
+    own, node = prices(), CLUSTER.nodes[0]
+    three = own.pieces(node, 3, 1024).layer
+    assert own.group_pieces(devices("a", 0, 1, 2), (1, 1, 1), 1024).layer == three
+    # Of eight heads, three GPUs have three, three and two.
+    memories = [own.memory(node, width, False, False, 1, 1024) for width in (2, 3, 4)]
+    weights = [memory.per_layer["weights"] for memory in memories]
+    assert weights == sorted(weights, reverse=True) and len(set(weights)) == 3
+
+
+def test_rows_are_padded_for_all_widths() -> None:
+    own = prices()
+    assert own.vocab_rows([1]) == 1024
+    assert own.vocab_rows([2, 3]) == 1536
+    assert own.vocab_rows([4]) == 1024
+
+
+def test_hops_by_hand() -> None:
+    hop = prices().hop(devices("a", 0), devices("b", 0))
+    assert hop.serialisation_s == pytest.approx(ACTIVATION / 1e9)
+    assert hop.latency_s == pytest.approx(1e-3)
+    stage = PlacedStage(devices("a", 0), 2), PlacedStage(devices("b", 0), 2)
+    assert prices().stage_hop(*stage) == hop
+
+
+def test_sends_keep_no_stage_from_computing() -> None:
+    groups = [devices("a", 0), devices("b", 0), devices("b", 1)]
+    assert prices().send_loads_s(groups) == (0.0, 0.0, 0.0)
+
+    class Loaded(UnitPrices):
+        """Prices under which each boundary takes 1 s of the sender and 2 s of the receiver."""
+
+        def hop_loads_s(self, senders: object, receivers: object) -> tuple[float, float]:
+            return 1.0, 2.0
+
+    assert Loaded(CLUSTER, WORKLOAD).send_loads_s(groups) == (1.0, 3.0, 2.0)
+    assert Loaded(CLUSTER, WORKLOAD).send_loads_s(groups[:1]) == (0.0,)
+
+
+@given(st.lists(st.floats(1e-4, 1e-2), min_size=3, max_size=3))
+def test_quick_times_by_hand(times_s: list[float]) -> None:
+    groups = [devices("a", 0), devices("a", 1), devices("b", 0)]
+    own = prices()
+    inside, far = 2 * (ACTIVATION / 100e9 + 3e-6), 2 * (ACTIVATION / 1e9 + 1e-3)
+    fill_s, period_s = own.quick_times_s(times_s, groups)
+    assert fill_s == pytest.approx(sum(times_s) + inside + far)
+    expected = steady_period_s(times_s, [inside, far], ACTIVATION / 1e9)
+    assert period_s == pytest.approx(expected)
+    least_s = own.least_period_s(times_s, groups)
+    assert least_s == pytest.approx(max(*times_s, ACTIVATION / 1e9))
+    assert least_s <= period_s * (1 + 1e-12) <= fill_s * (1 + 1e-9)
+
+
+def test_one_stage_has_no_hops() -> None:
+    assert prices().quick_times_s([2.0], [devices("a", 0)]) == (2.0, 2.0)
+    assert prices().least_period_s([2.0], [devices("a", 0)]) == 2.0
+
+
+def test_layers_of_unlike_kinds_are_bounded_by_their_least() -> None:
+    own = prices()
+    assert own.of_least_layers() is own
+    mixed = make_workload(
+        num_layers=4,
+        num_experts=8,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=512,
+        moe_layer_freq=(0, 1, 1, 1),
+        sequence_parallel=True,
+    )
+    full = prices(mixed)
+    least = full.of_least_layers()
+    assert least.workload.model == mixed.model.least
+    node = CLUSTER.nodes[0]
+    for kind in full.pieces(node, 1, 1024).kinds:
+        assert least.pieces(node, 1, 1024).layer.total_s <= kind.layer.total_s
