@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
     "sharded layers": (
         "tp1:4z3 @2 | tp1:4z3 @1",
         {"precision": "fp32", "use_distributed_optimizer": True, **LLAMA_LIKE},
-        ({}, {"recompute": "full", "recompute_num_layers": 2}),
+        (),
     ),
     "experts": (
         "tp2:3,tp1:1 @4 | tp1:2,tp2(1:3):2 @2",
