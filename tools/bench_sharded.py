@@ -75,7 +75,7 @@ def planned(cluster: Cluster, workload: Workload, *, shards: bool) -> Plan | Non
 
 
 def most_layers(cluster: Cluster, workload: Workload, *, shards: bool, least: int) -> int:
-    """Return the largest number of layers that some plan trains, to 3 %, by bisection."""
+    """Return the largest number of layers that some plan trains, from `least` on by bisection."""
 
     def fits(num_layers: int) -> bool:
         model = replace(workload.model, num_layers=num_layers)
@@ -87,7 +87,7 @@ def most_layers(cluster: Cluster, workload: Workload, *, shards: bool, least: in
     else:
         while high < MOST_LAYERS and fits(high):
             low, high = high, high + max(4, high // 4)
-    while high - low > max(1, low // 30):
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
