@@ -1,21 +1,24 @@
 """A job that is killed at one place and started again, against the same job left alone.
 
     python -m tests.runtime.fault_runs --seeds 3        # every phase and kind of job, as a table
+    python -m tests.runtime.fault_runs --seeds 3 --cases 1       # one more of its cases, then stop
 
 A run starts from weights by global index, saves every two steps and keeps two checkpoints; the
-seed chooses the killed rank and step.
+seed chooses the killed rank and step.  Cases that are done are kept in a folder, so that runs of
+hours can be made in pieces; the table is printed when none is left.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -157,37 +160,113 @@ def killed_and_resumed(job: FaultJob, drill: Drill, whole: FaultJob) -> list[str
     return faults
 
 
+@dataclass(frozen=True)
+class Case:
+    """One kill; `seed` chooses its rank and step."""
+
+    layout: str
+    zero: bool
+    phase: Phase
+    seed: int
+
+    @property
+    def job(self) -> str:
+        """What the job is called in the table and in the folder."""
+        kind = "asymmetric" if self.layout == ASYMMETRIC else "symmetric"
+        return f"{kind}, ZeRO-1" if self.zero else kind
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a case found; nothing in `faults` where all was as promised."""
+
+    job: str
+    phase: str
+    seed: int
+    drill: str
+    faults: list[str]
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a folder with a checkpoint's name did not hold what was written."""
+        return any("SHA-256" in fault or "bytes, written" in fault for fault in self.faults)
+
+
+class Campaign:
+    """Cases and what they found so far, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rows = folder / "rows.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def rows(self) -> list[Row]:
+        """The cases that are done."""
+        lines = self._rows.read_text().splitlines() if self._rows.exists() else []
+        return [Row(**json.loads(line)) for line in lines]
+
+    def run(self, case: Case) -> Row:
+        """Run a case, after the whole run that it is compared with if that is not there yet."""
+        base = self.folder / case.job.replace(", ", "-")
+        whole = FaultJob(case.layout, base / "whole", case.zero)
+        if not folders.step_folder(whole.checkpoints, LAST).is_dir():
+            shutil.rmtree(whole.folder, ignore_errors=True)
+            whole.run()
+        job = FaultJob(case.layout, base / f"{case.phase}-{case.seed}", case.zero)
+        shutil.rmtree(job.folder, ignore_errors=True)
+        drill = drill_of(case.phase, job.num_ranks, case.seed)
+        row = Row(
+            case.job, case.phase, case.seed, str(drill), killed_and_resumed(job, drill, whole)
+        )
+        if not row.faults:
+            shutil.rmtree(job.folder)
+        with self._rows.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        return row
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each phase: of how many kills of each job all was as promised."""
+    jobs = list(dict.fromkeys(row.job for row in rows))
+    lines = [f"| killed in | {' | '.join(jobs)} | torn |", "| --- " * (len(jobs) + 2) + "|"]
+    for phase in dict.fromkeys(row.phase for row in rows):
+        cells = []
+        for job in jobs:
+            of_both = [row for row in rows if (row.phase, row.job) == (phase, job)]
+            cells.append(f"{sum(not row.faults for row in of_both)} of {len(of_both)}")
+        torn_ones = sum(row.is_torn for row in rows if row.phase == phase)
+        lines.append(f"| {phase} | {' | '.join(cells)} | {torn_ones} |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; the exit code is the number of cases that failed."""
+    """Run the cases that are left, and print the table; the exit code is the number that failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--phases", nargs="*", default=[phase.value for phase in KILLED])
+    parser.add_argument("--folder", type=Path, default=Path("build/fault-runs"))
+    parser.add_argument("--cases", type=int, help="run at most so many now; all without")
     asked = parser.parse_args(argv)
-    failed = 0
-    print("| phase | job | kills | torn | resumed bit for bit |\n| --- | --- | --- | --- | --- |")
-    with tempfile.TemporaryDirectory() as temporary:
-        for layout, zero in (
-            (ASYMMETRIC, False), (ASYMMETRIC, True), (SYMMETRIC, False), (SYMMETRIC, True),
-        ):  # fmt: skip
-            base = Path(temporary) / f"{layout}-{zero}".replace(" ", "").replace(":", "-")
-            whole = FaultJob(layout, base / "whole", zero)
-            whole.run()
-            for phase in map(Phase, asked.phases):
-                found: list[str] = []
-                good = 0
-                for seed in range(asked.seeds):
-                    job = FaultJob(layout, base / f"{phase}-{seed}", zero)
-                    faults = killed_and_resumed(job, drill_of(phase, job.num_ranks, seed), whole)
-                    good += not faults
-                    found += faults
-                    shutil.rmtree(job.folder)
-                name = f"{layout}{' ZeRO-1' if zero else ''}"
-                num_torn = sum("SHA-256" in f or "bytes, written" in f for f in found)
-                print(f"| {phase} | {name} | {asked.seeds} | {num_torn} | {good} |", flush=True)
-                for fault in found:
-                    print(f"{phase} {name}: {fault}", file=sys.stderr, flush=True)
-                failed += asked.seeds - good
-    return failed
+    campaign = Campaign(asked.folder)
+    done = {(row.job, row.phase, row.seed): row for row in campaign.rows()}
+    cases = [
+        Case(layout, zero, Phase(phase), seed)
+        for seed, layout, zero, phase in product(
+            range(asked.seeds), (ASYMMETRIC, SYMMETRIC), (False, True), asked.phases
+        )
+    ]
+    left = [case for case in cases if (case.job, case.phase.value, case.seed) not in done]
+    for case in left[: asked.cases]:
+        row = campaign.run(case)
+        done[row.job, row.phase, row.seed] = row
+        print(f"{row.job}, {row.drill}: {row.faults or 'well'}", file=sys.stderr, flush=True)
+    num_left = max(0, len(left) - (len(left) if asked.cases is None else asked.cases))
+    if num_left:
+        print(f"{num_left} of {len(cases)} cases are left", file=sys.stderr)
+        return 0
+    rows = [done[case.job, case.phase.value, case.seed] for case in cases]
+    print(table(rows))
+    return sum(bool(row.faults) for row in rows)
 
 
 if __name__ == "__main__":
