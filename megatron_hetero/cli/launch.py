@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from megatron_hetero.cli.arguments import add_master_port, check_new_folder
+from megatron_hetero.cli.on_loss import add_loss_arguments, replanning_of
 from megatron_hetero.cli.output import Output
 from megatron_hetero.errors import CheckFailedError, EnvironmentMismatchError, UsageError
 from megatron_hetero.files import write_json
@@ -18,6 +19,7 @@ from megatron_hetero.flags.launchers.install import find_wheel, install_script
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob, SlurmOptions
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import PLAN_NAME
+from megatron_hetero.flags.launchers.replanning import CLUSTER_NAME, PROFILE_NAME
 from megatron_hetero.flags.launchers.running import ACTIONS, RECORD_NAME, Action, record_of, steps
 from megatron_hetero.flags.launchers.skypilot import skypilot_files
 from megatron_hetero.flags.launchers.slurm import slurm_files, slurm_options
@@ -103,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take machines that the cluster names by public addresses; read SECURITY.md before",
     )
     add_master_port(parser)
+    add_loss_arguments(parser)
     _add_slurm_arguments(parser)
     running = parser.add_mutually_exclusive_group()
     for action, text in _ACTION_HELP.items():
@@ -170,6 +173,7 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
         _slurm(arguments),
         tuple(_interface(text) for text in arguments.interface),
         arguments.public_addresses,
+        replanning_of(arguments),
     )
     job.check()
     if arguments.open_ports and arguments.launcher != "skypilot":
@@ -194,8 +198,13 @@ def _write_folder(arguments: argparse.Namespace, output: Output) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         _write(folder, file)
-    written = [*(file.name for file in files), PLAN_NAME, RECORD_NAME]
-    shutil.copyfile(arguments.plan, folder / PLAN_NAME)
+    copied = {PLAN_NAME: arguments.plan}
+    if job.replanning is not None:
+        copied |= {CLUSTER_NAME: arguments.cluster, PROFILE_NAME: arguments.profile}
+    for name, path in copied.items():
+        if path is not None:
+            shutil.copyfile(path, folder / name)
+    written = [*(f.name for f in files), *(n for n, p in copied.items() if p), RECORD_NAME]
     write_json(folder / RECORD_NAME, record_of(job, arguments.launcher))
     if wheel is not None and wheel.path is not None:
         shutil.copyfile(wheel.path, folder / wheel.name)

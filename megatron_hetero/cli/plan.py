@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to plan from"
     )
     parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="MACHINE[:GPU]",
+        help="plan as if this machine or GPU of the cluster file were not there; repeatable",
+    )
+    parser.add_argument(
         "--strategy",
         type=_strategy,
         default="auto",
@@ -133,7 +140,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "--cluster CLUSTER.YAML is missing: the machines to plan for (`init` writes a "
             "starter); without one, --memory says which GPUs would hold the model"
         )
-    cluster = load_cluster(arguments.cluster)
+    cluster = load_cluster(arguments.cluster).without(arguments.without)
     profile = load_profile(arguments.profile) if arguments.profile else None
     if arguments.sequences is not None:
         return run_sequences(arguments, output, cluster, profile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from megatron_hetero.cluster.lines import Line as Line
 from megatron_hetero.cluster.lines import SitePair, node_uplink
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, Library
-from megatron_hetero.cluster.names import machine_of
+from megatron_hetero.cluster.names import device_place, machine_of
 from megatron_hetero.cluster.node_links import Incast as Incast
 from megatron_hetero.cluster.node_links import Link as Link
 from megatron_hetero.cluster.node_links import (
@@ -21,6 +21,7 @@ from megatron_hetero.cluster.node_links import (
     summarise_links,
 )
 from megatron_hetero.cluster.site_tour import site_tour
+from megatron_hetero.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,25 @@ class Cluster:
             KeyError: the cluster has no such GPU.
         """
         return self.node_by_name[self.device_by_name[device].node]
+
+    def without(self, names: Sequence[str]) -> Cluster:
+        """Return the cluster as its file would have it with these machines or GPUs in
+        `limits: {idle: ...}`: they are there no more.
+
+        Raises:
+            UsageError: there is no such machine or GPU, or none is left.
+        """
+        left = set(self.device_by_name)
+        for name in names:
+            gone = {d for d in self.device_by_name if name in (d, device_place(d)[0])}
+            if not gone:
+                known = ", ".join(self.machines)
+                raise UsageError(f'there is no machine or GPU "{name}"; machines are {known}')
+            left -= gone
+        if not left:
+            raise UsageError(f"without {', '.join(names)} no GPU is left to plan for")
+        idle = tuple(dict.fromkeys((*self.limits.idle_devices, *names)))
+        return replace(self, limits=replace(self.limits, idle_devices=idle))
 
     @cached_property
     def link_summary(self) -> LinkSummary:

@@ -29,7 +29,9 @@ NOT_FROM_A_PLAN = {
 """Flags that a plan file, which may be a stranger's, must not carry."""
 
 
-def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
+def megatron_args(
+    plan: Plan, plan_path: str | None = None, *, in_our_runtime: bool = False
+) -> tuple[str, ...]:
     """Return the arguments that follow the entry script: the user's flags, then the plan's.
 
     A plan that stock Megatron can express becomes stock flags only. Any other plan becomes the
@@ -39,18 +41,19 @@ def megatron_args(plan: Plan, plan_path: str | None = None) -> tuple[str, ...]:
     Args:
         plan: a valid plan.
         plan_path: path of the plan file on the machines of the job.
+        in_our_runtime: a plan of stock Megatron becomes flags of the plug-in too.
     Raises:
         UsageError: a user's flag is unknown or contradicts the plan; `plan_path` is missing
             although the plan needs its file; or a bare stock layout gives no micro-batch size.
     """
     table = flag_table()
     options = check_user_flags(() if plan.workload is None else plan.workload.megatron_args)
-    if is_stock(plan):
+    if is_stock(plan) and not in_our_runtime:
         _need_micro_batch_size(plan)
-        options = _without_overridden(plan, options)
+        options = _without_overridden(plan, options, of_stock=True)
         decided = _settle(table, options, tuple(stock_decisions(plan)))
         return tokens_of((*options, *decided))
-    options = _without_overridden(plan, options)
+    options = _without_overridden(plan, options, of_stock=False)
     decided = _settle(table, options, tuple(hetero_decisions(plan)))
     return (*tokens_of((*options, *decided)), *_hetero_flag(plan, plan_path))
 
@@ -66,18 +69,22 @@ def check_user_flags(megatron_args: Sequence[str]) -> tuple[Option, ...]:
     return options
 
 
-def plan_arguments(plan: Plan, given: Sequence[str]) -> tuple[str, ...]:
+def plan_arguments(
+    plan: Plan, given: Sequence[str], *, in_our_runtime: bool = False
+) -> tuple[str, ...]:
     """Return the Megatron flags that a plan adds to a command line of the user's.
 
-    `given` is that command line without its `--hetero-` flags.
-
+    Args:
+        given: that command line without its `--hetero-` flags.
+        in_our_runtime: as `megatron_args`.
     Raises:
         UsageError: a flag of `given` is unknown or contradicts the plan.
     """
     table = flag_table()
     options = last_of_each(table.split(tuple(given)))
     size = next((int(o.values[0]) for o in options if o.name == "--micro-batch-size"), None)
-    decisions = (stock_decisions if is_stock(plan) else hetero_decisions)(plan, size)
+    is_stocks = is_stock(plan) and not in_our_runtime
+    decisions = (stock_decisions if is_stocks else hetero_decisions)(plan, size)
     return tokens_of(_settle(table, options, tuple(decisions)))
 
 
@@ -106,7 +113,9 @@ _RECOMPUTE_FLAGS = frozenset(
 )
 
 
-def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, ...]:
+def _without_overridden(
+    plan: Plan, options: Sequence[Option], *, of_stock: bool
+) -> tuple[Option, ...]:
     """Drop the user's flags that the plan replaces: micro-batch size and recompute.
 
     A plan for the plug-in carries its settings in its file: the size stays where some replica has
@@ -114,13 +123,13 @@ def _without_overridden(plan: Plan, options: Sequence[Option]) -> tuple[Option, 
     """
     if plan.workload is None:
         return tuple(options)
-    training, stock = plan.workload.training, is_stock(plan)
+    training = plan.workload.training
     stages = [stage for replica in plan.replicas for stage in replica.stages]
     kinds = {recompute(plan, stage) for stage in stages}
     overridden: set[str] = set()
     if common_micro_batch_size(plan) not in (None, training.micro_batch_size):
         overridden.add("--micro-batch-size")
-    if kinds != {(training.recompute, None)} and (stock or all(s.recompute for s in stages)):
+    if kinds != {(training.recompute, None)} and (of_stock or all(s.recompute for s in stages)):
         overridden |= _RECOMPUTE_FLAGS
     return tuple(option for option in options if overridden.isdisjoint(option.flag.names))
 

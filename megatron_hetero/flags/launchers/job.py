@@ -10,6 +10,7 @@ from itertools import groupby
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
+from megatron_hetero.flags.launchers.replanning import Replanning
 from megatron_hetero.plan.plan import Host, Plan
 
 _JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -71,6 +72,7 @@ class LaunchJob:
     `opens_ports`: rented machines take connections of any address (SkyPilot).
     `interfaces`: (machine, network interface that its ranks talk over); "" stands for all others.
     `takes_public_addresses`: hosts may be named by public addresses.
+    `replanning`: how the job goes on when machines are lost; None where a person sees to that.
     """
 
     plan: Plan
@@ -84,6 +86,7 @@ class LaunchJob:
     slurm: SlurmOptions = SlurmOptions()
     interfaces: tuple[tuple[str, str], ...] = ()
     takes_public_addresses: bool = False
+    replanning: Replanning | None = None
 
     def check(self) -> None:
         """Refuse a job that no launcher can start.
@@ -99,7 +102,10 @@ class LaunchJob:
                 "`megatron-hetero flags`."
             )
         check_hosts(self.plan.hosts, may_be_public=self.takes_public_addresses)
-        machines = [host.node for host in self.plan.hosts]
+        machines, of_what = [host.node for host in self.plan.hosts], "the plan"
+        if self.replanning is not None:
+            self.replanning.check(self.plan, self.more_flags)
+            machines, of_what = [name for name, _ in self.replanning.machines], "the cluster"
         for machine, name in self.interfaces:
             if not _INTERFACE.fullmatch(name):
                 raise UsageError(
@@ -107,7 +113,7 @@ class LaunchJob:
                 )
             if machine and machine not in machines:
                 raise UsageError(
-                    f'--interface {machine}={name}: "{machine}" is no machine of the plan '
+                    f'--interface {machine}={name}: "{machine}" is no machine of {of_what} '
                     f"({', '.join(machines)})"
                 )
         if not _JOB_NAME.fullmatch(self.name):

@@ -18,6 +18,7 @@ from megatron_hetero.flags.environment import (
 )
 from megatron_hetero.flags.launch import HETERO_ENTRY, ONE_MACHINE, STOCK_ENTRY
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
+from megatron_hetero.flags.launchers.replanning import FLAG
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Host
 
@@ -134,16 +135,18 @@ def _exports(settings: Iterable[EnvironmentSetting]) -> Iterator[str]:
 
 
 def _arguments(job: LaunchJob) -> Iterator[str]:
-    argv = megatron_args(job.plan, PLAN_NAME)
+    is_replanned = job.replanning is not None
+    argv = megatron_args(job.plan, PLAN_NAME, in_our_runtime=is_replanned)
     needs_file = argv[-2:] == ("--hetero-plan", PLAN_NAME)
     # Judged against the plan; then they come last, where Megatron's parser lets them win.
-    plan_arguments(job.plan, job.more_flags)
-    yield render_bash([*(argv[:-2] if needs_file else argv), *job.more_flags])
+    plan_arguments(job.plan, job.more_flags, in_our_runtime=is_replanned)
+    ours = FLAG if is_replanned else ()
+    yield render_bash([*(argv[:-2] if needs_file else argv), *job.more_flags, *ours])
     if needs_file:
         yield f'MEGATRON_ARGS+=(--hetero-plan "$here/{PLAN_NAME}")'
 
 
 def _entry(job: LaunchJob) -> tuple[str, ...]:
-    if is_stock(job.plan):
+    if is_stock(job.plan) and job.replanning is None:
         return (job.script,) if job.script else STOCK_ENTRY
     return ("-m", "megatron_hetero.launch", job.script) if job.script else HETERO_ENTRY

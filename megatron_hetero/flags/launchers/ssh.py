@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
-from megatron_hetero.flags.launchers.node_script import node_script
+from megatron_hetero.flags.launchers.node_script import PLAN_NAME, VENV_NAME, node_script
 
 PID_NAME = "start.pid"
 
-_START = """\
+_HEAD = """\
 #!/usr/bin/env bash
 # Starts the plan on its machines over ssh, from any machine that reaches them:
 #
 #   bash start.sh
 #
-# This folder has to lie at the same path on all of them (a shared file system, or
-# `rsync -a "$PWD/" HOST:"$PWD/"` to each).  A log for each node comes to logs/ here.
+# This folder has to lie at the same path on all of them ({place}
 # FOLDER and ENVIRONMENT (a script to source first, such as .venv/bin/activate) may be set.  The
 # machines have to reach each other's ports: {port} of the first one, and those of NCCL and gloo.
+"""
+_COPIED = """\
+a shared file system, or
+# `rsync -a "$PWD/" HOST:"$PWD/"` to each).  A log for each node comes to logs/ here."""
+_SHARED = """\
+on a disk that they share,
+# as --save does).  Where machines are lost, it plans for those that are left and goes on.
+# A log for each node comes to logs/ here."""
+_START = """\
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
 folder=${{FOLDER:-$here}}
 environment=${{ENVIRONMENT:-}}
-master=${{MASTER_ADDR:-{master}}}
+master={master}
 hosts=({hosts})
+"""
+_FIND_PLANNER = """\
+if [ -x "$here/{venv}/bin/megatron-hetero" ]; then
+    PATH=$here/{venv}/bin:$PATH
+fi
+if ! command -v megatron-hetero >/dev/null; then
+    echo "start.sh: there is no megatron-hetero here, which plans again when a machine is lost" >&2
+    exit 5
+fi
+"""
+_IS_SHARED = """\
+not_shared="train.sh: this folder is on no disk that all machines share"
+command+=" && { grep -qsx $$ start.pid || { echo '$not_shared'; exit 2; }; }"
+"""
+_RUN = """\
 
 mkdir -p -- "$here/logs"
 echo "$$" >"$here/{pid}"
 trap 'rm -f -- "$here/{pid}"' EXIT
 command="cd -- $(printf %q "$folder")"
-if [ -n "$environment" ]; then
+{is_shared}if [ -n "$environment" ]; then
     command+=" && source $(printf %q "$environment")"
 fi
 starters=()
@@ -44,11 +69,13 @@ stop() {{
     wait || true
 }}
 trap 'stop; exit 130' INT TERM
+"""
+_END = """\
 for _ in "${{starters[@]}}"; do
     if ! wait -n; then
         echo "start.sh: a node failed; the others are stopped. See $here/logs" >&2
         stop
-        exit 1
+        {then}
     fi
 done
 echo "start.sh: all nodes ended well"
@@ -57,11 +84,35 @@ echo "start.sh: all nodes ended well"
 
 def ssh_files(job: LaunchJob) -> tuple[LaunchFile, ...]:
     """Write `train.sh` and the script that starts it everywhere."""
-    hosts = job.plan.hosts
-    start = _START.format(
-        master=hosts[0].host,
-        port=job.master_port,
-        pid=PID_NAME,
+    return (node_script(job), LaunchFile("start.sh", "".join(_parts(job)), executable=True))
+
+
+def _parts(job: LaunchJob) -> Iterator[str]:
+    hosts, replanning = job.plan.hosts, job.replanning
+    first = hosts[0].host
+    yield _HEAD.format(place=_COPIED if replanning is None else _SHARED, port=job.master_port)
+    yield _START.format(
+        # After a loss another machine may be the first.
+        master=f"${{MASTER_ADDR:-{first}}}" if replanning is None else first,
         hosts=" ".join(host.host for host in hosts),
     )
-    return (node_script(job), LaunchFile("start.sh", start, executable=True))
+    if replanning is not None:
+        yield _FIND_PLANNER.format(venv=VENV_NAME)
+    yield _RUN.format(pid=PID_NAME, is_shared="" if replanning is None else _IS_SHARED)
+    if replanning is not None:
+        yield "\n" + replanning.lines(
+            job.plan, job.more_flags, tuple(_options(job)), plan_name=PLAN_NAME, pid_name=PID_NAME
+        )
+        yield "\n"
+    yield _END.format(then="exit 1" if replanning is None else "go_on")
+
+
+def _options(job: LaunchJob) -> Iterator[str]:
+    """Yield the options of `launch` that write this job's files."""
+    yield from ("--for", "ssh", "--name", job.name, "--master-port", str(job.master_port))
+    if job.script is not None:
+        yield from ("--script", job.script)
+    for machine, name in job.interfaces:
+        yield from ("--interface", f"{machine}={name}" if machine else name)
+    if job.takes_public_addresses:
+        yield "--public-addresses"

@@ -14,11 +14,13 @@ from megatron_hetero.runtime.faults.limits import DEFAULT_STALL_S
 @dataclass(frozen=True)
 class FaultOptions:
     """`keep_checkpoints`: how many of the newest are kept, None for all; `drill`: a fault made on
-    purpose; `stall_limit_s`: how long a rank may stand still, 0 for no watch."""
+    purpose; `stall_limit_s`: how long a rank may stand still, 0 for no watch; `is_replanned`: what
+    started the job starts it under another plan when machines are lost."""
 
     keep_checkpoints: int | None = None
     drill: Drill | None = None
     stall_limit_s: float = DEFAULT_STALL_S
+    is_replanned: bool = False
 
     @staticmethod
     def of(given: argparse.Namespace) -> FaultOptions:
@@ -38,7 +40,12 @@ class FaultOptions:
             raise UsageError(
                 f"--hetero-stall-limit {stall}: give seconds, 5 to 86400, or 0 for no watch"
             )
-        return FaultOptions(keep, None if drill is None else parse_drill(drill), stall)
+        return FaultOptions(
+            keep,
+            None if drill is None else parse_drill(drill),
+            stall,
+            given.hetero_on_loss == "replan",
+        )
 
 
 NO_FAULTS = FaultOptions()
@@ -61,6 +68,14 @@ def add_fault_arguments(group: Any) -> None:
         metavar="SECONDS",
         help="all ranks stop, with the reason, when one stands still in training for longer "
         f"(default {DEFAULT_STALL_S:.0f}; phases that take longer by nature teach it; 0: no watch)",
+    )
+    group.add_argument(
+        "--hetero-on-loss",
+        choices=("stop", "replan"),
+        default="stop",
+        help="replan: what `launch --hetero-on-loss replan` wrote goes on under another plan when "
+        "a machine is lost. Our runtime then trains plans of stock Megatron too, so that every "
+        "plan loads the checkpoints of every other (default: stop)",
     )
     group.add_argument(
         "--hetero-drill",

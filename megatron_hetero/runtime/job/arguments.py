@@ -106,7 +106,7 @@ def requested_plan(arguments: HeteroArguments) -> Plan | None:
         plan = plan_from_layout(parse_layout(arguments.layout))
     else:
         return None
-    plan_arguments(plan, arguments.megatron)
+    plan_arguments(plan, arguments.megatron, in_our_runtime=arguments.faults.is_replanned)
     return plan
 
 

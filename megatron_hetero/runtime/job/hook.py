@@ -71,7 +71,7 @@ def on_plan(
     if arguments.plan is not None or arguments.layout is not None:
         raise UsageError("the plan is given by the program; leave --hetero-plan and -layout out")
     judged = flag_table().known_part(arguments.megatron)
-    plan_arguments(plan, judged)
+    plan_arguments(plan, judged, in_our_runtime=arguments.faults.is_replanned)
     job = job_on_plan(plan, arguments, judged)
     return (
         functools.partial(job.parse, parse_and_validate_args),

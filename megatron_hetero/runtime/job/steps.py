@@ -95,7 +95,7 @@ def job_on_plan(
                 "what every rank does"
             )
         return StockJob(arguments.megatron, world, faults=arguments.faults)
-    if is_stock(plan):
+    if is_stock(plan) and not arguments.faults.is_replanned:
         decided = plan_arguments(plan, judged)
         if world.rank == 0:
             print(f"> this plan is stock Megatron's own: {' '.join(decided)}", flush=True)
