@@ -6,7 +6,7 @@
 # make image  a container image of the runtime, from the wheel (needs Docker)
 #
 # Each creates .venv by itself (PYTHON=... chooses the interpreter, TORCH=... another build of
-# torch); later runs reuse it until setup.py or constraints.txt change.
+# torch); later runs reuse it until requirements-dev.txt changes.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ help:
 
 env: $(VENV)/.installed
 
-$(VENV)/.installed: setup.py constraints.txt tools/make_env.sh
+$(VENV)/.installed: setup.py requirements-dev.txt tools/make_env.sh
 	@tools/make_env.sh $(VENV)
 	@touch $@
 

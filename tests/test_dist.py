@@ -96,6 +96,21 @@ def test_the_wheel_pins_what_the_tests_run_with(wheel: Path) -> None:
     assert "pytest" not in dict(pins)
 
 
+def test_every_version_of_the_developers_environment_has_hashes() -> None:
+    """What `make` installs is what constraints.txt pins, and what torch brings; nothing else."""
+    pins = re.findall(r"^([a-z][\w.-]*==\S+)", (ROOT / "constraints.txt").read_text(), re.M)
+    text = (ROOT / "requirements-dev.txt").read_text()
+    _, of_torch = text.split("\n# torch, and what it brings")
+    hashed = dict(
+        re.findall(r"^([a-z][\w.-]*==\S+)((?: \\\n +--hash=sha256:[0-9a-f]{64})+)", text, re.M)
+    )
+    assert set(hashed) == set(re.findall(r"^([a-z][\w.-]*==\S+)", text, re.M))
+    pins = [pin.replace("ruamel.", "ruamel-") for pin in pins]  # a dot is a dash in names
+    assert set(pins) <= set(hashed)
+    for name in set(hashed) - set(pins):
+        assert name.startswith("triton==") or name in of_torch
+
+
 @pytest.mark.slow
 def test_the_planner_works_where_nothing_but_the_wheel_is(wheel: Path, tmp_path: Path) -> None:
     """Installed from the package index; torch is not, and planning does not miss it."""

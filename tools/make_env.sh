@@ -1,6 +1,6 @@
 #!/bin/sh
 # Create the virtual environment VENV with the package (editable), its runtime and the tools of its
-# developers.  The versions are those of constraints.txt.
+# developers: the files whose SHA-256 stand in requirements-dev.txt, and no others.
 #
 #     tools/make_env.sh VENV
 #
@@ -10,7 +10,6 @@ set -eu
 
 venv=$1
 root=$(cd "$(dirname "$0")/.." && pwd)
-extras=dev,runtime,plot
 
 if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ]; then
     echo "error: the training runtime needs Linux on x86-64 (megatron-core has no other wheels)." >&2
@@ -28,24 +27,19 @@ pip() {
     "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"
 }
 
-constraints=$root/constraints.txt
+requirements=$root/requirements-dev.txt
 if [ -n "${TORCH:-}" ]; then
     echo "Installing torch from: $TORCH" >&2
     # Unquoted on purpose: TORCH may hold several arguments.
     # shellcheck disable=SC2086
     pip install $TORCH
 fi
-installed=$("$venv/bin/python" -c '
-from importlib.metadata import PackageNotFoundError, version
-try:
-    print(version("torch"))
-except PackageNotFoundError:
-    pass')
-if [ -n "$installed" ]; then
+if "$venv/bin/python" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; then
     # A torch that is there already stays: the user chose it, or an earlier run installed it.
-    constraints=$venv/constraints.txt
-    sed "s/^torch==.*/torch==$installed/" "$root/constraints.txt" >"$constraints"
+    requirements=$venv/requirements.txt
+    sed '/^# torch, and what it brings/,$d' "$root/requirements-dev.txt" >"$requirements"
 else
     echo "Installing torch with its CUDA libraries and the rest: about 6 GB, some minutes." >&2
 fi
-pip install --constraint "$constraints" --editable "${root}[$extras]"
+pip install --no-deps --require-hashes --requirement "$requirements"
+pip install --no-deps --no-build-isolation --editable "$root"

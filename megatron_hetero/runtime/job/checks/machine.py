@@ -21,6 +21,7 @@ from megatron_hetero.plan.plan import Host, Plan
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import bus
+from megatron_hetero.schedule.stock import common_micro_batch_size
 
 
 def check_binding(plan: Plan, rank: int, position: Position) -> None:
@@ -161,7 +162,11 @@ def check_same_model(plan: Plan, workload: Workload) -> None:
         for field in fields(workload.training)
         if field.name in ("global_batch_size", "micro_batch_size", "precision", "sequence_parallel")
     ]
-    differing = [f"{name}: plan {a}, flags {b}" for name, a, b in pairs if a != b]
+    # Where all replicas have one size of their own, `flags` writes it in the place of the job's.
+    also = {("micro_batch_size", common_micro_batch_size(plan))}
+    differing = [
+        f"{name}: plan {a}, flags {b}" for name, a, b in pairs if a != b and (name, b) not in also
+    ]
     if differing:
         raise UsageError(
             "the flags describe another job than the plan was made for:\n  "

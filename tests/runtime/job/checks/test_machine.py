@@ -5,17 +5,23 @@ CUDA is stood in for by its two documented orders: that of the PCI bus, and the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
 
-from megatron_hetero.errors import EnvironmentMismatchError
+from megatron_hetero.errors import EnvironmentMismatchError, UsageError
 from megatron_hetero.flags.environment import NODE_VARIABLE
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.build import plan_from_layout
+from megatron_hetero.plan.layout import parse_layout
 from megatron_hetero.plan.ranks import Position
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks import bus, machine
+from megatron_hetero.runtime.job.checks.machine import check_same_model
 from tests.plan.edits import PLAN
+from tests.plan.strategies import workload
 
 BUS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 4090",
        "NVIDIA GeForce RTX 3090")  # fmt: skip
@@ -108,3 +114,18 @@ def test_a_card_in_its_place_needs_no_setting(monkeypatch: pytest.MonkeyPatch) -
 
 def test_bus_ids_are_written_as_the_driver_does() -> None:
     assert bus.normal_bus_id("0000:3B:00.0") == bus.normal_bus_id("00000000:3b:00.0")
+
+
+def test_flags_may_have_the_size_that_all_replicas_have() -> None:
+    """What `flags` writes where the plan gives all replicas another size than the job's."""
+    shape = plan_from_layout(parse_layout("tp1:8 @5x2 | tp1:8 @3x2"))
+    made_for = workload()
+    plan = replace(shape, workload=made_for)
+
+    def with_size(size: int) -> Workload:
+        return replace(made_for, training=replace(made_for.training, micro_batch_size=size))
+
+    check_same_model(plan, made_for)
+    check_same_model(plan, with_size(2))
+    with pytest.raises(UsageError, match="micro_batch_size: plan 1, flags 3"):
+        check_same_model(plan, with_size(3))
