@@ -233,7 +233,8 @@ def table(rows: Sequence[Row]) -> str:
         cells = []
         for job in jobs:
             of_both = [row for row in rows if (row.phase, row.job) == (phase, job)]
-            cells.append(f"{sum(not row.faults for row in of_both)} of {len(of_both)}")
+            good = sum(not row.faults for row in of_both)
+            cells.append(f"{good} of {len(of_both)}" if of_both else "not run")
         torn_ones = sum(row.is_torn for row in rows if row.phase == phase)
         lines.append(f"| {phase} | {' | '.join(cells)} | {torn_ones} |")
     return "\n".join(lines)
