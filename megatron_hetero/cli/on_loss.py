@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work.profile import load_profile
 from megatron_hetero.errors import UsageError
-from megatron_hetero.flags.launchers.replanning import Replanning
+from megatron_hetero.flags.launchers.replanning import OnLoss
 
 
 def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_loss_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def replanning_of(arguments: argparse.Namespace) -> Replanning | None:
+def replanning_of(arguments: argparse.Namespace) -> OnLoss | None:
     """Return how the job of a command line goes on without lost machines; None if it does not.
 
     Raises:
@@ -52,4 +52,4 @@ def replanning_of(arguments: argparse.Namespace) -> Replanning | None:
     if arguments.profile is not None:
         load_profile(arguments.profile)
     cluster = load_cluster(arguments.cluster)
-    return Replanning.on(cluster, has_profile=arguments.profile is not None)
+    return OnLoss.on(cluster, has_profile=arguments.profile is not None)

@@ -20,7 +20,7 @@ from megatron_hetero.errors import HeteroError, UsageError
 from megatron_hetero.flags.launchers.job import LaunchFile, LaunchJob
 from megatron_hetero.flags.launchers.kubernetes import kubernetes_files
 from megatron_hetero.flags.launchers.node_script import node_script
-from megatron_hetero.flags.launchers.replanning import Replanning
+from megatron_hetero.flags.launchers.replanning import OnLoss
 from megatron_hetero.flags.launchers.skypilot import skypilot_files
 from megatron_hetero.flags.launchers.slurm import slurm_files
 from megatron_hetero.flags.launchers.ssh import ssh_files
@@ -263,7 +263,7 @@ SAVING = ("--save", "ckpt", "--load", "ckpt", "--save-interval", "100")
 
 def replanned(**changes: object) -> LaunchJob:
     machines = tuple((h.node, h.host) for h in mixed_plan().hosts)
-    given = {"replanning": Replanning((*machines, ("spare", "spare.example")))}
+    given = {"replanning": OnLoss((*machines, ("spare", "spare.example")))}
     return job(more_flags=SAVING, **given, **changes)
 
 
@@ -331,7 +331,7 @@ def test_a_job_that_is_planned_again_keeps_to_our_runtime() -> None:
     [
         ({"more_flags": ("--save", "ckpt")}, "--save-interval, and --save and --load with one"),
         ({"more_flags": ("--save", "a", "--load", "b", "--save-interval", "9")}, "--load b"),
-        ({"replanning": Replanning((("a", "elsewhere"),))}, "not in it; name the file"),
+        ({"replanning": OnLoss((("a", "elsewhere"),))}, "not in it; name the file"),
     ],
 )
 def test_a_job_that_could_not_go_on_is_refused(changes: dict[str, object], words: str) -> None:

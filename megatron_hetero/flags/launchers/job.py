@@ -10,7 +10,7 @@ from itertools import groupby
 from megatron_hetero.cluster.names import device_place
 from megatron_hetero.errors import UsageError
 from megatron_hetero.flags.launch import DEFAULT_MASTER_PORT, check_hosts, check_master_port
-from megatron_hetero.flags.launchers.replanning import Replanning
+from megatron_hetero.flags.launchers.replanning import OnLoss
 from megatron_hetero.plan.plan import Host, Plan
 
 _JOB_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -86,7 +86,7 @@ class LaunchJob:
     slurm: SlurmOptions = SlurmOptions()
     interfaces: tuple[tuple[str, str], ...] = ()
     takes_public_addresses: bool = False
-    replanning: Replanning | None = None
+    replanning: OnLoss | None = None
 
     def check(self) -> None:
         """Refuse a job that no launcher can start.

@@ -64,7 +64,7 @@ go_on() {{
 
 
 @dataclass(frozen=True)
-class Replanning:
+class OnLoss:
     """What a job needs to be planned again: all machines of its cluster, as (name, address), and
     whether a profile lies beside its file."""
 
@@ -72,10 +72,10 @@ class Replanning:
     has_profile: bool = False
 
     @staticmethod
-    def on(cluster: Cluster, *, has_profile: bool) -> Replanning:
+    def on(cluster: Cluster, *, has_profile: bool) -> OnLoss:
         """Return the replanning of a job on a cluster."""
         pairs = ((name, islands[0].host) for name, islands in cluster.machines.items())
-        return Replanning(tuple(pairs), has_profile)
+        return OnLoss(tuple(pairs), has_profile)
 
     def check(self, plan: Plan, more_flags: Sequence[str]) -> None:
         """Refuse a job that could not go on.
