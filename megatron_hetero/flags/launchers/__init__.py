@@ -3,6 +3,7 @@
 job          what every launcher is given
 node_script  `train.sh`, the same on every node
 install      `install.sh`, from the project's wheel
+replanning   goes on without lost machines
 running      status, logs and stop by the launcher's own tools
 torchrun     by hand
 ssh          one script for all nodes
