@@ -10,6 +10,7 @@ hooks             reports of complete gradients, from Megatron's DDP
 sync_off          the start of a step's sync, delayed to the last gradients
 weight_gradients  backward passes in two parts
 optimizer         Megatron's distributed optimizer over owned pieces
+main_weights      one optimizer over stages in unlike precisions
 optimizer_shards  owners of the optimizer's state
 parameter_gather  new weights on their way from their owners
 sharded_layers    layers of which a rank keeps a part, whole for each pass

@@ -31,6 +31,11 @@ def data(parameter: torch.nn.Parameter) -> torch.Tensor:
     return parameter.data
 
 
+def main_weight(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return the optimizer's own copy of a parameter; the weights themselves where it has none."""
+    return getattr(parameter, "main_param", parameter).data
+
+
 class BucketViews:
     """The slices of one bucket as views of this rank's tensors."""
 

@@ -144,6 +144,10 @@ class DividedOptimizer(ChainedOptimizer):
         self._sync = sync
         self._pieces = tuple(pieces)
 
+    @property
+    def pieces(self) -> tuple[OwnedPiece, ...]:
+        return self._pieces
+
     @torch.no_grad()
     def prepare_grads(self) -> bool:
         for piece in self._pieces:
@@ -153,10 +157,14 @@ class DividedOptimizer(ChainedOptimizer):
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:
         success = bool(super().step_with_ready_grads())
+        self.give_weights()
+        return success
+
+    def give_weights(self) -> None:
+        """Send the weights of the owned pieces to all holders."""
         for piece in self._pieces:
             piece.write_weights()
         self._sync.give_weights()
-        return success
 
     def sharded_state_dict(
         self, model_sharded_state_dict: Any, is_loading: bool = False, **kwargs: Any

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
-from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf, data, main_grad
+from megatron_hetero.runtime.gradients.memory import (
+    BucketViews,
+    TensorOf,
+    data,
+    main_grad,
+    main_weight,
+)
 from megatron_hetero.runtime.gradients.optimizer_shards import Division, Rows
 from megatron_hetero.runtime.observe.traffic import RankTraffic
 
@@ -77,6 +83,11 @@ class Reduction:
             self._keep(self._flat)
             self._flat = self._work = None
 
+    def keep_weights(self, flat: torch.Tensor) -> None:
+        """Write the weights of the bucket to the model and to the optimizer's copies."""
+        self.views.unpack(flat, data)
+        self.views.unpack(flat, main_weight)
+
     def _start(self, flat: torch.Tensor) -> Any:
         return dist.all_reduce(flat, group=self.group, async_op=True)
 
@@ -105,6 +116,8 @@ class DividedReduction(Reduction):
         self.division = division
         self._own = group.rank()
         self._received: Any = None
+        self.main_weights: list[torch.Tensor] | None = None
+        """The optimizer's copies of its own rows, where holders compute in unlike precisions."""
         self.own_gradients: list[torch.Tensor] = []
         self.loose_gradients: list[torch.Tensor] = []
         for _, view in self.own_views(main_grad):
@@ -141,8 +154,16 @@ class DividedReduction(Reduction):
         scatter(total, self.own_gradients)
         self._received = None
 
+    def keep_weights(self, flat: torch.Tensor) -> None:
+        self.views.unpack(flat, data)
+        if self.main_weights is not None:
+            start, stop = self.division.span(self._own)
+            scatter(flat[start:stop], self.main_weights)
+
     def gather(self, tensor: TensorOf) -> Callable[[], None]:
         """Start to send all rows of `tensor` from their owners to every holder.
+
+        Weights go as the optimizer has them, in fp32, to holders of unlike precisions.
 
         Returns:
             A function that waits for the rows and writes them to their places.
@@ -167,13 +188,15 @@ class DividedReduction(Reduction):
 
     def _with_own_rows(self, tensor: TensorOf) -> torch.Tensor:
         """Return a buffer of the bucket with this holder's rows of `tensor` in their places."""
-        own = (
-            self.own_gradients
-            if tensor is main_grad
-            else [view for _, view in self.own_views(tensor)]
-        )
         (_, example), *_ = self.views.views(tensor)
-        flat = example.new_empty(sum(self.division.sizes))
+        dtype = example.dtype
+        if tensor is main_grad:
+            own = self.own_gradients
+        elif self.main_weights is not None:
+            own, dtype = self.main_weights, torch.float32
+        else:
+            own = [view for _, view in self.own_views(tensor)]
+        flat = example.new_empty(sum(self.division.sizes), dtype=dtype)
         start, stop = self.division.span(self._own)
         if own:
             torch.cat([view.reshape(-1) for view in own], out=flat[start:stop])

@@ -8,7 +8,7 @@ start after the last backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
 from megatron_hetero.cost.sync.buckets import MAX_BUCKET_ELEMENTS
+from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.gradients.buckets import (
@@ -31,7 +32,14 @@ from megatron_hetero.runtime.gradients.grouped import (
     exchange_of,
 )
 from megatron_hetero.runtime.gradients.hooks import ChunkGradients
-from megatron_hetero.runtime.gradients.memory import BucketViews, TensorOf, arrange, data, main_grad
+from megatron_hetero.runtime.gradients.memory import (
+    BucketViews,
+    TensorOf,
+    arrange,
+    data,
+    main_grad,
+    main_weight,
+)
 from megatron_hetero.runtime.gradients.optimizer_shards import Division, divide
 from megatron_hetero.runtime.gradients.parameter_gather import ParameterGather
 from megatron_hetero.runtime.gradients.reduction import (
@@ -65,6 +73,7 @@ class GradientSync:
             (`--use-distributed-optimizer`); None: every holder keeps all.
         overlaps_gathers: the new weights travel until the forward pass needs them
             (`--overlap-param-gather`).
+        precisions: [rank] -> what it computes in; None: all in one.
     """
 
     def __init__(
@@ -76,8 +85,10 @@ class GradientSync:
         max_bucket_elements: int = MAX_BUCKET_ELEMENTS,
         *,
         overlaps_gathers: bool = False,
+        precisions: Sequence[Precision] | None = None,
     ) -> None:
         self._groups = groups
+        self._precisions = precisions
         self._optimizer_weights = optimizer_weights
         config = get_model_config(model[0])
         numbers = sharded_numbers(plan)
@@ -325,10 +336,32 @@ class GradientSync:
         """
         for part in (*self._reductions, *self.sharded.buckets):
             flat = part.views.pack(data)
-            places = [self._places[rank] for rank in dist.get_process_group_ranks(part.group)]
+            holders = dist.get_process_group_ranks(part.group)
+            if self._is_mixed(holders):
+                flat = flat.float()
+            places = [self._places[rank] for rank in holders]
             dist.broadcast(flat, group=part.group, group_src=places.index(min(places)))
-            part.views.unpack(flat, data)
+            if isinstance(part, Reduction):
+                part.keep_weights(flat)
+            else:
+                part.views.unpack(flat, data)
         self.sharded.take_weights()
+
+    def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
+        """Take the optimizer's pieces of the divided buckets, in order: holders of unlike
+        precisions get the new weights from their main weights."""
+        tensors = iter(owned)
+        for bucket, reduction in zip(self.buckets, self._reductions, strict=True):
+            if isinstance(reduction, DividedReduction):
+                own = [main_weight(next(tensors)) for _ in reduction.own_gradients]
+                if self._is_mixed(bucket.holders):
+                    reduction.main_weights = own
+
+    def _is_mixed(self, holders: Iterable[int]) -> bool:
+        """Tell if the holders of a bucket compute in unlike precisions."""
+        if self._precisions is None:
+            return False
+        return len({self._precisions[rank] for rank in holders}) > 1
 
 
 _ATTRIBUTE = "hetero_gradient_sync"

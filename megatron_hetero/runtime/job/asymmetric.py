@@ -11,9 +11,11 @@ from typing import Any
 from megatron_hetero.errors import UsageError
 from megatron_hetero.files import content_hash
 from megatron_hetero.model.flag_table import flag_table
+from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.file import plan_to_data
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.precision import own_precisions, stage_precisions
 from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
 from megatron_hetero.runtime.faults.watch import saves_on_sigterm, start_watch
@@ -45,7 +47,7 @@ from megatron_hetero.runtime.job.stock import (
 )
 from megatron_hetero.runtime.job.workload import workload_of
 from megatron_hetero.runtime.job.world import World, join
-from megatron_hetero.runtime.model import fp8
+from megatron_hetero.runtime.model import fp8, precision
 from megatron_hetero.schedule.of_plan import check_schedules
 
 
@@ -70,6 +72,7 @@ class AsymmetricJob:
         self._place: Any = None
         self._divides_optimizer = self._overlaps_gathers = False
         self._saves_states = self._loads_states = False
+        self._precisions: tuple[tuple[Precision, ...], ...] = ()
 
     def parse(self, parse_and_validate_args: Step, **given: Any) -> Any:
         """Parse the flags as in `TrainingJob`, and check the plan against their model."""
@@ -108,6 +111,7 @@ class AsymmetricJob:
         support.check_orders(plan, args)
         support.check_context_parallel(plan, args)
         support.check_sharded_layers(plan, args)
+        support.check_precisions(plan, args)
         check_checkpoint(args)
         # Megatron's own would divide nothing: its data-parallel group is this rank alone.  Without
         # it the rest of Megatron, and what it writes, is as for an ordinary optimizer.
@@ -126,7 +130,21 @@ class AsymmetricJob:
         machine.check_same_model(plan, self._workload)
         if args.fp8 is not None:
             fp8.check_plan(plan, self._workload)
+        self._follow_precisions(args)
         return args
+
+    def _follow_precisions(self, args: Any) -> None:
+        """Let the arguments be those of the job's one optimizer, whatever this stage computes
+        in."""
+        job = self._workload.training.precision
+        self._precisions = stage_precisions(self._plan, job)
+        if any(own_precisions(self._plan)):
+            precision.check_own_device(self._position, self._precision, args.local_rank)
+            precision.follow_optimizer(args, self._plan, job)
+
+    @property
+    def _precision(self) -> Precision:
+        return self._precisions[self._position.replica][self._position.stage]
 
     def _follow_batches(self, args: Any) -> None:
         """Set the global batch of growing batches, of which Megatron has one micro-batch's, and of
@@ -157,7 +175,7 @@ class AsymmetricJob:
         from megatron_hetero.runtime.parallel.tensor_place import TensorPlace, set_tensor_place
 
         place = TensorPlace.of_stage(self._stage.shape, self._position.tensor_rank, args)
-        with place.own_sizes(args):
+        with place.own_sizes(args), precision.in_precision(args, self._precision):
             model = with_layer_spec(gpt_config_from_args(args, **given))
         set_tensor_place(model.transformer, place)
         if place.experts is not None:
@@ -175,7 +193,8 @@ class AsymmetricJob:
         """Wrap a function of the script, which may derive a configuration from `args` once more."""
 
         def call(*given: Any, **named: Any) -> Any:
-            with self._place.own_sizes(self._args):
+            own = precision.in_precision(self._args, self._precision)
+            with self._place.own_sizes(self._args), own:
                 return step(*given, **named)
 
         return call
@@ -230,7 +249,10 @@ class AsymmetricJob:
         groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(
-            groups, config.model.transformer, self._workload.training.sequence_parallel
+            groups,
+            config.model.transformer,
+            self._workload.training.sequence_parallel,
+            precision.crossings(self._precisions[self._position.replica], groups.chain),
         )
         context = RankContext(
             plan=plan,
@@ -240,6 +262,7 @@ class AsymmetricJob:
             workload=self._workload,
             model=config.model,
             place=self._place,
+            precisions=self._precisions,
             batches=self._batches,
             groups=groups,
             communicator=communicator,

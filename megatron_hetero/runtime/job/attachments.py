@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import Precision, Workload
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.plan.ranks import Position
+from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.runtime.faults import marks
 from megatron_hetero.runtime.gradients import sharded_layers
+from megatron_hetero.runtime.gradients.main_weights import build_mixed_optimizer
 from megatron_hetero.runtime.gradients.optimizer import build_optimizer
 from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
@@ -32,6 +34,7 @@ from megatron_hetero.runtime.megatron import (
 )
 from megatron_hetero.runtime.model import expert_bias, experts, hooks
 from megatron_hetero.runtime.model.data import reads_data
+from megatron_hetero.runtime.model.precision import DTYPES
 from megatron_hetero.runtime.observe import straggler
 from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
 from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
@@ -50,7 +53,8 @@ class RankContext:
 
     `args` are Megatron's, `model` is its configuration of the model with the lists of hooks.
     `optimizer_weights` is [rank] -> its relative part of the optimizer's state; None if the state
-    is not divided. The attachment of the schedule makes `watch`, those of the log read it.
+    is not divided. `precisions` is [replica][stage] -> what it computes in. The attachment of the
+    schedule makes `watch`, those of the log read it.
     """
 
     plan: Plan
@@ -60,6 +64,7 @@ class RankContext:
     workload: Workload
     model: Any
     place: TensorPlace
+    precisions: tuple[tuple[Precision, ...], ...]
     batches: BatchSchedule
     groups: RankGroups
     communicator: PipelineCommunicator
@@ -68,6 +73,10 @@ class RankContext:
     saves_states: bool
     loads_states: bool
     watch: StageWatch | None = None
+
+    @property
+    def mixes_precisions(self) -> bool:
+        return len({p for replica in self.precisions for p in replica}) > 1
 
 
 @dataclass(frozen=True)
@@ -150,8 +159,11 @@ def _timeline(context: RankContext) -> None:
         context.model.post_wrap_hooks.append(recorder.post_wrap_hook)
 
 
-def _divided_optimizer(context: RankContext) -> None:
-    if context.optimizer_weights is not None:
+def _optimizer(context: RankContext) -> None:
+    divides = context.optimizer_weights is not None
+    if context.mixes_precisions:
+        optimizer.apply(partial(build_mixed_optimizer, divides=divides))
+    elif divides:
         optimizer.apply(build_optimizer)
 
 
@@ -161,7 +173,12 @@ def _model_hooks(context: RankContext) -> None:
         context.groups,
         context.optimizer_weights,
         overlaps_gathers=context.overlaps_gathers,
+        precisions=[
+            context.precisions[place.replica][place.stage] for place in rank_table(context.plan)
+        ],
     )
+    # Stages in unlike precisions write what a plan in the job's own would.
+    dtype = DTYPES[context.workload.training.precision] if context.mixes_precisions else None
     states = random_states.RandomStates(
         random_states.replica_stages(context.plan), context.position, context.loads_states
     )
@@ -176,7 +193,7 @@ def _model_hooks(context: RankContext) -> None:
         hooks.random_state_hook(context.groups),
         # Nothing has a gradient in a job that only evaluates.
         *([] if context.args.skip_train else [synchronise, expert_bias.expert_bias_hook]),
-        hooks.checkpoint_hook(context.groups, states),
+        hooks.checkpoint_hook(context.groups, states, dtype),
     ]
 
 
@@ -192,7 +209,7 @@ ATTACHMENTS = (
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
     Attachment(_log, "after the schedule; its lines stand in the order of the observers"),
     Attachment(_timeline, "after the log, so that a step's lines stand before its file is written"),
-    Attachment(_divided_optimizer, "before Megatron builds the optimizer"),
+    Attachment(_optimizer, "before Megatron builds the optimizer"),
     Attachment(
         _model_hooks,
         "last, and put before all hooks that are there: what others hang on the model sees it as "

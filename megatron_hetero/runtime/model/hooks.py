@@ -10,6 +10,7 @@ from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training import get_args
 from megatron.training.utils import print_rank_0
 
+from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync, set_gradient_sync
@@ -87,6 +88,7 @@ def synchronise_hook(
     optimizer_weights: Sequence[int] | None = None,
     *,
     overlaps_gathers: bool = False,
+    precisions: Sequence[Precision] | None = None,
 ) -> ModelHook:
     """Return a `post_wrap_hook` that installs the gradient sync and marks what the norm counts.
 
@@ -99,6 +101,7 @@ def synchronise_hook(
         groups: the groups of this rank.
         optimizer_weights: as in `GradientSync`.
         overlaps_gathers: as in `GradientSync`.
+        precisions: as in `GradientSync`.
     """
 
     def hook(model: list[Any]) -> list[Any]:
@@ -107,7 +110,12 @@ def synchronise_hook(
                 for parameter in chunk.parameters():
                     parameter.shared = True
         sync = GradientSync(
-            model, groups, plan, optimizer_weights, overlaps_gathers=overlaps_gathers
+            model,
+            groups,
+            plan,
+            optimizer_weights,
+            overlaps_gathers=overlaps_gathers,
+            precisions=precisions,
         )
         sync.equalise_parameters()
         parts = gather_sync_plans(sync)
@@ -118,16 +126,18 @@ def synchronise_hook(
     return hook
 
 
-def checkpoint_hook(groups: RankGroups, states: RandomStates) -> ModelHook:
+def checkpoint_hook(
+    groups: RankGroups, states: RandomStates, dtype: torch.dtype | None = None
+) -> ModelHook:
     """Return a `post_wrap_hook` that gives checkpoints global shapes and random states.
 
-    See `runtime.state.checkpoint` and `runtime.state.random_states`.
+    See `runtime.state.checkpoint`, also for `dtype`, and `runtime.state.random_states`.
     """
 
     def hook(model: list[Any]) -> list[Any]:
         sync = gradient_sync(get_model_config(model[0]))
         before = None if sync is None else sync.finish_weights
-        describe_globally(model, groups.copy, before)
+        describe_globally(model, groups.copy, before, dtype)
         carry_random_states(unwrap_model(model[0]), states)
         if sync is not None and sync.sharded:
             for chunk in unwrap_model(model):

@@ -16,12 +16,14 @@ class Arrival:
     """A tensor under way: `finish` after its messages have arrived gives it its shape.
 
     `group`: whose ranks have a part each and gather them or, `is_led`, the first of which has all.
+    `dtype` is what it becomes on this stage; None is what crossed.
     """
 
     own: torch.Tensor
     shape: tuple[int, ...]
     group: dist.ProcessGroup | None
     is_led: bool = False
+    dtype: torch.dtype | None = None
 
     def finish(self) -> torch.Tensor:
         flat = self.own
@@ -30,7 +32,8 @@ class Arrival:
         elif self.group is not None:
             flat = self.own.new_empty(self.own.numel() * self.group.size())
             dist.all_gather_into_tensor(flat, self.own, group=self.group)
-        return flat[: prod(self.shape)].view(self.shape).requires_grad_()
+        arrived = flat[: prod(self.shape)].view(self.shape)
+        return arrived.to(self.dtype or arrived.dtype).requires_grad_()
 
 
 @dataclass(frozen=True)

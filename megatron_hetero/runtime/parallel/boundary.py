@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,6 +58,8 @@ class Boundary:
             transport matches the messages of one group in order, and shapes are waited for first.
         led_below: bytes of an activation, below which it goes from leader to leader where the
             receivers would gather it; equal on both sides.
+        crossing: what crosses, where the two stages compute in unlike precisions: that of the
+            narrower side. The other side casts, before it sends and after it has received.
 
     Nothing here waits but `take` and `finish_sends`.
     """
@@ -70,8 +74,10 @@ class Boundary:
         stage: StageRanks | None = None,
         shapes: dist.ProcessGroup | None = None,
         led_below: int = 0,
+        crossing: torch.dtype | None = None,
     ) -> None:
         self._groups = groups
+        self._crossing = crossing or config.pipeline_dtype
         self._outward, self._inward, self._shapes = outward, inward, shapes
         self._config = config
         self._led_below = led_below
@@ -95,6 +101,7 @@ class Boundary:
 
         With `announce` its shape goes first: the receivers have posted without one.
         """
+        tensor = tensor.to(self._crossing)
         ops = self._shape_ops(tensor) if announce else []
         parts = self.send_ops(tensor, self._config.sequence_parallel)
         whole = self._num_elements(tensor.numel(), self._config.sequence_parallel)
@@ -164,10 +171,9 @@ class Boundary:
         return sequence // parts, batch, self._config.hidden_size
 
     def _receive(self, shape: tuple[int, ...]) -> UnderWay:
-        ops, arrival = self.receive_ops(
-            shape, self._config.pipeline_dtype, self._config.sequence_parallel
-        )
-        return UnderWay(dist.batch_isend_irecv(ops) if ops else [], arrival)
+        ops, arrival = self.receive_ops(shape, self._crossing, self._config.sequence_parallel)
+        works = dist.batch_isend_irecv(ops) if ops else []
+        return UnderWay(works, replace(arrival, dtype=self._config.pipeline_dtype))
 
     def _num_elements(self, on_this_rank: int, sequence_parallel: bool) -> int:
         return on_this_rank * self._stage.context * (self._width if sequence_parallel else 1)
@@ -236,9 +242,16 @@ class PipelineCommunicator:
     Args:
         sequence_parallel: the job's flag.  The one in `config` is this rank's, and Megatron takes
             it away from groups of one rank, whose neighbours may follow it all the same.
+        crossings: what crosses the boundaries of unlike precisions (`Boundary`), by their place.
     """
 
-    def __init__(self, groups: RankGroups, config: Any, sequence_parallel: bool) -> None:
+    def __init__(
+        self,
+        groups: RankGroups,
+        config: Any,
+        sequence_parallel: bool,
+        crossings: Mapping[int, torch.dtype] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self.pp_group = groups.pipeline
         self.boundaries: dict[int, Boundary] = {}
@@ -259,6 +272,7 @@ class PipelineCommunicator:
                 groups.stage_ranks[own],
                 hop.shapes,
                 LED_BELOW_BYTES if is_gathered and over_gloo else 0,
+                crossings.get(number),
             )
 
     def hook(self, model: list[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,18 +33,22 @@ from megatron_hetero.runtime.state.random_states import RandomStates
 
 
 def describe_globally(
-    model: Sequence[Any], replica: int, before: Callable[[], None] | None = None
+    model: Sequence[Any],
+    replica: int,
+    before: Callable[[], None] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Make `model`, copy number `replica` in the job, describe its tensors in the global model.
 
     Loading a checkpoint of stock Megatron keeps Megatron's own description of places.  `before` is
-    called first each time: what makes the tensors what they should be.
+    called first each time: what makes the tensors what they should be.  With `dtype` all weights
+    are written and read in it, whatever this stage computes in.
     """
     config = get_model_config(model[0])
     shards = {name: shard_of(name, p, config) for name, p in global_parameters(model)}
     correct = _Correction(replica, {} if tensor_place(config).is_even else shards)
     for chunk in unwrap_model(list(model)):
-        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct, before)
+        chunk.sharded_state_dict = _corrected(chunk.sharded_state_dict, correct, before, dtype)
 
 
 def carry_random_states(chunk: Any, states: RandomStates) -> None:
@@ -67,7 +72,10 @@ def carry_random_states(chunk: Any, states: RandomStates) -> None:
 
 
 def _corrected(
-    original: Callable[..., Any], correct: _Correction, before: Callable[[], None] | None
+    original: Callable[..., Any],
+    correct: _Correction,
+    before: Callable[[], None] | None,
+    dtype: torch.dtype | None,
 ) -> Callable[..., Any]:
     def sharded_state_dict(
         prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
@@ -78,8 +86,12 @@ def _corrected(
         state = original(prefix, sharded_offsets, metadata)
         is_stacked = metadata is None or not metadata.get(ONE_KEY_PER_LAYER)
         if is_stacked and not correct.uneven_shards:
-            return dict_list_map_inplace(correct.copies_alone, state)
-        return dict_list_map_inplace(replace(correct, is_stacked=is_stacked), state)
+            state = dict_list_map_inplace(correct.copies_alone, state)
+        else:
+            state = dict_list_map_inplace(replace(correct, is_stacked=is_stacked), state)
+        if dtype is not None:
+            state = dict_list_map_inplace(partial(_in_dtype, dtype=dtype), state)
+        return state
 
     return sharded_state_dict
 
@@ -110,6 +122,27 @@ def keep_axes(entry: ShardedTensor) -> ShardedTensor | ShardedTensorFactory:
 
     def merge(pieces: list[torch.Tensor]) -> torch.Tensor:
         return pieces[0].reshape(entry.local_shape)
+
+    return ShardedTensorFactory(entry.key, entry.data, build, merge, entry.replica_id)
+
+
+def _in_dtype(entry: Any, dtype: torch.dtype) -> Any:
+    """Let a weight be written and read in `dtype`; its optimizer state stays in its own."""
+    if not isinstance(entry, ShardedTensor | ShardedTensorFactory):
+        return entry
+    if not isinstance(entry.data, torch.Tensor) or entry.data.dtype == dtype:
+        return entry
+
+    def build(key: str, data: torch.Tensor, replica_id: Any, flattened: Any) -> Any:
+        # The state of the optimizer takes the place of the weight here, under a key of its own.
+        given = data.detach().to(dtype) if key == entry.key else data
+        if isinstance(entry, ShardedTensorFactory):
+            return entry.build_fn(key, given, replica_id, flattened)
+        changes = {"key": key, "data": given, "dtype": given.dtype, "replica_id": replica_id}
+        return [replace(entry, **changes)]
+
+    def merge(pieces: list[torch.Tensor]) -> Any:
+        return entry.merge_fn(pieces) if isinstance(entry, ShardedTensorFactory) else pieces[0]
 
     return ShardedTensorFactory(entry.key, entry.data, build, merge, entry.replica_id)
 

@@ -23,7 +23,7 @@ from megatron_hetero.runtime.job.checks.refused_flags import (
     REFUSED,
     Rule,
 )
-from megatron_hetero.runtime.model import experts, fp8
+from megatron_hetero.runtime.model import experts, fp8, precision
 
 
 def check_plan(plan: Plan) -> None:
@@ -40,16 +40,13 @@ def check_plan(plan: Plan) -> None:
                 f"replica {r}: micro-batches of {replica.micro_batch_size} sequences, which do not "
                 f"divide the global batch of {batch} (Megatron counts in them)"
             )
-        for s, stage in enumerate(replica.stages):
-            where = f"replica {r}, stage {s}"
-            if stage.precision is not None:
-                found.append(f"{where}: precision of its own ({stage.precision})")
     if found:
         raise UnsupportedError(
             "The plan is valid, but this version's runtime cannot run these parts of it yet:\n  "
             + "\n  ".join(found)
             + "\nLeave them out of the plan, or plan again without them."
         )
+    precision.check_devices(plan)
 
 
 def check_arguments(args: Any, plan: Plan) -> None:
@@ -99,6 +96,23 @@ def check_sharded_layers(plan: Plan, args: Any) -> None:
     if plan.layout.has_sharded_layers:
         heading = "These flags do not go with the sharded layers (z) of a plan:"
         _refuse(NOT_WITH_SHARDED_LAYERS, args, heading)
+
+
+def check_precisions(plan: Plan, args: Any) -> None:
+    """Refuse flags that stages in precisions of their own cannot follow yet.
+
+    Raises:
+        UnsupportedError: the message names every such flag, with advice.
+    """
+    if not any(precision.own_precisions(plan)):
+        return
+    if plan.layout.has_sharded_layers:
+        raise UnsupportedError(
+            "The plan has sharded layers (z) and stages with a `precision` of their own, which do "
+            "not go together yet. Leave one of them out of the plan."
+        )
+    heading = "These flags do not go with the `precision` of single stages of a plan:"
+    _refuse(precision.REFUSED, args, heading)
 
 
 def check_orders(plan: Plan, args: Any) -> None:

@@ -1,0 +1,128 @@
+"""One optimizer over stages in unlike precisions: main weights in fp32, equal on all holders.
+
+Every rank has Megatron's optimizer for half precision, of the same kind, also where its own stage
+computes in fp32: so the job has one loss scale, one decision to skip a step and one norm. The
+holders of a weight, which may keep it in bf16 here and in fp32 there, start from the same main
+weights; the same sum of gradients then moves them alike. A checkpoint has the main weights of every
+stage, under the key that Megatron gives those of half precision, so any plan reads them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+)
+from megatron.core.utils import get_model_config
+
+from megatron_hetero.runtime.gradients.optimizer import DividedOptimizer, build_optimizer
+from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
+
+
+class FullPrecisionOptimizer(Float16OptimizerWithFloat16Params):
+    """Megatron's optimizer for half precision on a stage in fp32, whose weights are main weights.
+
+    In a checkpoint they stand as main weights, as those of every other stage.
+    """
+
+    @contextmanager
+    def _as_main_weights(self) -> Iterator[None]:
+        saved = self.float16_groups, self.fp32_from_float16_groups
+        self.float16_groups = self.fp32_from_float16_groups = self.fp32_from_fp32_groups
+        try:
+            yield
+        finally:
+            self.float16_groups, self.fp32_from_float16_groups = saved
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._as_main_weights():
+            return super().sharded_state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        with self._as_main_weights():
+            super().load_state_dict(state_dict)
+
+
+class _EqualMainWeights:
+    """Mix-in for a chained optimizer: main weights are equal after each way to load them."""
+
+    chained_optimizers: list[Any]
+    _sync: GradientSync
+
+    def reload_model_params(self, state_dict: Any = None) -> None:
+        super().reload_model_params(state_dict)  # type: ignore[misc]
+        self._sync.equalise_parameters()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        # The file's copy of the model may be in another precision than this stage's.
+        for optimizer in self.chained_optimizers:
+            if not optimizer.is_stub_optimizer:
+                optimizer._copy_main_params_to_model_params()
+        self._give_loaded()
+
+    def _give_loaded(self) -> None:
+        """Let other holders have what was loaded; nothing to do where each holder loads all."""
+
+
+class MixedOptimizer(_EqualMainWeights, ChainedOptimizer):
+    """Optimizer of a rank that keeps all state of its weights."""
+
+    def __init__(self, optimizers: list[Any], sync: GradientSync) -> None:
+        super().__init__(optimizers)
+        self._sync = sync
+
+
+class MixedDividedOptimizer(_EqualMainWeights, DividedOptimizer):
+    """Optimizer of a rank that keeps the state of the pieces it owns."""
+
+    def _give_loaded(self) -> None:
+        self.give_weights()
+
+
+def build_mixed_optimizer(
+    get_megatron_optimizer: Callable[..., Any],
+    config: Any,
+    model: Sequence[Any],
+    *args: Any,
+    divides: bool,
+    **kwargs: Any,
+) -> Any:
+    """Build the optimizer of a rank whose job has stages in unlike precisions.
+
+    Args:
+        get_megatron_optimizer: Megatron's function.
+        config: Megatron's configuration of the optimizer, of the job's narrowest precision.
+        model: the DDP-wrapped chunks, with a gradient sync.
+        args: further arguments of the function.
+        divides: the optimizer's state is divided among the holders of a weight.
+        kwargs: further keyword arguments of the function.
+    """
+    sync = gradient_sync(get_model_config(model[0]))
+    if sync is None:
+        raise RuntimeError("the model has no gradient sync; synchronise_hook comes first")
+    mixed: Any
+    if divides:
+        made = build_optimizer(get_megatron_optimizer, config, model, *args, **kwargs)
+        mixed = MixedDividedOptimizer(_full(made, model), sync, made.pieces)
+        sync.take_main_weights(piece.tensor for piece in made.pieces if piece.is_sole_owner)
+    else:
+        made = get_megatron_optimizer(config, model, *args, **kwargs)
+        mixed = MixedOptimizer(_full(made, model), sync)
+    sync.equalise_parameters()
+    return mixed
+
+
+def _full(made: ChainedOptimizer, model: Sequence[Any]) -> list[Any]:
+    """Return the optimizers of a chain, those of a stage in fp32 as such."""
+    if get_model_config(model[0]).params_dtype == torch.float32:
+        for optimizer in made.chained_optimizers:
+            if not optimizer.is_stub_optimizer:
+                optimizer.__class__ = FullPrecisionOptimizer
+    return list(made.chained_optimizers)
