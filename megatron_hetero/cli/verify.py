@@ -8,7 +8,7 @@
     megatron_args: tuple[str]     words after `--`
     steps: int                    optimizer steps, >= 1
     optimizer: "adam" | "sgd" | None    None: both
-    precision: "fp32" | "bf16" | "fp16" | None    None: the job's
+    precision: "fp32" | "bf16" | "fp16" | "mixed" | None    None: the job's and its stages'
     floor: bool                   also measure the rounding floor
     json: bool                    one JSON object on stdout, text for people on stderr
     plant: str | None             name of a planted error, which must make the check fail
@@ -61,9 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=("fp32", "bf16", "fp16"),
+        choices=("fp32", "bf16", "fp16", "mixed"),
         help="of weights and activations; in half precision a third run, in fp32, measures what "
-        "is rounding (default: the job's, and fp32 with the other optimizer)",
+        "is rounding; mixed: as the plan's stages have it, beside one process that casts where "
+        "they do (default: the job's and its stages', and fp32 with the other optimizer)",
     )
     parser.add_argument(
         "--floor",

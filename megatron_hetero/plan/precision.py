@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.plan import Plan
@@ -36,3 +37,12 @@ def own_precisions(plan: Plan) -> Iterator[tuple[int, int, Precision]]:
         for s, stage in enumerate(replica.stages):
             if stage.precision is not None:
                 yield r, s, stage.precision
+
+
+def in_one_precision(plan: Plan) -> Plan:
+    """Return the plan with all stages in the job's precision."""
+    replicas = tuple(
+        replace(r, stages=tuple(replace(s, precision=None) for s in r.stages))
+        for r in plan.replicas
+    )
+    return replace(plan, replicas=replicas)

@@ -132,20 +132,6 @@ def test_a_bias_that_leaves_a_recomputed_block_is_no_leaf_any_more() -> None:
     assert not bias.is_leaf
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"precision": "bf16"}, "precision of its own"),
-    ],
-)
-def test_parts_of_a_plan_that_cannot_run_yet(change: dict[str, object], name: str) -> None:
-    asked = with_micro_batch_sizes(plan(LAYOUT), 1)
-    stage = replace(asked.replicas[0].stages[0], **change)
-    first = replace(asked.replicas[0], stages=(stage, *asked.replicas[0].stages[1:]))
-    with pytest.raises(UnsupportedError, match=f"replica 0, stage 0: .*{name}"):
-        support.check_plan(replace(asked, replicas=(first, *asked.replicas[1:])))
-
-
 def test_a_micro_batch_size_that_does_not_divide_the_batch() -> None:
     asked = with_micro_batch_sizes(plan("tp1:4 @2x2 | tp1:4 @3"), 1)
     with pytest.raises(UnsupportedError, match=r"replica 0: micro-batches of 2 .* batch of 7"):

@@ -15,6 +15,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import load_plan
 from megatron_hetero.plan.layout import format_layout, parse_layout
 from megatron_hetero.plan.plan import Layout, Plan
+from megatron_hetero.plan.precision import in_one_precision, mixes_precisions
 from megatron_hetero.runtime.job.local_launch import kept_folder, preload
 
 
@@ -48,7 +49,15 @@ def verify_arguments(
     if arguments.plant is not None:
         check_fault(arguments.plant)
     own = workload.training.optimizer
-    precision = arguments.precision or workload.training.precision
+    precision = workload.training.precision
+    if arguments.precision == "mixed":
+        if not mixes_precisions(plan, precision):
+            raise UsageError(
+                "--precision mixed: the plan's stages all compute in one precision. Leave it out, "
+                "or give some stages their own `precision` in plan.json."
+            )
+    elif arguments.precision is not None:
+        plan, precision = in_one_precision(plan), arguments.precision
     others = tuple(o for o in OPTIMIZERS if o != own)
     options = Options(
         steps=arguments.steps,
@@ -56,7 +65,9 @@ def verify_arguments(
         floor=arguments.floor,
         precision=precision,
         # As the job trains, and once more where no rounding hides a difference.
-        fp32_optimizers=() if arguments.optimizer or arguments.precision else others,
+        fp32_optimizers=(
+            () if arguments.optimizer or arguments.precision not in (None, "mixed") else others
+        ),
         fault=arguments.plant,
     )
 

@@ -33,17 +33,20 @@ class Options:
     fp32_optimizers: tuple[str, ...] = ()
 
     def precision_of(self, optimizer: str) -> Precision:
-        """Return the precision of the runs with `optimizer`."""
+        """Return the precision of the runs with `optimizer`, but for stages with their own."""
         return "fp32" if optimizer in self.fp32_optimizers else self.precision
 
 
-def precision_flags(precision: Precision, per_token_loss: bool) -> tuple[str, ...]:
-    """Return Megatron's flags for training in `precision`.
+def precision_flags(precision: Precision) -> tuple[str, ...]:
+    """Return Megatron's flag for training in `precision`."""
+    return () if precision == "fp32" else (f"--{precision}",)
 
-    The loss scale of fp16 grows within a few steps. It starts where the small model's gradients are
-    far from both ends of fp16: a loss per token is a sum over the batch, otherwise a mean.
+
+def loss_scale_flags(per_token_loss: bool) -> tuple[str, ...]:
+    """Return flags of a loss scale for fp16 that grows within a few steps.
+
+    It starts where the small model's gradients are far from both ends of fp16: a loss per token is
+    a sum over the batch, otherwise a mean.
     """
-    if precision != "fp16":
-        return () if precision == "fp32" else ("--bf16",)
     scale = 2**4 if per_token_loss else 2**12
-    return ("--fp16", f"--initial-loss-scale={scale}", "--loss-scale-window=2", "--hysteresis=1")
+    return (f"--initial-loss-scale={scale}", "--loss-scale-window=2", "--hysteresis=1")

@@ -26,6 +26,7 @@ from megatron_hetero.lab.verify.outcome import Comparison as Comparison
 from megatron_hetero.lab.verify.outcome import Routing as Routing
 from megatron_hetero.lab.verify.outcome import Verification as Verification
 from megatron_hetero.lab.verify.outcome import outcome_to_data as outcome_to_data
+from megatron_hetero.lab.verify.processes.casts import start_rounding
 from megatron_hetero.lab.verify.processes.jobs import VerifyJobs
 from megatron_hetero.lab.verify.processes.record import RankRecord, read_record
 from megatron_hetero.lab.verify.processes.routing import UNIT_ROUNDOFF, Flips
@@ -76,14 +77,17 @@ def _notes(jobs: VerifyJobs, workload: Workload) -> Iterator[str]:
     """Describe the differences from the job's own optimizer and precision."""
     training, options, shrunk = workload.training, jobs.options, jobs.shrunk
     for optimizer in options.optimizers:
-        precision = options.precision_of(optimizer)
+        trained = jobs.precisions_of(optimizer)
+        precision = " and ".join(sorted(trained))
         if optimizer != training.optimizer:
             second = ", as a second run" if len(options.optimizers) > 1 else ""
             yield f"{training.optimizer} -> {optimizer}, in {precision}{second}"
-        elif precision != training.precision:
+        elif trained != {training.precision}:
             yield f"{training.precision} -> {precision}"
-        if precision != "fp32" and optimizer == "adam":
+        if trained != {"fp32"} and optimizer == "adam":
             yield f"--adam-eps -> {HALF_PRECISION_EPSILON} in {precision}"
+        if jobs.mixes_precisions(optimizer):
+            yield f"the one process casts where the plan does ({optimizer})"
     divided = training.use_distributed_optimizer and is_stock(shrunk.plan)
     if divided and "sgd" in options.optimizers:
         yield (
@@ -122,7 +126,7 @@ def _compare(
     else:
         _run(running, on_progress)
     model, bounds = jobs.shrunk.model, tolerances(jobs.shrunk.model, optimizer, True)
-    if jobs.options.precision_of(optimizer) != "fp32":
+    if jobs.precisions_of(optimizer) != {"fp32"}:
         return _compare_in_half_precision(jobs, optimizer, running, on_progress)
     ranks, (reference,) = [records(job) for job in running]
     at = data_ranks(jobs.shrunk.plan)
@@ -152,10 +156,17 @@ def _compare_in_half_precision(
     No bound on the effect of rounding to 8 or 11 bits is both sound and tight, but its effect on
     the one process can be measured. The plan rounds the same numbers at other places, so it may be
     four times (`FLOOR_FACTOR`) as far from the one process as that one is from fp32.
+
+    Where stages compute in unlike precisions, the one process casts where they do. If no stage in
+    half precision is divided, the plan rounds the same numbers at the same places, and the floor is
+    that of fp32: the one process in another order.
     """
-    model, plan = jobs.shrunk.model, jobs.shrunk.plan
+    model, plan = jobs.shrunk.model, jobs.plan_of(optimizer)
     ranks, (reference,) = [records(job) for job in trained]
-    job = jobs.fp32_job(optimizer, reference.skipped)
+    if jobs.rounds_alike(optimizer):
+        job = jobs.floor_job(optimizer)
+    else:
+        job = jobs.fp32_job(optimizer, reference.skipped)
     _run([job], on_progress)
     (single,) = records(job)
     steps = range(1, len(reference.steps) + 1)
@@ -169,6 +180,7 @@ def _compare_in_half_precision(
         single,
         tensor_groups(plan),
         is_drawn_alike=is_drawn_alike(jobs.shrunk.plan, jobs.shrunk.model),
+        rounding=start_rounding(plan, jobs.options.precision_of(optimizer)),
     )
     bounds = half_precision_tolerances(reference, single, model, optimizer)
     loss, gradients, norm, weights = rounding_of(reference, single, model, optimizer)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from megatron_hetero.errors import CheckFailedError
 from megatron_hetero.lab.verify.distance.adam import AdamSettings
 from megatron_hetero.lab.verify.distance.measure import FLOOR_FACTOR, Measure, key_bias_rows
-from megatron_hetero.lab.verify.distance.start import first_unequal_start
+from megatron_hetero.lab.verify.distance.start import Rounding, first_unequal_start
 from megatron_hetero.lab.verify.processes.record import SKIPPED, RankRecord
 from megatron_hetero.model.spec import ModelSpec
 
@@ -125,6 +125,7 @@ def compare(
     adam: AdamSettings | None = None,
     is_drawn_alike: bool = True,
     starts_apart: bool = False,
+    rounding: Rounding | None = None,
 ) -> Distances:
     """Compute the distance of the run recorded by `ranks` from the one process of `reference`.
 
@@ -142,6 +143,7 @@ def compare(
             (`distance.adam`).
         is_drawn_alike: initial weights equal the one process's too, not only those of other ranks.
         starts_apart: the run is a floor, whose weights were moved on purpose at the start.
+        rounding: as in `first_unequal_start`.
     Raises:
         CheckFailedError: a record is incomplete, so that there is nothing to compare.
     """
@@ -162,7 +164,7 @@ def compare(
         ),
         same_loss_scales=all(_scaled_alike(record, reference, steps) for record in ranks),
         left_out=tuple(n for n in reference.shards if key_bias_rows(n, model)),
-        unequal_start=first_unequal_start(reference, ranks, is_drawn_alike),
+        unequal_start=first_unequal_start(reference, ranks, is_drawn_alike, rounding),
     )
 
 
@@ -175,10 +177,12 @@ def half_precision_tolerances(
     floor.
     """
     loss, _, norm, _ = rounding_of(reference, single, model, optimizer)
+    fp32 = tolerances(model, optimizer)
+    # A floor of equal casts may be below what fp32 sums in another order differ by.
     return replace(
-        tolerances(model, optimizer),
-        loss=FLOOR_FACTOR * loss.value,
-        gradient_norm=FLOOR_FACTOR * norm.value,
+        fp32,
+        loss=max(fp32.loss, FLOOR_FACTOR * loss.value),
+        gradient_norm=max(fp32.gradient_norm, FLOOR_FACTOR * norm.value),
     )
 
 

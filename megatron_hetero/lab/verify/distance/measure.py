@@ -48,6 +48,9 @@ class Measure:
                         difference -= record.arrays[start] - part_of(
                             self.reference.arrays[start], shard
                         )
+                if kind == "weight" and name in record.rounded:
+                    weights = part_of(whole, shard)
+                    difference = _beyond_one_unit(difference, weights, record.rounded[name])
                 size = _largest
                 if kind == "weight" and self.optimizer == "adam":
                     difference = _beyond_rounding(difference, part_of(whole, shard), step)
@@ -121,6 +124,21 @@ def _beyond_rounding(
     beyond: numpy.ndarray = numpy.maximum(numpy.abs(difference) - num_steps * unit, 0.0)
     # A NaN must stay one: numpy.maximum keeps it.
     return beyond
+
+
+_UNIT_OVER_FP32 = {"torch.bfloat16": 2.0**16, "torch.float16": 2.0**13}
+
+
+def _beyond_one_unit(
+    difference: numpy.ndarray, weights: numpy.ndarray, dtype: str
+) -> numpy.ndarray:
+    """Reduce a difference by one unit in the last place of half precision, in which one side is
+    rounded: the other is the main weight."""
+    unit = numpy.maximum(numpy.spacing(numpy.abs(weights)) * _UNIT_OVER_FP32[dtype], 2.0**-24)
+    beyond: numpy.ndarray = numpy.sign(difference) * numpy.maximum(
+        numpy.abs(difference) - unit, 0.0
+    )
+    return beyond.astype(numpy.float32)
 
 
 def _largest(tensor: numpy.ndarray) -> float:

@@ -6,16 +6,22 @@ drew them: the start of a job without a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 
 from megatron_hetero.lab.verify.distance.measure import part_of
 from megatron_hetero.lab.verify.processes.record import RankRecord
 
+Rounding = Callable[[int, str, numpy.ndarray], numpy.ndarray]
+"""(rank, parameter, its whole value in one process) -> what this rank has of it."""
+
 
 def first_unequal_start(
-    reference: RankRecord, ranks: Sequence[RankRecord], is_drawn_alike: bool
+    reference: RankRecord,
+    ranks: Sequence[RankRecord],
+    is_drawn_alike: bool,
+    rounding: Rounding | None = None,
 ) -> str | None:
     """Find the first tensor of a rank with other initial weights than expected; None if all agree.
 
@@ -27,6 +33,7 @@ def first_unequal_start(
         ranks: the records of the plan, by rank.
         is_drawn_alike: the ranks draw as the one process does. Otherwise they are compared with one
             another: holders of the same elements, replicas above all, start alike.
+        rounding: what ranks in precisions of their own make of the one process's weights.
     """
     whole = dict(reference.drawn) if is_drawn_alike else {}
     for rank, record in enumerate(ranks):
@@ -35,7 +42,8 @@ def first_unequal_start(
                 continue
             if name not in whole:
                 whole[name] = numpy.full(shard.global_shape, numpy.nan, "float32")
-            at = part_of(whole[name], shard)
+            due = whole[name] if rounding is None else rounding(rank, name, whole[name])
+            at = part_of(due, shard)
             own = record.drawn[name]
             known = ~numpy.isnan(at)
             if not numpy.array_equal(own[known], at[known]):

@@ -8,6 +8,8 @@ runs through `entry.main`, as a user's job does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import frexp
 from pathlib import Path
 
 from megatron_hetero.lab.verify.distance.adam import AdamSettings
@@ -15,10 +17,12 @@ from megatron_hetero.lab.verify.faults import catalogue
 from megatron_hetero.lab.verify.options import (
     HALF_PRECISION_EPSILON,
     LEARNING_RATE,
+    loss_scale_flags,
     precision_flags,
 )
 from megatron_hetero.lab.verify.options import Options as Options
 from megatron_hetero.lab.verify.processes import one_process
+from megatron_hetero.lab.verify.processes.casts import Casts, casts_of
 from megatron_hetero.lab.verify.processes.floor import FloorRecorder
 from megatron_hetero.lab.verify.processes.optimizer_flags import (
     ADAM,
@@ -28,7 +32,12 @@ from megatron_hetero.lab.verify.processes.optimizer_flags import (
 )
 from megatron_hetero.lab.verify.processes.record import DrawingRecorder, Recorder
 from megatron_hetero.lab.verify.processes.routing import Replay, Routers, replay_of_rank
-from megatron_hetero.lab.verify.small.job_flags import NO_FLAGS, JobFlags, without_flags
+from megatron_hetero.lab.verify.small.job_flags import (
+    NO_FLAGS,
+    PRECISIONS,
+    JobFlags,
+    without_flags,
+)
 from megatron_hetero.lab.verify.small.shrink import Shrunk
 from megatron_hetero.lab.verify.small.text import tokenizer_arguments, write_text_dataset
 from megatron_hetero.model.flag_table import flag_table, last_of_each
@@ -37,6 +46,7 @@ from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.precision import in_one_precision, narrowest, stage_precisions
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob
 from megatron_hetero.runtime.megatron import checkpoint_metadata
@@ -76,13 +86,44 @@ class VerifyJobs:
         self._is_per_token = "--calculate-per-token-loss" in shrunk.model_args
         self._one_process = (f"--make-vocab-size-divisible-by={shrunk.vocab_multiple}",)
 
-    def _model_arguments(self, precision: Precision) -> tuple[str, ...]:
-        in_precision = precision_flags(precision, self._is_per_token)
+    def plan_of(self, optimizer: str) -> Plan:
+        """Return the plan that trains with `optimizer`: as it is, or all in fp32."""
+        if optimizer in self.options.fp32_optimizers:
+            return in_one_precision(self.shrunk.plan)
+        return self.shrunk.plan
+
+    def precisions_of(self, optimizer: str) -> set[Precision]:
+        """Return the precisions of the plan's stages in the runs with `optimizer`."""
+        table = stage_precisions(self.plan_of(optimizer), self.options.precision_of(optimizer))
+        return {precision for replica in table for precision in replica}
+
+    def mixes_precisions(self, optimizer: str) -> bool:
+        return len(self.precisions_of(optimizer)) > 1
+
+    def rounds_alike(self, optimizer: str) -> bool:
+        """Tell if the one process rounds as the plan does: it casts where the plan does, and scales
+        losses alike (but for powers of two), and no stage in half precision is divided, which
+        rounds the parts of its sums."""
+        if not self.mixes_precisions(optimizer):
+            return False
+        plan, job = self.plan_of(optimizer), self.options.precision_of(optimizer)
+        counts = [replica.num_micro_batches for replica in plan.replicas]
+        scales = {sum(counts) / count for count in counts}
+        if not self._is_per_token and any(frexp(scale)[0] != 0.5 for scale in scales):
+            return False
+        return not any(
+            stage.shape.num_devices > 1 and precision != "fp32"
+            for replica, row in zip(plan.replicas, stage_precisions(plan, job), strict=True)
+            for stage, precision in zip(replica.stages, row, strict=True)
+        )
+
+    def _model_arguments(self, precision: Precision, has_fp16: bool) -> tuple[str, ...]:
         half = self._flags.half if precision == self._flags.precision else ()
         # The job's own last, so that its weight decay or clipping counts.
         return (
             *self._common,
-            *in_precision,
+            *precision_flags(precision),
+            *(loss_scale_flags(self._is_per_token) if has_fp16 else ()),
             *self.shrunk.model_args,
             *self._flags.both,
             *half,
@@ -90,10 +131,15 @@ class VerifyJobs:
 
     def training_arguments(self, optimizer: str, in_fp32: bool = False) -> tuple[str, ...]:
         asked = self.options.precision_of(optimizer)
-        epsilon = () if asked == "fp32" else (f"--adam-eps={HALF_PRECISION_EPSILON}",)
+        trained = self.precisions_of(optimizer)
+        epsilon = () if trained == {"fp32"} else (f"--adam-eps={HALF_PRECISION_EPSILON}",)
         rates = self._flags.learning_rates
         rate = rates.get(optimizer, LEARNING_RATE[optimizer])
-        model = self._model_arguments("fp32" if in_fp32 else asked)
+        model = (
+            self._model_arguments("fp32", False)
+            if in_fp32
+            else self._model_arguments(asked, "fp16" in trained)
+        )
         if rates and optimizer not in rates:
             # The job's other rates are of its own optimizer.
             model = without_flags(model, OTHER_RATES)
@@ -119,7 +165,7 @@ class VerifyJobs:
     def seed_job(self) -> LocalJob:
         """Return the job in which stock Megatron makes the initial weights of every run."""
         argv = (
-            *without_flags(self._model_arguments(self.options.precision), RATES),
+            *without_flags(self._model_arguments(self.options.precision, False), RATES),
             *self._one_process,
             "--train-iters=1",
             "--lr=0",
@@ -148,12 +194,22 @@ class VerifyJobs:
         """Return the job of the one process of stock Megatron (`processes.one_process`)."""
         replays = self.replays_routing(optimizer)
         return self._one_process_job(
-            "reference", optimizer, lambda: DrawingRecorder(Routers() if replays else None)
+            "reference",
+            optimizer,
+            lambda: DrawingRecorder(Routers() if replays else None),
+            casts=self._casts(optimizer),
         )
+
+    def _casts(self, optimizer: str, is_reversed: bool = False) -> Casts | None:
+        if not self.mixes_precisions(optimizer):
+            return None
+        plan, job = self.plan_of(optimizer), self.options.precision_of(optimizer)
+        return casts_of(plan, job, self.shrunk.micro_batch_size, is_reversed)
 
     def replays_routing(self, optimizer: str) -> bool:
         """Tell if the plan follows the one process's experts; that process then runs first."""
         is_half = self.options.precision_of(optimizer) != "fp32"
+        is_half = is_half and not self.mixes_precisions(optimizer)
         return is_half and self.shrunk.model.num_experts > 0
 
     def _routing(self, optimizer: str) -> Path:
@@ -162,7 +218,12 @@ class VerifyJobs:
 
     def floor_job(self, optimizer: str) -> LocalJob:
         """Return the job of the one process in another rounding (`FloorRecorder`)."""
-        return self._one_process_job("floor", optimizer, lambda: FloorRecorder(self.shrunk))
+        return self._one_process_job(
+            "floor",
+            optimizer,
+            lambda: FloorRecorder(self.shrunk),
+            casts=self._casts(optimizer, is_reversed=True),
+        )
 
     def fp32_job(self, optimizer: str, skipped: Sequence[int]) -> LocalJob:
         """Return the one process's job in fp32, without steps that half precision skipped."""
@@ -186,10 +247,16 @@ class VerifyJobs:
         make: Callable[[], Recorder],
         flags: Sequence[str] = (),
         in_fp32: bool = False,
+        casts: Casts | None = None,
     ) -> LocalJob:
         folder = self._folder / optimizer / name
+        of_optimizer: tuple[str, ...] = ()
+        if casts is not None:
+            of_optimizer = precision_flags(narrowest(self.precisions_of(optimizer)))
+        given = self.training_arguments(optimizer, in_fp32)
         argv = (
-            *self.training_arguments(optimizer, in_fp32),
+            *(without_flags(given, PRECISIONS) if of_optimizer else given),
+            *of_optimizer,
             *self._one_process,
             *flags,
             f"--data-cache-path={folder / 'cache'}",
@@ -199,7 +266,7 @@ class VerifyJobs:
             if self.options.reuses and (folder / f"record-{rank}.json").exists():
                 return
             recorder = make()
-            one_process.train(argv, entry.World.from_environment().store(), recorder)
+            one_process.train(argv, entry.World.from_environment().store(), recorder, casts)
             recorder.save(folder / f"record-{rank}")
 
         return LocalJob(f"one process, {optimizer}", 1, train, folder)
@@ -207,7 +274,8 @@ class VerifyJobs:
     def plan_job(self, optimizer: str) -> LocalJob:
         """Return the job of the plan, through the entry that users run."""
         arguments = self.training_arguments(optimizer)
-        return self._plan_job("the plan", optimizer, self.shrunk, arguments)
+        shrunk = replace(self.shrunk, plan=self.plan_of(optimizer))
+        return self._plan_job("the plan", optimizer, shrunk, arguments)
 
     def interrupted_jobs(
         self, optimizer: str, resumed: Shrunk, after: int
@@ -252,7 +320,8 @@ class VerifyJobs:
             if self.options.fault is not None:
                 catalogue.plant(self.options.fault)
             save_without_a_server()
-            recorder = Recorder(self._replayed(shrunk, optimizer, rank))
+            mixes = self.mixes_precisions(optimizer)
+            recorder = Recorder(self._replayed(shrunk, optimizer, rank), records_main=mixes)
             leaving = None
             try:
                 entry.main(argv, recorder)

@@ -22,14 +22,21 @@ from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.megatron import compile_helpers, value_channels
 
 if TYPE_CHECKING:
+    from megatron_hetero.lab.verify.processes.casts import Casts
     from megatron_hetero.lab.verify.processes.record import Recorder
 
 
 def train(
-    argv: Sequence[str], store: torch.distributed.Store | None, recorder: Recorder | None = None
+    argv: Sequence[str],
+    store: torch.distributed.Store | None,
+    recorder: Recorder | None = None,
+    casts: Casts | None = None,
 ) -> None:
     """Run Megatron's `pretrain` with `argv` on this process's GPU, or on its CPU where there is
-    none, watched by `recorder`."""
+    none, watched by `recorder`.
+
+    With `casts` the flags' precision is the optimizer's alone; the model is in fp32, and casts.
+    """
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (
@@ -46,7 +53,7 @@ def train(
     sys.argv = [sys.argv[0], *argv, *flags]
     try:
         args = parse_and_validate_args()
-        config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
+        config = pretrain_cfg_container_from_args(args, _model(gpt_config_from_args, args, casts))
     except AssertionError as error:
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise UsageError(f"Megatron refuses the flags: {said}") from error
@@ -57,6 +64,18 @@ def train(
         config.model.post_wrap_hooks.append(recorder.post_wrap_hook)
         provider = recorder.recorded(_datasets)
     pretrain(config, provider, ModelType.encoder_or_decoder, _forward_step, store=store)
+
+
+def _model(gpt_config_from_args: Any, args: Any, casts: Casts | None) -> Any:
+    if casts is None:
+        return gpt_config_from_args(args)
+    of_optimizer = args.fp16, args.bf16, args.params_dtype
+    args.fp16, args.bf16, args.params_dtype = False, False, torch.float32
+    model = gpt_config_from_args(args)
+    args.fp16, args.bf16, args.params_dtype = of_optimizer
+    args.accumulate_allreduce_grads_in_fp32 = True
+    model.pre_wrap_hooks.append(casts.attach)
+    return model
 
 
 def _forward_step(batches: Iterator[dict[str, Tensor]], model: Any) -> tuple[Tensor, Any]:

@@ -20,7 +20,7 @@ from megatron.core.utils import get_model_config
 
 from megatron_hetero.lab.verify.processes import stock_division
 from megatron_hetero.lab.verify.processes.routing import Flips, Routers
-from megatron_hetero.runtime.gradients.memory import main_grad
+from megatron_hetero.runtime.gradients.memory import data, main_grad, main_weight
 from megatron_hetero.runtime.gradients.sync import GradientSync, gradient_sync
 from megatron_hetero.runtime.megatron import training_log
 from megatron_hetero.runtime.model.initial_weights import initialise
@@ -61,6 +61,9 @@ class RankRecord:
     """The weights that the model was built with, by name, before a checkpoint took their place."""
     flips: Flips | None = None
     """Tokens for which its routers would have chosen other experts than the replayed ones."""
+    rounded: dict[str, str] = field(default_factory=dict)
+    """Type of the weights that are recorded as the model has them, for want of main weights on
+    this rank, where the one process records main weights (stages in unlike precisions)."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -76,9 +79,16 @@ class RankRecord:
 class Recorder:
     """Observer of one rank's training; call `save` when it has ended."""
 
-    def __init__(self, routers: Routers | None = None) -> None:
-        """Prepare a record; `routers` keeps or replays the choice of experts."""
+    def __init__(self, routers: Routers | None = None, records_main: bool = False) -> None:
+        """Prepare a record.
+
+        Args:
+            routers: keeps or replays the choice of experts.
+            records_main: weights are the optimizer's main weights, where this rank has them all.
+        """
         self._routers = routers
+        self._weight = main_weight if records_main else data
+        self._records_main = records_main
         self._arrays: dict[str, numpy.ndarray] = {}
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._shards: dict[str, ParameterShard] = {}
@@ -121,7 +131,7 @@ class Recorder:
                 stock_division.gather_gradients(model)
             done = get_args().curr_iteration
             if not self._norms:
-                self._keep("weight", done, lambda p: p.data)
+                self._keep("weight", done, self._weight)
             scale = float(config.grad_scale_func(torch.ones(1, device="cuda")))
             self._loss_scales[done + 1] = scale
             self._keep("gradient", done + 1, main_grad, scale)
@@ -155,7 +165,7 @@ class Recorder:
         self._norms[iteration] = SKIPPED if grad_norm is None else float(grad_norm).hex()
         if self._sync is None:
             stock_division.gather_weights(self._model)
-        self._keep("weight", iteration, lambda p: p.data)
+        self._keep("weight", iteration, self._weight)
 
     def save(self, path: Path) -> None:
         """Write `path.npz` and `path.json`."""
@@ -172,6 +182,11 @@ class Recorder:
             "samples": self._samples,
             "random_state": hashlib.sha256(bytes(torch.cuda.get_rng_state().tolist())).hexdigest(),
             "flips": None if self._routers is None else asdict(self._routers.flips()),
+            "rounded": {
+                name: str(self._weight(p).dtype)
+                for name, p in self._parameters.items()
+                if self._records_main and self._weight(p).dtype != torch.float32
+            },
             "traffic": None if self._sync is None else asdict(self._sync.traffic),
             "boundaries": {n: asdict(b.traffic) for n, b in self._boundaries.items()},
         }
@@ -228,6 +243,7 @@ def read_record(path: Path) -> RankRecord:
         samples=meta["samples"],
         loss_scales={int(step): value for step, value in meta["loss_scales"].items()},
         random_state=meta["random_state"],
+        rounded=meta["rounded"],
         flips=None if meta["flips"] is None else Flips(**meta["flips"]),
         traffic=None if meta["traffic"] is None else RankTraffic(**meta["traffic"]),
         boundaries={int(n): BoundaryTraffic(**b) for n, b in meta["boundaries"].items()},

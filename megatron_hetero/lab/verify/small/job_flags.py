@@ -89,8 +89,8 @@ def job_flags(plan: Plan, workload: Workload, shrunk: Shrunk, num_steps: int) ->
             rates[workload.training.optimizer] = float(option.values[0])
     by_plan = [o for o in treated.of("kept by the plan") if not _is_decided(o)]
     in_half = treated.of("kept in half precision")
-    precisions = [o for o in in_half if o.name in _PRECISIONS]
-    half = [o for o in in_half if o.name not in _PRECISIONS]
+    precisions = [o for o in in_half if o.name in PRECISIONS]
+    half = [o for o in in_half if o.name not in PRECISIONS]
     if workload.training.precision == "fp32":
         lines += [f"{option} -> {_OFF}, in fp32" for option in half]
         half = []
@@ -222,7 +222,7 @@ class _Values:
         return (), f"the plan's batch of {self._shrunk.global_batch_size} in every step"
 
 
-_PRECISIONS = ("--bf16", "--fp16")
+PRECISIONS = ("--bf16", "--fp16")
 """Flags of half precision; `Options.precision` decides which of them the runs get."""
 _DATA_FLAGS = ("--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type")
 _RANDOM_FLAGS = (
