@@ -31,6 +31,7 @@ from megatron_hetero.cost.work.calibration import product_flops_per_s, shipped_c
 from megatron_hetero.cost.work.compute import can_train, gemm_efficiency, uses_flash_attention
 from megatron_hetero.cost.work.layer_work import attention_work, mlp_work
 from megatron_hetero.cost.work.share import even_share
+from megatron_hetero.cost.work.stage_precision import training_on
 from megatron_hetero.model.blocks import whole_latent_params
 from megatron_hetero.model.spec import Workload
 
@@ -86,7 +87,7 @@ def _bound_s(
 def _parts_s(workload: Workload, gpu: GpuType) -> tuple[float, ...]:
     """Return seconds that attention, MLP and output layer of one sequence take on one GPU, both
     passes, without what every member of a group does alike."""
-    model, training = workload.model, workload.training
+    model, training = workload.model, training_on(workload.training, (gpu,))
     share = even_share(model, 1)
     flash = uses_flash_attention(training, gpu)
     attention = attention_work(model, training, share, flash)

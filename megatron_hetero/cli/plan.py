@@ -33,6 +33,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.faster_flags import faster_flags
+from megatron_hetero.planner.mixture import mixture_lines, with_mixed_precisions
 from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.precision import in_best_precision
@@ -94,6 +95,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "interleaved, split and computed orders for the best plans; takes longer",
     )
     parser.add_argument(
+        "--stage-precision",
+        choices=("job", "mixed"),
+        default="job",
+        help="job: all stages in the job's precision (default); mixed: stages whose GPUs lack it "
+        "(bf16 on V100, T4, RTX 20) in fp16, or fp32 where there is neither, which rounds "
+        "otherwise (docs/precision.md)",
+    )
+    parser.add_argument(
         "--prove",
         action="store_true",
         help="spend up to a minute or two on the lower bound: tighter, and in clusters of more "
@@ -149,6 +158,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return run_near(arguments, output, cluster, profile)
     workload = load_workload(arguments.model, arguments.megatron_args)
     check_user_flags(workload.megatron_args)
+    if arguments.stage_precision == "mixed":
+        if arguments.strategy == STOCK:
+            raise UsageError("--stage-precision mixed: stock Megatron has one precision")
+        workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
     start_s = time.perf_counter()
     with output.search_progress() as progress:
@@ -204,6 +217,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization)
     precision = [chosen.words] if chosen.words else []
+    precision += mixture_lines(plan)
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *precision, *outcome_part, *beside, *notes, *faster)
     if _may_be_proved_further(arguments, plan):

@@ -45,6 +45,8 @@ from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
 
+_MAIN_WEIGHT_BYTES = 4
+
 
 class CostModel(UnitPrices):
     """Prices of one workload on one cluster. Pure: equal questions get equal answers.
@@ -66,7 +68,8 @@ class CostModel(UnitPrices):
         holders = None
         if parts is not None and self.workload.training.use_distributed_optimizer:
             holders = StateHolders(*(1 / part for part in parts))
-        return self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
+        costs = self.variant(micro_batch_size=replica.micro_batch_size, holders=holders)
+        return costs.of_stage(replica.stages[index])
 
     def stage(self, replica: PlacedReplica, index: int, rows: int) -> StageCost:
         """Price stage `index` of a replica.
@@ -315,6 +318,8 @@ class CostModel(UnitPrices):
         training = self.workload.training
         states = state_bytes(training)
         weight_bytes = states.weight if training.use_distributed_optimizer else None
+        if weight_bytes is not None and training.mixes_precisions:
+            weight_bytes = _MAIN_WEIGHT_BYTES  # to holders in other precisions
         return GradientExchangePrices(
             self.cluster, self.workload.model, states.gradient, weight_bytes
         )

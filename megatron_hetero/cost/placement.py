@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from megatron_hetero.cluster.spec import Cluster, Device
+from megatron_hetero.cluster.spec import Cluster, Device, GpuType
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
+from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.schedule import launched_forwards
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, Stage
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -48,7 +49,9 @@ class PlacedStage:
     (`with_optimizer_shares`): the parts of the distributed optimizer's states that its devices
     keep; None is as much as every other holder.  `expert_shares`: whole experts by device; None is
     a part of every expert on each (the search makes no others).  `sharding` follows from all
-    replicas; None where every device keeps its layers whole.
+    replicas; None where every device keeps its layers whole.  `precision` is what a plan gives
+    the stage; None is the job's, or what takes its place on these GPUs
+    (`cost.work.stage_precision`).
     """
 
     devices: tuple[Device, ...]
@@ -61,6 +64,7 @@ class PlacedStage:
     context_parallel: int = 1
     expert_shares: tuple[int, ...] | None = None
     sharding: Sharding | None = None
+    precision: Precision | None = None
 
     @cached_property
     def width(self) -> int:
@@ -194,11 +198,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
             missing = [name for name in stage.devices if name not in known]
             if missing:
                 raise PlanFormatError(f"{where} uses {missing[0]}, which the cluster does not have")
-            if stage.precision is not None:
-                raise UnsupportedError(
-                    f"{where}: the cost model does not price precision of one stage yet "
-                    f"(found {stage.precision})"
-                )
+            _require_precision(stage, [cluster.gpu_type(known[d]) for d in stage.devices], where)
             stages.append(
                 PlacedStage(
                     tuple(known[name] for name in stage.devices),
@@ -208,6 +208,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     stage.recompute_num_layers,
                     context_parallel=stage.shape.context_parallel,
                     expert_shares=stage.shape.expert_shares,
+                    precision=stage.precision,
                 )
             )
         placed = PlacedReplica(
@@ -247,6 +248,18 @@ def with_sharded_layers(placement: Placement, counts: Sequence[int]) -> Placemen
         for replica in plain
     )
     return replace(placement, replicas=made)
+
+
+def _require_precision(stage: Stage, gpus: Sequence[GpuType], where: str) -> None:
+    """Refuse a stage in a precision of its own that its GPUs lack."""
+    if stage.precision is None:
+        return
+    for gpu in gpus:
+        if gpu.peak_flops.get(stage.precision) is None:
+            raise UnsupportedError(
+                f"{where}: {gpu.name} cannot compute in {stage.precision}, the stage's precision. "
+                "Correct it in the plan, or plan again."
+            )
 
 
 def with_optimizer_shares(

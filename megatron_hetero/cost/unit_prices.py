@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Self
 
-from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cluster.spec import Cluster, Device, GpuType, Node
 from megatron_hetero.cost.memory.device import EVERY_DEVICE, StageMemory, StateHolders, stage_memory
 from megatron_hetero.cost.memory.libraries import KeptFree, kept_free
 from megatron_hetero.cost.network.seconds import (
@@ -23,8 +23,9 @@ from megatron_hetero.cost.widths import usable_widths
 from megatron_hetero.cost.work.pieces import PieceTimes, activation_bytes, price_pieces
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import TensorShare, least_shares, member_shares
+from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.model.blocks import padded_vocab_size
-from megatron_hetero.model.spec import Workload
+from megatron_hetero.model.spec import Precision, Workload
 
 
 class UnitPrices:
@@ -39,7 +40,7 @@ class UnitPrices:
         self.workload = workload
         self.profile = profile
         self.holders = EVERY_DEVICE
-        self._variants: dict[tuple[int, Recompute, StateHolders], Self] = {}
+        self._variants: dict[tuple[object, ...], Self] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -55,26 +56,51 @@ class UnitPrices:
         micro_batch_size: int | None = None,
         recompute: Recompute | None = None,
         holders: StateHolders | None = None,
+        precision: Precision | None = None,
     ) -> Self:
         """Return the price list of the same job under another micro-batch size (sequences),
-        recompute, or division of the optimizer's states; None keeps the setting of this list."""
+        recompute, division of the optimizer's states, or precision beside others; None keeps the
+        setting of this list."""
         training = self.workload.training
-        own = (training.micro_batch_size, training.recompute, self.holders)
-        key = (
-            micro_batch_size or training.micro_batch_size,
-            recompute or training.recompute,
-            holders or self.holders,
+        changed = replace(
+            training,
+            micro_batch_size=micro_batch_size or training.micro_batch_size,
+            recompute=recompute or training.recompute,
+            precision=precision or training.precision,
+            mixes_precisions=training.mixes_precisions or precision is not None,
         )
-        if key == own:
+        key = (changed, holders or self.holders)
+        if key == (training, self.holders):
             return self
         if key not in self._variants:
             made = copy(self)
-            changed = replace(training, micro_batch_size=key[0], recompute=key[1])
             made.workload = replace(self.workload, training=changed)
-            made.holders = key[2]
+            made.holders = holders or self.holders
             made._forget()
             self._variants[key] = made
         return self._variants[key]
+
+    def on(self, gpus: Sequence[GpuType]) -> Self:
+        """Return the price list in the precision of a group of these GPUs."""
+        training = self.workload.training
+        precision = precision_on(training, gpus)
+        return self if precision == training.precision else self.variant(precision=precision)
+
+    def of_stage(self, stage: PlacedStage) -> Self:
+        """Return the price list in the precision of a stage."""
+        if stage.precision is not None:
+            return self.variant(precision=stage.precision)
+        return self.on_devices(stage.devices)
+
+    def own_precision(self, stage: PlacedStage) -> Precision | None:
+        """Return what a stage computes in where that is not the job's precision."""
+        precision = self.of_stage(stage).workload.training.precision
+        return None if precision == self.workload.training.precision else precision
+
+    def on_devices(self, devices: Sequence[Device]) -> Self:
+        if not self.workload.training.mixes_precisions:
+            return self
+        return self.on([self.cluster.gpu_type(device) for device in devices])
 
     def of_least_layers(self) -> Self:
         """Return the price list for `ModelSpec.least`, which no bound may exceed; itself where all
@@ -124,6 +150,9 @@ class UnitPrices:
     def pieces(self, node: Node, width: int, vocab_rows: int) -> PieceTimes:
         """Time the model's pieces on a group of `width` GPUs of one node, in equal shares; where
         the width does not divide the model, in shares as equal as can be, at least."""
+        costs = self.on((node.gpu_type,))
+        if costs is not self:
+            return costs.pieces(node, width, vocab_rows)
         key = (node.name, width, vocab_rows)
         if key not in self._pieces:
             shares = least_shares(self.workload.model, width)
@@ -138,6 +167,9 @@ class UnitPrices:
     ) -> PieceTimes:
         """Time the model's pieces on a group of any devices, in rank order, in any shares (None:
         equal)."""
+        costs = self.on_devices(devices)
+        if costs is not self:
+            return costs.group_pieces(devices, shares, vocab_rows)
         nodes = tuple(device.node for device in devices)
         if shares is None and len(set(nodes)) == 1:
             return self.pieces(self.cluster.node_by_name[nodes[0]], len(devices), vocab_rows)
@@ -156,6 +188,9 @@ class UnitPrices:
 
     def stage_pieces(self, stage: PlacedStage, vocab_rows: int) -> PieceTimes:
         """Time the model's pieces on the GPUs of a stage."""
+        costs = self.of_stage(stage)
+        if costs is not self:
+            return costs.stage_pieces(stage, vocab_rows)
         if stage.context_parallel == 1 and stage.expert_shares is None:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
@@ -203,6 +238,10 @@ class UnitPrices:
             share: what it holds of a group in unequal shares; None is an equal one, or the least
                 that a width which does not divide the model leaves to one.
         """
+        costs = self.on((node.gpu_type,))
+        if costs is not self:
+            asked = (first, last, num_in_flight, vocab_rows, num_sends_kept, share)
+            return costs.memory(node, width, *asked)
         kept = self._kept_free(node, width, (not first) + (not last))
         key = (
             (node.gpu_type.name, node.gpu_type.memory_bytes, kept),
@@ -242,7 +281,7 @@ class UnitPrices:
                 self.cluster,
                 senders,
                 receivers,
-                self.activation_bytes,
+                min(self.on_devices(side).activation_bytes for side in (senders, receivers)),
                 self.workload.training.sequence_parallel,
             )
         return self._hops[key]
@@ -250,20 +289,22 @@ class UnitPrices:
     def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
         """Time one crossing from a stage to another."""
         context = senders.context_parallel, receivers.context_parallel
-        if context == (1, 1):
+        own = senders.precision, receivers.precision
+        if context == (1, 1) and own == (None, None):
             return self.hop(senders.devices, receivers.devices)
         key = (
             *(d.node for d in senders.devices),
             "to",
             *(d.node for d in receivers.devices),
             context,
+            own,
         )
         if key not in self._hops:
             self._hops[key] = boundary_time(
                 self.cluster,
                 senders.devices,
                 receivers.devices,
-                self.activation_bytes,
+                min(self.of_stage(side).activation_bytes for side in (senders, receivers)),
                 self.workload.training.sequence_parallel,
                 context,
             )

@@ -143,8 +143,9 @@ class TrainingSpec:
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
     less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
-    activations as `precision` has them.  Bytes of optimizer states follow from precision,
-    `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
+    activations as `precision` has them.  `mixes_precisions`: a plan may let stages whose GPUs lack
+    `precision` compute in fp16 or fp32; gradients are in fp32 then.  Bytes of optimizer states
+    follow from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
 
     global_batch_size: int
@@ -163,6 +164,7 @@ class TrainingSpec:
     overlap_param_gather: bool = False
     grad_reduce_in_bf16: bool = False
     fp8: bool = False
+    mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def element_bytes(self) -> int:

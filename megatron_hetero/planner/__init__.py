@@ -9,6 +9,7 @@ structure_search  one best-first search over structures (`--strategy structures`
 objective         what plans are compared by, and limits of time and money
 objective_bound   lower bounds of the other objectives
 one_library       plans keep to one communication library
+mixture           stages in precisions of their own, where the user asks for them
 precision         that of a job that names none: what all GPUs have, or the faster
 exchange_groups   groups of machines for the exchange of gradients
 outcome           what a plan means for a whole run

@@ -17,6 +17,7 @@ from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.micro_batches import share_micro_batches
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness
+from megatron_hetero.planner.mixture import check_mixture
 from megatron_hetero.planner.objective import THROUGHPUT, Objective, check_objective
 from megatron_hetero.planner.one_library import check_trains, unused_reason
 
@@ -174,6 +175,7 @@ def make_problem(
             f"--num-experts {workload.model.num_experts} without --sequence-parallel: Megatron "
             "trains experts on a tensor-parallel group only so; add it (at width 1 it does nothing)"
         )
+    check_mixture(workload)
     check_trains(cluster)
     cluster = canonical_cluster(cluster)
     costs = make_costs(cluster, workload, profile)

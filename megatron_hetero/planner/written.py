@@ -51,6 +51,7 @@ def bare_plan(
                     recompute=stage.recompute,
                     recompute_num_layers=stage.recompute_num_layers,
                     num_launched_forwards=count,
+                    precision=problem.costs.own_precision(stage),
                     optimizer_share=stage.optimizer_share,
                 )
                 for first, stage, count in zip(

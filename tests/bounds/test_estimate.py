@@ -14,7 +14,6 @@ from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.errors import (
     BoundFaultWarning,
     PlanFormatError,
-    UnsupportedError,
     UsageError,
 )
 from megatron_hetero.plan.build import plan_from_layout
@@ -140,9 +139,21 @@ def test_what_cannot_be_estimated_is_refused_by_name() -> None:
     bare = plan_from_layout(parse_layout("tp1:4 @4"), make_workload())
     with pytest.raises(PlanFormatError, match="names no devices"):
         estimate_plan(bare, CLUSTER)
-    mixed = edit_first_stage(place("tp1:4 @4", make_workload()), precision="fp32")
-    with pytest.raises(UnsupportedError, match=r"precision of one stage yet \(found fp32\)"):
-        estimate_plan(mixed, CLUSTER)
+
+
+def test_a_stage_is_priced_in_its_own_precision() -> None:
+    in_bf16 = make_workload()
+    in_fp32 = replace(in_bf16, training=replace(in_bf16.training, precision="fp32"))
+    own = edit_first_stage(place("tp1:4 @4", in_bf16), precision="fp32")
+    estimates = estimate_plan(own, CLUSTER)
+    assert (
+        estimates.replica_times_s
+        == estimate_plan(place("tp1:4 @4", in_fp32), CLUSTER).replica_times_s
+    )
+    assert (
+        estimates.replica_times_s
+        > estimate_plan(place("tp1:4 @4", in_bf16), CLUSTER).replica_times_s
+    )
 
 
 def edit_first_stage(plan: Plan, **changes: Any) -> Plan:

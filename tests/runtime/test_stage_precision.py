@@ -128,7 +128,7 @@ def test_checkpoints_are_as_of_any_plan(divides: bool, tmp_path: Path) -> None:
     second = mixed("tp1:1,tp1:3 @6", [["fp16", "fp32"]])
     jobs = _jobs(first, 3, tmp_path, flags)
     run_jobs([jobs.seed_job()], 120)
-    saved, again = tmp_path / "checkpoints", tmp_path / "again"
+    saved = tmp_path / "checkpoints"
     _train(jobs, first, tmp_path / "before", (*flags, f"--save={saved}", "--save-interval=3"))
     # What a plan in the job's own precision writes: the model in it, and main weights in fp32.
     model, main = _model_and_main_weights(saved / "iter_0000003")
@@ -141,13 +141,17 @@ def test_checkpoints_are_as_of_any_plan(divides: bool, tmp_path: Path) -> None:
         "--train-iters=4",
         "--override-opt-param-scheduler",
     )
-    saving = (f"--save={again}", "--save-interval=4", "--iterations-to-skip", "3")
-    _train(jobs, second, tmp_path / "after", (*flags, *going_on, *saving))
-    model, after = _model_and_main_weights(again / "iter_0000004")
-    assert all(torch.equal(after[k], main[k]) for k in main)
-    (stock,) = _train(jobs, None, tmp_path / "stock", going_on)
-    for key, weight in main.items():
-        assert (stock.arrays[f"weight/3/{_parameter(key)}"] == weight.numpy()).all()
+    for record in [
+        *_train(jobs, second, tmp_path / "after", (*flags, *going_on)),
+        *_train(jobs, None, tmp_path / "stock", going_on),
+    ]:
+        for key, weight in main.items():
+            name = _parameter(key)
+            if name in record.shards:
+                # Where the optimizer is divided, a rank may have its own rounding alone.
+                dtype = record.rounded.get(name, "torch.float32").removeprefix("torch.")
+                due = weight.to(getattr(torch, dtype)).float().numpy()
+                assert (record.arrays[f"weight/3/{name}"] == due).all(), name
 
 
 def test_flags_that_do_not_go_with_it_are_refused(tmp_path: Path) -> None:
@@ -219,7 +223,7 @@ def _train(
         recorder = _Overflow(rank == overflows_on, at_step=2)
         if asked is None:
             backend.activate_cpu_backend()
-            entry.train_stock(argv, entry.World.from_environment(), recorder)
+            entry.train_stock([*argv, *backend.CPU_FLAGS], entry.World.from_environment(), recorder)
         else:
             entry.main(argv, recorder)
         recorder.save(folder / f"record-{rank}")

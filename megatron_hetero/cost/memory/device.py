@@ -41,12 +41,17 @@ class StateBytes:
 
 
 def state_bytes(training: TrainingSpec) -> StateBytes:
-    """Return the bytes per parameter that Megatron keeps. bf16 accumulates gradients in fp32 (2 + 4
-    + 12); fp16, and bf16 with --grad-reduce-in-bf16, in their own, with an fp32 copy during the
-    step (2 + 2 + 16); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one moment
-    (Megatron's default momentum is 0.9)."""
+    """Return the bytes per parameter that Megatron keeps.
+
+    bf16 accumulates gradients in fp32 (2 + 4 + 12), and so does fp16 beside other precisions; fp16
+    otherwise, and bf16 with --grad-reduce-in-bf16, in their own, with an fp32 copy during the step
+    (2 + 2 + 16); fp32 has no second copy of the weights (4 + 4 + 8). SGD keeps one moment
+    (Megatron's default momentum is 0.9).
+    """
     moments = 8 if training.optimizer == "adam" else 4
     match training.precision:
+        case "bf16" | "fp16" if training.mixes_precisions:
+            return StateBytes(2, 4, 4 + moments)
         case "bf16" if not training.grad_reduce_in_bf16:
             return StateBytes(2, 4, 4 + moments)
         case "bf16" | "fp16":

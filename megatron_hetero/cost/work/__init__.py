@@ -6,5 +6,6 @@ layer_work   products and memory traffic of the parts of a layer
 share        what one member of a group holds and computes
 calibration  what GPUs reach of their peaks, from published tables
 profile      profile.json
+stage_precision  what a group computes in where stages have precisions of their own
 gauge        modelled times corrected by the nearest measured ones
 """

@@ -30,6 +30,7 @@ from megatron_hetero.cost.work.layer_work import (
     mlp_work,
 )
 from megatron_hetero.cost.work.share import TensorShare, even_share
+from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _MAIN_GRADIENT_BYTES = 4
@@ -100,11 +101,11 @@ def peak_flops_per_s(gpu: GpuType, precision: str) -> float | None:
 
 
 def can_train(training: TrainingSpec, gpu: GpuType) -> bool:
-    """Return whether the runtime runs on a GPU, and the GPU computes in the job's precision, and in
-    fp8 if the job does."""
+    """Return whether the runtime runs on a GPU, and the GPU computes in the job's precision (or in
+    one that takes its place), and in fp8 if the job does."""
     if not FACTS[gpu.library].trains:
         return False
-    needed = [training.precision, *(["fp8"] if training.fp8 else [])]
+    needed = [precision_on(training, (gpu,)), *(["fp8"] if training.fp8 else [])]
     return all(peak_flops_per_s(gpu, precision) is not None for precision in needed)
 
 

@@ -4,8 +4,8 @@ Each is really priced: the plan, as it is, under the flags, with the same cost m
 that leave the numbers what they are (to rounding) are tried.  A search under them may find a plan
 that gains more.
 
-One more is tried where it lets idle GPUs train: --fp16 in place of --bf16 where GPUs lack bf16.
-Its plan is another one, so it is searched for.
+Two more are tried where they let idle GPUs train, because these lack bf16: --fp16 in place of
+--bf16, and `plan --stage-precision mixed`. Their plans are others, so they are searched for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.cost.work.profile import Profile
-from megatron_hetero.errors import HeteroError, InfeasiblePlanError
+from megatron_hetero.errors import HeteroError, InfeasiblePlanError, UnsupportedError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
+from megatron_hetero.planner.mixture import with_mixed_precisions
 from megatron_hetero.planner.precision import lacking, used_types, with_precision
 from megatron_hetero.schedule.estimate import estimate_plan
 
@@ -38,6 +39,8 @@ _FIELDS = {
 _TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
 """Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
 
+MIXED = "--stage-precision mixed"
+"""Of `plan` itself, not of Megatron."""
 _WORTH_SAYING = 5e-3
 """Flags that gain less than this part of the step are not named."""
 _MANY_GPUS = 64
@@ -105,18 +108,36 @@ def _gains(
 def _precision_gains(
     plan: Plan, workload: Workload, cluster: Cluster, profile: Profile | None, from_s: float
 ) -> Iterator[FlagGain]:
-    """Yield fp16 in place of bf16, by the best plan with it."""
-    if workload.training.precision != "bf16":
+    """Yield fp16 in place of bf16, and a precision for each stage, by the best plans with them."""
+    training = workload.training
+    if training.precision != "bf16" or training.mixes_precisions:
         return
-    joining = set(lacking(used_types(cluster), "bf16")) - set(lacking(used_types(cluster), "fp16"))
-    if not joining:
-        return
-    asked = with_precision(workload, "fp16")
+    without = set(lacking(used_types(cluster), "bf16"))
+    with_fp16 = without - set(lacking(used_types(cluster), "fp16"))
+    tried = (
+        (("--fp16",), "--bf16", with_fp16, with_precision(workload, "fp16")),
+        ((MIXED,), None, without, with_mixed_precisions(workload)),
+    )
+    for flags, instead, joining, asked in tried:
+        if joining:
+            yield from _gain_of_idle(flags, instead, joining, asked, cluster, profile, from_s)
+
+
+def _gain_of_idle(
+    flags: tuple[str, ...],
+    instead: str | None,
+    joining: set[str],
+    asked: Workload,
+    cluster: Cluster,
+    profile: Profile | None,
+    from_s: float,
+) -> Iterator[FlagGain]:
+    """Yield what the best plan of the job `asked` gains where some of `joining` train in it."""
     is_large = len(cluster.devices) > _MANY_GPUS
     strategy = "columns" if is_large else "auto"
     try:
         other = plan_cluster(cluster, asked, profile=profile, strategy=strategy)
-    except InfeasiblePlanError:
+    except (InfeasiblePlanError, UnsupportedError):
         return
     then = Counter(
         cluster.node_of(d).gpu_type.name
@@ -125,7 +146,7 @@ def _precision_gains(
     words = [f"{then[name]} {name}" for name in sorted(joining) if then[name]]
     step_s = other.estimates.step_time_s if other.estimates else inf
     if words and step_s < (1 - _WORTH_SAYING) * from_s:
-        yield FlagGain(("--fp16",), from_s, step_s, "--bf16", " and ".join(words))
+        yield FlagGain(flags, from_s, step_s, instead, " and ".join(words))
 
 
 def _with_flags(workload: Workload, flags: Sequence[str]) -> Workload:

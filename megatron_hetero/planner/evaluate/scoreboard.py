@@ -178,6 +178,8 @@ class Scoreboard:
         problem = self.problem
         time_s = ranked_time_s(placement, cost)
         standing = problem.objective.standing(problem.costs, placement, cost, time_s)
+        if any(problem.costs.own_precision(s) for r in placement.replicas for s in r.stages):
+            rank_order = None  # stock Megatron has one precision
         return Candidate(placement, cost, strategy, rank_order, standing)
 
     def keep_refined(

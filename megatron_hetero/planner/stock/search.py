@@ -18,7 +18,7 @@ interleaved stages are simulated as if they never made their stage wait, in favo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -27,7 +27,8 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.work.compute import uses_flash_attention
 from megatron_hetero.plan.checks.validate import validate_plan
 from megatron_hetero.plan.plan import Plan
-from megatron_hetero.planner.problem import Problem
+from megatron_hetero.planner.mixture import in_one_precision
+from megatron_hetero.planner.problem import Problem, make_problem
 from megatron_hetero.planner.stock.case import (
     Divisions,
     StockCase,
@@ -99,7 +100,14 @@ def stock_beside_a_plan(problem: Problem) -> StockResult | None:
 
 
 def best_stock_plan(problem: Problem, limits: StockLimits | None = None) -> StockResult | None:
-    """Return the fastest plan of stock Megatron that fits; None if none does."""
+    """Return the fastest plan of stock Megatron that fits, in one precision; None if none does."""
+    training = problem.workload.training
+    if training.mixes_precisions:
+        workload = replace(problem.workload, training=in_one_precision(training))
+        profile, objective = problem.costs.profile, problem.objective
+        problem = make_problem(problem.cluster, workload, profile, objective=objective)
+        if not problem.nodes:
+            return None
     grids, is_complete = stock_grids(problem)
     search = _StockSearch(problem, limits or StockLimits(), is_complete)
     search.run(sorted(grids, key=lambda grid: -grid.num_gpus))

@@ -15,10 +15,12 @@ def faster_flag_lines(gains: Sequence[FlagGain]) -> Iterator[RenderableType]:
     """Write one line for each flag that gains; nothing where none does."""
     for gain in gains:
         was, is_then = format_duration(gain.from_s), format_duration(gain.step_time_s)
-        if gain.in_place_of is not None:
+        if gain.joining:
             flags = " ".join(gain.flags)
+            if gain.in_place_of is not None:
+                flags += f" in place of {gain.in_place_of}"
             yield Text(
-                f"with {flags} in place of {gain.in_place_of} the {gain.joining} train too: "
+                f"with {flags} the {gain.joining} train too: "
                 f"{is_then} a step ({gain.gain:.1%} less)"
             )
             continue

@@ -30,18 +30,30 @@ class FullPrecisionOptimizer(Float16OptimizerWithFloat16Params):
     In a checkpoint they stand as main weights, as those of every other stage.
     """
 
+    float16_groups: list[list[torch.nn.Parameter]]
+    fp32_from_float16_groups: list[list[torch.nn.Parameter]]
+    fp32_from_fp32_groups: list[list[torch.nn.Parameter]]
+
     @contextmanager
-    def _as_main_weights(self) -> Iterator[None]:
+    def _as_main_weights(self, in_copies: bool = False) -> Iterator[None]:
         saved = self.float16_groups, self.fp32_from_float16_groups
         self.float16_groups = self.fp32_from_float16_groups = self.fp32_from_fp32_groups
+        if in_copies:
+            self.fp32_from_float16_groups = [
+                [torch.nn.Parameter(p.detach().clone()) for p in group]
+                for group in self.fp32_from_fp32_groups
+            ]
         try:
             yield
         finally:
             self.float16_groups, self.fp32_from_float16_groups = saved
 
-    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        with self._as_main_weights():
-            return super().sharded_state_dict(*args, **kwargs)
+    def sharded_state_dict(
+        self, model_sharded_state_dict: Any, is_loading: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        # What is read goes to copies: the model's own, rounded weights are read into its own.
+        with self._as_main_weights(in_copies=is_loading):
+            return super().sharded_state_dict(model_sharded_state_dict, is_loading, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Any) -> None:
         with self._as_main_weights():
