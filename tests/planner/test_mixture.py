@@ -1,4 +1,4 @@
-"""Stages in precisions of their own: chosen by the GPUs, priced, and refused where they cannot be."""
+"""Stages in precisions of their own: chosen by the GPUs, priced, refused where they cannot be."""
 
 from __future__ import annotations
 
