@@ -33,7 +33,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.faster_flags import faster_flags
-from megatron_hetero.planner.mixture import mixture_lines, with_mixed_precisions
+from megatron_hetero.planner.mixture import with_mixed_precisions
 from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
 from megatron_hetero.planner.precision import in_best_precision
@@ -217,7 +217,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization)
     precision = [chosen.words] if chosen.words else []
-    precision += mixture_lines(plan)
     notes = note_lines(plan, workload, _places(arguments))
     output.show(lines, "", *precision, *outcome_part, *beside, *notes, *faster)
     if _may_be_proved_further(arguments, plan):

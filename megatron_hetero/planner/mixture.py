@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from megatron_hetero.errors import UnsupportedError
@@ -43,11 +43,12 @@ def check_mixture(workload: Workload) -> None:
         )
 
 
-def mixture_lines(plan: Plan) -> Iterator[str]:
-    """Yield what a plan of unlike precisions computes where, and what that does to numbers."""
-    job = None if plan.workload is None else plan.workload.training.precision
-    if job is None:
-        return
+def mixture_words(plan: Plan) -> str:
+    """Say what a plan of unlike precisions computes where, and what that does to numbers; nothing
+    of a plan in one precision."""
+    if plan.workload is None:
+        return ""
+    job = plan.workload.training.precision
     where: dict[str, dict[str, int]] = {}
     types = plan.type_by_device
     for replica, row in zip(plan.replicas, stage_precisions(plan, job), strict=True):
@@ -57,12 +58,12 @@ def mixture_lines(plan: Plan) -> Iterator[str]:
                 name = types.get(device, device)
                 counts[name] = counts.get(name, 0) + 1
     if len(where) < 2:
-        return
+        return ""
     parts = (
         f"{precision} on {' and '.join(f'{n} {name}' for name, n in counts.items())}"
         for precision, counts in where.items()
     )
-    yield (
-        f"Precision by stage: {', '.join(parts)}. The rounding is not that of {job} alone; "
-        "gradients and main weights are in fp32 (docs/precision.md)"
+    return (
+        f"{', '.join(parts)}; gradients and main weights in fp32. "
+        f"It rounds otherwise than {job} alone (docs/precision.md)"
     )

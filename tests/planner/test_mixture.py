@@ -11,7 +11,7 @@ from megatron_hetero.cost.placement import PlacedStage
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.planner import plan_and_explain, plan_cluster
 from megatron_hetero.planner.advise.faster_flags import MIXED, faster_flags
-from megatron_hetero.planner.mixture import mixture_lines, with_mixed_precisions
+from megatron_hetero.planner.mixture import mixture_words, with_mixed_precisions
 from megatron_hetero.schedule.stock import is_stock
 from tests.cost.builders import FAST, OLD, estimate_plan, make_workload
 from tests.planner.test_precision import ANCIENT, QUICK, box
@@ -37,8 +37,9 @@ def test_each_stage_computes_in_what_its_gpus_have() -> None:
     # Read back, the plan costs what the search said.
     again = estimate_plan(plan, cluster)
     assert again.step_time_s == pytest.approx(plan.estimates.step_time_s)
-    (line,) = mixture_lines(plan)
-    assert "bf16 on 1 FAST" in line and "fp16 on 2 QUICK" in line
+    words = mixture_words(plan)
+    assert "bf16 on 1 FAST" in words and "fp16 on 2 QUICK" in words
+    assert not mixture_words(plan_cluster(cluster, JOB))
     # Stock Megatron, beside it, trains in one precision, on the one card that has it.
     stock = explanation.best_stock
     assert stock is not None and stock.step_time_s > plan.estimates.step_time_s

@@ -17,6 +17,7 @@ from megatron_hetero.cost.utilization import MFU_MEANS, Utilization
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Plan, TrafficEstimate
+from megatron_hetero.planner.mixture import mixture_words
 from megatron_hetero.report.text.stage_tables import replica_tables
 from megatron_hetero.report.text.words import count, devices_by_node
 from megatron_hetero.units import format_bytes, format_duration
@@ -51,6 +52,7 @@ def plan_heading(plan: Plan, utilization: Utilization | None = None) -> tuple[Re
                     f"global batch {training.global_batch_size}",
                 ),
                 ("devices", _device_count(plan)),
+                *([("precision", words)] if (words := mixture_words(plan)) else []),
                 *_schedule(plan),
             )
         )
