@@ -161,6 +161,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.stage_precision == "mixed":
         if arguments.strategy == STOCK:
             raise UsageError("--stage-precision mixed: stock Megatron has one precision")
+        if arguments.shard_layers:
+            raise UsageError("--stage-precision mixed does not go with --shard-layers yet")
         workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
     start_s = time.perf_counter()
