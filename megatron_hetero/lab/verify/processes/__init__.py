@@ -3,6 +3,7 @@
 jobs             all processes, started from one seed checkpoint
 optimizer_flags  flags of learning rates and of Adam
 one_process      stock Megatron in one process: the reference
+casts            the one process in the precisions of a plan's stages
 floor            the reference in another order of summation: the distance by rounding alone
 record           losses, gradients, norms, weights and sample numbers of one rank, by step
 routing          experts chosen by the reference, replayed on the plan
