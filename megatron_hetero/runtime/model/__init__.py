@@ -11,6 +11,7 @@ expert_bias         bias of experts by the tokens of the whole job
 latent_attention    multi-latent attention on a group
 spec_parts          parts of layer specs, replaced
 fp8                 Transformer Engine's fp8
+precision           stages in bf16, fp16 or fp32, each in its own
 norm                norms that allow sequence parallelism
 custom_spec         layers of the user's own
 transformer_engine  a check that Transformer Engine is usable
