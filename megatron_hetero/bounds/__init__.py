@@ -1,12 +1,12 @@
-"""Lower bounds: the time that no plan can be faster than, and the proof.
+"""Lower bounds: a step time that no plan beats, and the proof.
 
-step_time    the bound of a job, put together
+step_time    the bound of a job, put together from the others
 estimate     `Estimates` of a priced placement, with its bound
 launches     branch and bound over replicas that may launch ahead
-packing      whole replicas packed into the GPUs there are
-sites        bytes that lines between sites let through
+packing      whole replicas packed into the GPUs of the cluster
+sites        the bytes that cross the lines between sites
 free_groups  the bound of groups of any GPUs in any shares
-space        the plans that a bound is a bound of
+space        the plans for which the bound holds
 counting     GPUs of a cluster, counted coarsely or finely
 effort       limits of work for each kind of proof
 """

@@ -1,4 +1,4 @@
-"""How the lower bound counts the GPUs of a cluster: quickly, and as finely as it goes."""
+"""How the lower bound counts the GPUs of a cluster: by prices, which is quick, or one by one."""
 
 from __future__ import annotations
 

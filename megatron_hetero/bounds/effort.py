@@ -1,4 +1,4 @@
-"""How far the lower bound is proved, for the time that it may take."""
+"""Limits of work for proving the lower bound."""
 
 from __future__ import annotations
 

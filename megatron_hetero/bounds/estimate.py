@@ -1,4 +1,4 @@
-"""What a priced placement is predicted to take, as plan.json holds it (`Estimates`)."""
+"""The predicted time and memory of a placement, as plan.json holds them (`Estimates`)."""
 
 from __future__ import annotations
 

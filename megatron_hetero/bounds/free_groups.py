@@ -1,13 +1,13 @@
 """A lower bound for plans with tensor-parallel groups of any GPUs in any shares.
 
-The bound of `bounds.step_time` is of groups of one node in equal shares.  Groups of unlike GPUs
-have one by work alone, as prices prove it (duality of linear programming):
+The bound of `bounds.step_time` holds for groups of one node in equal shares.  Groups of unlike GPUs
+have a bound by work alone, which prices prove (duality of linear programming).
 
-Device i takes A_i seconds for the attention of one layer and one sequence, forward and backward,
-if it does it alone, M_i for the MLP and H_i for the output layer; of these only what shrinks with
-its share counts, so a part x of the attention takes at least x A_i.  Give the three parts prices a,
-m and h.  In a step of T seconds device i does work of at most T max(a/A_i, m/M_i, h/H_i) of price,
-and all devices together have to do n sequences of (L layers (a + m) + h).  So
+Alone, device i takes A_i seconds for the attention of one layer and one sequence, forward and
+backward, M_i for the MLP and H_i for the output layer.  Only work that shrinks with the device's
+share counts, so a part x of the attention takes at least x A_i.  Give the three parts prices a, m
+and h.  In T seconds device i does work of a price of at most T max(a/A_i, m/M_i, h/H_i), and n
+sequences in L layers need work of the price n (L (a + m) + h).  So
 
     T >= n (L (a + m) + h) / sum_i max(a/A_i, m/M_i, h/H_i)
 

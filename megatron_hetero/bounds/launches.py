@@ -1,8 +1,9 @@
 """The longest step proved impossible where pipelines may launch ahead: branch and bound over
 micro-batch sizes and numbers of replicas.
 
-The branch with the least bound is the one that holds the whole bound down: it is bounded, then its
-sizes are told apart, then its numbers of replicas; what is left is bounded more finely.
+The whole bound is that of the branch with the least one, so this branch is always treated next.  It
+is bounded, then divided by micro-batch sizes, then by numbers of replicas; a branch that cannot be
+divided is bounded more finely.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The shortest step in which whole replicas do all the work: replicas packed into the GPUs that
-there are, or into what these are priced at."""
+"""The shortest step in which whole replicas do all the work.
+
+Replicas are packed into the GPUs of the cluster, or into the price of all GPUs.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the lines between a site and the others let through, for the lower bound.
+"""The bound by the capacity of the lines between one site and all others.
 
-Pipelines that cross between the two sides load the lines with activations, layers that are held on
-both sides with gradients; a side without either works alone.  docs/bound.md has the proof.
+Pipelines with stages on both sides load the lines with activations, and layers that both sides hold
+load them with gradients; without either, only one side works.  docs/bound.md has the proof.
 """
 
 from __future__ import annotations

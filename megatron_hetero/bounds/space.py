@@ -1,4 +1,4 @@
-"""Which plans the lower bound is a bound of: the space that the search goes over."""
+"""The plans for which the lower bound holds: the space that the search goes over."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A lower bound on the step time of every plan of the space, by the same cost model.
 
-Replicas, of the least time of any chain of stages, are packed into the GPUs there are
-(`launches`).  What is larger, that or the bound by work alone, counts; docs/bound.md has the
-proofs.  Prices of other pipelines bring a proof of their own (`Prove`).
+Replicas, each as fast as the fastest chain of stages, are packed into the GPUs of the cluster
+(`launches`).  The larger of this bound and the bound by work alone counts; docs/bound.md has the
+proofs.  Cost models with other pipelines bring a proof of their own (`Prove`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A structure says which GPUs form which stages of which replicas; its layers, recompute, micro-batch
 size, launch counts and shares of the batch follow (`completion`).  It is first estimated
-(`evaluate.tail` adds the gradient exchange), then priced whole, then tuned by the recurrence, and
-last, where replicas share paths, simulated.  What it leads to by one move (`moves`) is looked at
-when it comes first with all that.  Starts are what other strategies left on the board.
+(`evaluate.tail` adds the gradient exchange), then priced whole, then tuned by the recurrence of
+1F1B, and last, where replicas share paths, simulated.  A structure that is still the best after all
+this is expanded: all structures one move away (`moves`) join the search.  It starts from the
+structures that other strategies left on the board.
 """
 
 from __future__ import annotations

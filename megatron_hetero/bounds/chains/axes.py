@@ -1,4 +1,4 @@
-"""What the table of chains counts of a cluster: the GPUs of each class, or whole prices of them."""
+"""The axes of the table of chains: the GPUs of each class, or one price of all GPUs together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Options of a stage that no least chain needs, because another takes no more of the cluster and
-no longer wherever it stands: the table of chains is spared them."""
+"""Options of a stage that no least chain needs, so that the table of chains leaves them out.
+
+Another option takes no more of the cluster, and no more time at any place of a chain.
+"""
 
 from __future__ import annotations
 

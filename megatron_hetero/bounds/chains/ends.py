@@ -1,10 +1,10 @@
-"""Where the stages that hold the word embedding may be, for the lower bound: on one node, on
-several of one site, or anywhere.
+"""The cases of the lower bound: stages that hold the word embedding are on one node, on several
+nodes of one site, or anywhere.
 
-It is held by the first stage of every replica, and by the last one too if it is tied.  Its exchange
-begins when the last first stage is done, so it follows all pipelines; where its holders are apart
-it crosses a link between nodes or sites, and where they are not, only the other stages have all
-GPUs.
+The first stage of every replica holds the embedding, and the last one too if it is tied.  Its
+exchange waits for the first stages of all replicas, so it follows all pipelines.  If its holders
+are apart, the exchange crosses a link between nodes or sites.  If they are together, only the other
+stages may take any GPU.
 """
 
 from __future__ import annotations

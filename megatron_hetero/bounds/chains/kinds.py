@@ -1,4 +1,4 @@
-"""Classes of GPUs that are alike: all that the bound knows of a cluster."""
+"""Classes of GPUs that are alike.  The bound knows a cluster only by these."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The least time of any chain of stages by what it takes of the cluster, for pipelines that may
-launch ahead as far as they like: the second part of their lower bound.
+"""The least time of any chain of stages, by the GPUs that it takes, for any launch counts.
 
-A stage of t seconds a micro-batch, behind stages and boundaries of together S seconds, ends its
-work for m micro-batches S + m t after the step's begin at the earliest, whatever the launch counts:
-its first forward pass waits for the first micro-batch to come through the stages before, and that
-one's backward pass returns through them.  So does what passes a boundary.  From the last stage on,
+This is the second part of the lower bound for pipelines that may launch ahead.  Take a stage of t
+seconds a micro-batch, and let the stages and boundaries before it take S seconds together.  A step
+of m micro-batches then lasts S + m t at least, whatever the launch counts: the stage's first
+forward pass waits for the first micro-batch to come through the stages before, and the last
+backward pass still returns through them.  The same holds for a boundary.  From the last stage on,
 the longest of these is
 
     E_i = max(m t_i, t_i + max(m send, trip + E_{i+1}))
 
-and a shorter E behind is never worse: a table over the layers held from the end and what the chain
-has taken of the cluster needs no more than the least E.
+A shorter E_{i+1} is never worse.  So the table needs only the least E for each number of layers
+held from the end and each part of the cluster that the chain has taken.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Tables of chains along a long axis of prices, as large clusters have: cheap chains are told apart
-by single units of the price, dearer ones by ever larger units, so that a table grows with the
-logarithm of the cluster.
+"""Tables of chains along a long axis of prices, as large clusters have.
 
-A stage that costs p units costs floor(p / u) units of u, so that the stages of a chain that costs P
-never cost more than floor(P / u) together.  The least time of all chains of that many larger units
-is then no more than that of any chain of P: the table stays a lower bound.
+Cheap chains are tabulated by single units of the price, dearer ones by ever larger units, so that a
+table grows with the logarithm of the cluster.
+
+In units of u, a stage of price p counts floor(p / u), and all stages of a chain of price P count at
+most floor(P / u) together.  So the least time of all chains of that many larger units is no more
+than that of any chain of price P, and the table stays a lower bound.
 """
 
 from __future__ import annotations

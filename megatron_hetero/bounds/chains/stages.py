@@ -1,5 +1,7 @@
-"""Every way to make a stage of GPUs that are alike, and the least that it takes: the first part of
-the lower bound for pipelines that may launch ahead."""
+"""Every option to make a stage of GPUs that are alike, and its least time and exchange.
+
+This is the first part of the lower bound for pipelines that may launch ahead.
+"""
 
 from __future__ import annotations
 

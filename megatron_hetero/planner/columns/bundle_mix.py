@@ -1,4 +1,8 @@
-"""Which bundles a pool's nodes are divided into: column generation, and diving for whole ones."""
+"""The bundles that a pool's nodes are divided into.
+
+Column generation finds fractions of bundles.  Diving makes them whole: it keeps the whole parts and
+solves again for the nodes that are left.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The dynamic programme behind `pricing`: the cheapest sequence of blocks for every period.
 
-It goes from the last stage of a pipeline to the first.  A state is the stages and the layers behind
-the next block, and the site of the block before it; all blocks and periods are looked at together,
-as arrays.
+It goes from the last stage of a pipeline to the first.  A state holds the stages and the layers
+that are placed already, and the site of the block that was placed last.  Arrays hold all blocks and
+periods, so each step treats all of them at once.
 """
 
 from __future__ import annotations

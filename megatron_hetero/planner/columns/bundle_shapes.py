@@ -1,4 +1,4 @@
-"""Bundles that are made without asking for their worth, and a bundle's chains on nodes."""
+"""Bundles that are made without prices of nodes, and the chains of a bundle on its nodes."""
 
 from __future__ import annotations
 

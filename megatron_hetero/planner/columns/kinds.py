@@ -1,4 +1,4 @@
-"""Equal nodes form kinds: what a large cluster is made of, however many nodes it has."""
+"""Classes of equal nodes (`Kind`): even a large cluster has few of them."""
 
 from __future__ import annotations
 

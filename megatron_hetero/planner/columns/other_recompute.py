@@ -1,8 +1,9 @@
 """Seeds that the job's own recompute hides: column generation under the other extreme of it.
 
-`Columns` prices every stage with the job's recompute.  A structure that lacks memory with it may be
-the best with more, and one that is slow with it the best with none; the search over structures then
-gives every stage its own.
+`Columns` prices every stage with the job's recompute.  A structure that lacks memory may be the
+best with more recompute, and a slow one the best with none.  So `Columns` runs again as if every
+stage recomputed everything (or nothing, where the job says `full`); the search over structures then
+gives every stage its own recompute.
 """
 
 from __future__ import annotations

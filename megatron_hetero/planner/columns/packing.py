@@ -1,8 +1,8 @@
 """Packing in fractions: the linear programme ``max w x, A x <= b, x >= 0`` with few rows.
 
-A general solver spends far longer on checking such a small question than on answering it, and the
-search asks thousands of them.  As ``A, b >= 0``, ``x = 0`` is a place to start from, and the
-tableau has one row for each kind of node.
+The search solves thousands of these small programmes, and a general solver spends most of its time
+on checking its input.  So here is a simplex of its own.  It can start from ``x = 0``, because ``A``
+and ``b`` are not negative, and its tableau has one row for each class of nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths through all of a few places with the least time between neighbours."""
+"""The order of a few places with the least time between neighbours: a path through all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each of several sites is divided into, and about how long a step of them together takes.
+"""The bundles of each of several sites, and an estimate of the step of all sites together.
 
 Pipelines stay on their sites; the gradient exchange joins them.  It lasts as long as the busiest
-network card: one of a node that holds many layers on a slow network holds up all others.
+network card, so a node with many layers on a slow network delays all others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The main search: divide nodes into bundles of equal replicas, in the best mix for a step time.
+"""Seeds for large clusters: nodes divided into the bundles of equal replicas with the best step.
 
-Nodes that are alike form kinds (`kinds`), whole nodes form bundles (`pricing`), and a linear
-programme divides each pool of nodes into bundles (`bundle_mix`).  What the programme does not see,
-the gradient exchange above all, is tried: layers on a node are limited more and more, since a
-node's card carries the gradients of all its layers, and sites are left out: the weakest, and those
-whose cards are too slow (`site_mixes`).
+Nodes that are alike form classes (`kinds`), whole nodes form bundles (`pricing`), and a linear
+programme divides each pool of nodes into bundles (`bundle_mix`).  The programme does not see the
+gradient exchange, so ways to shorten it are tried.  The layers on a node are limited more and more,
+because its network card carries the gradients of all of them; and sites are left out, the weakest
+ones and those whose cards are too slow (`site_mixes`).
 """
 
 from __future__ import annotations

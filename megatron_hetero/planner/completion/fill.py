@@ -1,4 +1,4 @@
-"""From chains of units to a placement: layers and micro-batches for given stages."""
+"""From chains of units (tensor-parallel groups) to a placement: layers and micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The stages of one replica completed, and what all replicas share: a batch, in straight lines."""
+"""The completed stages of one replica, and the shares of the batch.
+
+A replica's time is a straight line in its number of micro-batches, and shares follow from these.
+"""
 
 from __future__ import annotations
 

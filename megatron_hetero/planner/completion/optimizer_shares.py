@@ -1,7 +1,8 @@
-"""Shares of the distributed optimizer's states by free memory: who has room keeps more.
+"""Shares of the distributed optimizer's states by free memory.
 
-The holders of a weight divide its states equally by default, and the one with the least memory
-decides what fits.  Filled like water, each holder's free memory is used to the same part.
+By default the holders of a weight divide its states equally, so the holder with the least memory
+decides what fits.  Here holders with more room keep more (water filling): all fill the same part of
+their free memory.
 """
 
 from __future__ import annotations

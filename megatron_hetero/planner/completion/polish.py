@@ -1,5 +1,8 @@
-"""Small moves of a filled placement, each priced exactly: single layers inside its slowest
-replicas, single micro-batches from them to others, and last their launch counts."""
+"""Small moves in a completed placement, each priced exactly.
+
+Single layers move inside the slowest replicas, then single micro-batches from these to others; last
+come their launch counts.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A placement fitted again: its devices stay; layers, recompute and micro-batches may not.
+"""A placement fitted again: devices stay; layers, recompute and micro-batches are chosen anew.
 
-Every stage takes the fastest option with its layers (`stage_options`), the slowest stage is made as
-fast as can be, and replicas share the batch so that the last one ends as early as possible.
+Every stage takes the fastest option for its layers (`stage_options`).  Layers are divided so that
+the slowest stage is as fast as possible, and the batch so that the last replica ends as early as
+possible.
 """
 
 from __future__ import annotations

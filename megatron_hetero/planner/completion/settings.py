@@ -1,4 +1,4 @@
-"""A placement that was found as if other settings were the job's, for the job as it is."""
+"""A placement that a search found under other settings than the job's, written for the job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a stage takes with so many layers, when it may recompute as much as its memory asks for.
+"""The time of a stage for each number of layers, with as much recompute as its memory needs.
 
-A stage that does not fit recomputes some of its layers (Megatron's `--recompute-method block`),
-one that has memory to spare recomputes none, whatever the job's own flags say; the gradient is the
+A stage that does not fit recomputes some of its layers (Megatron's `--recompute-method block`).  A
+stage with memory to spare recomputes none, whatever the job's own flags say; the gradient is the
 same.
 """
 

@@ -1,4 +1,7 @@
-"""Layers and launch counts of one pipeline by the recurrence, step by step."""
+"""Layers and launch counts of one pipeline, changed step by step.
+
+Each change is priced by the recurrence of 1F1B: when each pass of each stage can begin.
+"""
 
 from __future__ import annotations
 

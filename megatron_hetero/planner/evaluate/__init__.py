@@ -4,10 +4,10 @@ scoreboard      price, cache, best so far, progress
 candidate       a priced placement, and how candidates rank
 rescore         the best, priced with queues on shared paths
 tail            gradient exchange and contended paths, estimated
-canonical       one form for placements that differ in numbers only
-replica_shapes  what of a replica its price depends on
+canonical       one form for placements that differ only in the numbers of equal things
+replica_shapes  the part of a replica on which its price depends
 out_of_memory   placements that lack memory
-unlike          placements that differ
-ladder          structures on their way from estimates to events
+unlike          the best placements that differ enough from each other
+ladder          structures on their way from estimates to simulated steps
 starts          structures to start a search from
 """

@@ -1,4 +1,4 @@
-"""One form for all placements that differ in nothing but the numbers of equal things."""
+"""One form for all placements that differ only in the numbers of equal nodes, GPUs or replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a replica its price depends on: equal replicas on equal nodes are priced once."""
+"""What the price of a replica depends on: equal replicas on equal nodes are priced once."""
 
 from __future__ import annotations
 

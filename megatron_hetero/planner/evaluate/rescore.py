@@ -1,9 +1,9 @@
 """The end of a search: its best placements with queues on the paths that replicas share.
 
-The strategies compare by the cost model, which is quick and never slower than the simulation
-(`schedule.simulator.shared_paths`).  So the best by simulation is found by pricing placements in
-the order of the cost model until the next one is behind even without queues.  Only stock Megatron's
-own exchange may take less than the model's: its best are priced beside them.
+The strategies compare by the cost model, which is quick, and never predicts a longer step than the
+simulation (`schedule.simulator.shared_paths`).  So placements are simulated in the order of the
+cost model, until the next one is slower even without queues.  Stock Megatron's own exchange is the
+exception: it may take less than the model's, so the best stock placements are simulated too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every placement that is scored goes through here: price, cache, best so far, progress."""
+"""The board on which every placement is scored: price, cache, best so far, progress."""
 
 from __future__ import annotations
 

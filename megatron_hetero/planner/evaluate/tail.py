@@ -1,8 +1,8 @@
-"""What a step takes beside its pipelines, estimated: rings of holders, and contended paths.
+"""An estimate of the gradient exchange after the pipelines: rings of holders, and shared paths.
 
-The exchange of gradients is priced exactly for few candidates; which of many those are is decided
-by this estimate.  Every set of holders is a ring in the order of sites and nodes, and each path
-carries the rings that cross it one after the other.
+Only few candidates get an exact price of their exchange, and this estimate chooses them.  Every
+set of holders is a ring in the order of sites and nodes, and each path carries the rings that cross
+it one after the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts that differ: the best placements but for those that are nearly the same."""
+"""The best placements without those that are nearly the same as a better one."""
 
 from __future__ import annotations
 

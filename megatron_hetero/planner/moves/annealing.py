@@ -1,8 +1,8 @@
-"""Simulated annealing over which GPUs stand where, for those who wait a minute or two more.
+"""Simulated annealing over the places of the GPUs, for users who can wait a minute or two.
 
-Where no two machines are alike, hill climbing ends early: a better deal of GPUs to replicas is
-several moves away, each of which makes the step longer (Kirkpatrick et al. 1983, Optimization by
-Simulated Annealing).  Layers and micro-batches follow from each deal (`fill`).
+Where no two machines are alike, hill climbing ends early: a better division of the GPUs is several
+moves away, and each of these moves alone makes the step longer (Kirkpatrick et al. 1983,
+Optimization by Simulated Annealing).  Layers and micro-batches follow from each division (`fill`).
 """
 
 from __future__ import annotations

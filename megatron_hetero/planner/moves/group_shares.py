@@ -1,10 +1,10 @@
 """Shares of a tensor-parallel group of unlike GPUs: by speed and memory.
 
 HAP (arXiv:2401.05965) finds shares x of the members by a linear programme: the least T with
-T >= s_i x_i for every member, and sum x = 1.  Here it has rows of memory too (x_i at most what
-member i holds of the stage), and is solved in whole units, for heads do not divide: with x in
-units of 1/K every member's seconds and bytes are those of the cost model, whatever their curve, and
-to give the units one by one to the member that is then least slow is optimal (`refit.minimax`).
+T >= s_i x_i for every member, and sum x = 1.  Here x_i is also limited by the part of the stage
+that member i has memory for, and x is in whole units of 1/K, because heads cannot be divided.  The
+cost model gives every member's seconds and bytes for each number of units.  It is optimal to give
+out the units one by one, each to the member that is least slow with it (`refit.minimax`).
 
 Example: a layer takes 1 s on a and 3 s on b, and there are 8 heads.  Six on a and two on b take
 0.75 s; if a holds only five of them, five and three take 1.125 s.

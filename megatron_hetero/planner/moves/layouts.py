@@ -1,7 +1,7 @@
-"""Like groups exchanged in a completed structure: the same stages, on other nodes.
+"""Groups of like GPUs exchanged in a completed structure: the same stages, on other nodes.
 
-Where like groups stand decides what messages and gradients cost: side by side on one node they
-exchange gradients inside it, but contend for the paths to the next stages.
+The nodes of such groups decide what messages and gradients cost.  Two groups on one node exchange
+gradients inside it, but contend for the paths to the next stages.
 """
 
 from __future__ import annotations

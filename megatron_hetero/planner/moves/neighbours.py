@@ -1,6 +1,6 @@
-"""Structures one move away.
+"""Every structure one move away from a given one.
 
-A move is made in one replica, or in all that are alike.
+A move is made in one replica, or in all replicas that are alike.
 """
 
 from __future__ import annotations

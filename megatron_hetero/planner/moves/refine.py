@@ -1,9 +1,8 @@
-"""The strategy after all others: the best shapes with settings that are the stages' own.
+"""The last strategy: the best placements with settings of single stages.
 
-The strategies before place every stage with the job's own recompute and micro-batch size.  This
-one fills a short list of their placements anew (`refit`): recompute where a stage needs it and
-nowhere else, the micro-batch sizes that suit, the optimizer's states where there is room, and
-groups of unequal shares.  Placements that lacked memory are among them.
+It takes a short list of placements, also some that lacked memory, and chooses their layers and
+settings anew (`refit`): recompute only where a stage needs it, micro-batch sizes that suit, the
+optimizer's states where there is room, and groups of unequal shares.
 """
 
 from __future__ import annotations

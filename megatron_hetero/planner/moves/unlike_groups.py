@@ -1,9 +1,9 @@
 """Stages joined into one tensor-parallel group in unequal shares.
 
-The strategies before cut every node into groups that divide the model evenly.  Here neighbouring
-stages of a placement become one stage: on one node where their GPUs together do not divide the
-model (three GPUs and 40 heads), and over GPUs of any kinds where the limits allow it, in shares by
-speed and memory (`group_shares`).
+The other strategies cut every node into groups that divide the model evenly.  Here neighbouring
+stages of a placement become one stage: on one node, where their GPUs together do not divide the
+model (three GPUs and 40 heads); and over unlike GPUs, where the limits allow it, in shares by speed
+and memory (`group_shares`).
 """
 
 from __future__ import annotations
