@@ -132,7 +132,7 @@ def _by_work(problem: Problem, pools: Sequence[NodePool]) -> ObjectiveBound | No
 
 
 def _may_be_tight(problem: Problem, pools: Sequence[NodePool]) -> bool:
-    """Return whether selections may be bounded one by one: few GPUs, and machines of an pool
+    """Return whether selections may be bounded one by one: few GPUs, and machines of a pool
     that are alike in all their links too, so that the first ones stand for any."""
     if problem.num_gpus > _MAX_GPUS_TIGHT:
         return False

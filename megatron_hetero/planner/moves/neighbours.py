@@ -24,7 +24,7 @@ def neighbours(problem: Problem, structure: Structure, shape: Shape) -> Iterator
 
 
 def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator[Structure]:
-    """Return the structure after each exchange of two like groups on unlike nodes.
+    """Yield the structure after each exchange of two like groups on different nodes.
 
     Args:
         kind_of: by node; groups of one kind and width are alike.

@@ -46,8 +46,6 @@ def always_send_parts() -> None:
 class Boundary:
     """This rank's side of one boundary: it sends in one direction and receives in the other.
 
-    Only `take` and `finish_sends` wait.
-
     Args:
         stage: the ranks of this stage; by default those of the tensor-parallel group.
         peers: the ranks of the neighbouring stage.
