@@ -46,6 +46,8 @@ class Announced:
 
 @dataclass(frozen=True)
 class UnderWay:
+    """Receives that are posted, and what is known of their arrival."""
+
     works: list[dist.Work]
     arrival: Arrival
 
