@@ -17,7 +17,7 @@ from megatron_hetero.cost.placement import (
     placement_of,
     with_optimizer_shares,
 )
-from megatron_hetero.errors import PlanFormatError, UnsupportedError
+from megatron_hetero.errors import PlanFormatError
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.layout import parse_layout
 from tests.cost.builders import CLUSTER, FAST, make_cluster, make_workload, place
@@ -112,11 +112,6 @@ def test_plans_that_cannot_be_priced_are_refused() -> None:
     plan = place("tp1:2,tp1:2 @4", WORKLOAD)
     with pytest.raises(PlanFormatError, match="a:1, which the cluster does not have"):
         placement_of(plan, make_cluster(("a", FAST, 1)))
-    (replica,) = plan.replicas
-    first, second = replica.stages
-    mixed = replace(replica, stages=(first, replace(second, precision="fp16")))
-    with pytest.raises(UnsupportedError, match="replica 0, stage 1"):
-        placement_of(replace(plan, replicas=(mixed,)), CLUSTER)
 
 
 @st.composite

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from megatron_hetero.cluster.names import node_words
 from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.report.page.figure import (
@@ -47,8 +48,9 @@ def traffic_of_gradients(cluster: Cluster, simulation: StepSimulation) -> dict[s
     Machines and sites that neither send nor receive any are left out.
     """
     found: dict[str, SiteTraffic] = {}
+    nodes = {node_words(node.name): node for node in cluster.nodes}
     for sender, receiver, num_bytes in _between_nodes(simulation):
-        here, there = cluster.node_by_name[sender], cluster.node_by_name[receiver]
+        here, there = nodes[sender], nodes[receiver]
         if here.machine == there.machine:
             continue
         for node, is_sender in ((here, True), (there, False)):
@@ -71,14 +73,24 @@ def _between_nodes(simulation: StepSimulation) -> Iterator[tuple[str, str, float
                 yield sender, receiver, num_bytes
 
 
+def _has_shared_lines(simulation: StepSimulation) -> bool:
+    """Return whether an exchange takes a line: neither a path of two nodes nor a GPU's port."""
+    return any(
+        " -> " not in path and not path.endswith((" in", " out"))
+        for collective, _, _ in simulation.collectives
+        for path, _ in collective.hops
+    )
+
+
 def exchange_tree(plan: Plan, cluster: Cluster, simulation: StepSimulation) -> Figure | None:
     """Draw sites, and below each its machines, with a bar for what they send and receive.
 
     Returns:
-        None where no gradient leaves a machine.
+        None where no gradient leaves a machine, or where gradients take lines that several
+        machines share, whose bytes are not known by machine.
     """
     sites = traffic_of_gradients(cluster, simulation)
-    if not sites:
+    if not sites or _has_shared_lines(simulation):
         return None
     uplinks = [u for s in sites.values() for u in (s.uplink, *s.machines.values())]
     most = max(max(u.sent, u.received) for u in uplinks)
