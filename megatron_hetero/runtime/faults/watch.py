@@ -152,7 +152,9 @@ class Watch:
         if beat is not None and beat.phase is Phase.END:
             return None
         if place.machine == self._own.machine and not place.is_alive():
-            return "is dead"
+            # It may have said that it is done, and ended, since its beat was read.
+            last = self._newest(rank)
+            return None if last is not None and last.phase is Phase.END else "is dead"
         number = 0 if beat is None else beat.number
         before, since = self._seen.get(rank, (-1, 0.0))
         if number != before:

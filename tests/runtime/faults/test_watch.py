@@ -17,7 +17,7 @@ from megatron_hetero.errors import EXIT_RANK_DIED
 from megatron_hetero.runtime.faults.limits import StallLimits
 from megatron_hetero.runtime.faults.place import Place
 from megatron_hetero.runtime.faults.progress import PROGRESS, Phase
-from megatron_hetero.runtime.faults.watch import Watch, _store
+from megatron_hetero.runtime.faults.watch import Beat, Watch, _store
 
 NUM_RANKS = 3
 FLOOR_S = 5.0
@@ -153,3 +153,23 @@ def test_a_process_that_waits_to_be_collected_is_dead() -> None:
     assert not Place(1, here.host, here.machine, "", pid, state[19]).is_alive()
     os.waitpid(pid, 0)
     assert not Place(1, here.host, here.machine, "", pid, state[19]).is_alive()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rank_that_ends_while_it_is_looked_at_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """Its beat is read, it says that it is done, its process ends, and only then is that seen."""
+    store = _store(str(tmp_path / "store"), 2)
+    watch = Watch(store, Place.here(0, ""), 2, StallLimits(FLOOR_S))
+    here = Place.here(1, "")
+    watch._places = [here, here]
+    store.set("beat/1", Beat(7, 3, Phase.STEADY, 0.0, False, "-").text())
+
+    def is_alive(_place: Place) -> bool:
+        if ended:
+            store.set("beat/1", Beat(8, 3, Phase.END, 0.0, False, "-").text())
+        return False
+
+    monkeypatch.setattr(Place, "is_alive", is_alive)
+    assert watch._fault_of(1) == (None if ended else "is dead")
