@@ -30,7 +30,7 @@ from tests.planner.naive import best_step_time_s, naive_placements
 from tests.planner.strategies import cases, clusters, workloads
 
 
-@settings(max_examples=cases(100), deadline=None)
+@settings(max_examples=cases(50), deadline=None)
 @given(clusters(max_gpus=3), workloads(max_layers=3, max_micro_batches=3))
 def test_three_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
@@ -43,7 +43,7 @@ def test_three_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Wo
         assert board.best.step_time_s <= expected * (1 + 1e-12)
 
 
-@settings(max_examples=cases(30), deadline=None)
+@settings(max_examples=cases(20), deadline=None)
 @given(clusters(max_gpus=4), workloads(max_layers=3, max_micro_batches=2))
 def test_four_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Workload) -> None:
     expected = best_step_time_s(cluster, workload)
@@ -52,7 +52,7 @@ def test_four_gpus_are_planned_as_by_brute_force(cluster: Cluster, workload: Wor
     assert best_s == (expected and pytest.approx(expected))
 
 
-@settings(max_examples=cases(60), deadline=None)
+@settings(max_examples=cases(20), deadline=None)
 @given(clusters(max_gpus=8), workloads(max_layers=10, max_micro_batches=12))
 def test_plans_are_valid_fit_and_beat_the_naive_ones(cluster: Cluster, workload: Workload) -> None:
     problem = make_problem(cluster, workload)

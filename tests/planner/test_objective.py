@@ -59,7 +59,7 @@ def brute_force(cluster: Cluster, workload: Workload) -> list[tuple[float, float
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     priced_clusters(max_gpus=4),
     workloads(max_layers=3, max_micro_batches=2),
@@ -97,7 +97,7 @@ def test_small_clusters_are_planned_as_by_brute_force(
         assert bound is not None and bound.value <= board.best.standing.value
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     priced_clusters(max_gpus=4),
     workloads(max_layers=3, max_micro_batches=2),

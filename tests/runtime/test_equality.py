@@ -78,6 +78,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 _SLOW = {
     "experts",
     "widening",
+    "waist",
+    "three widths",
+    "unlike depth",
+    "recompute",
     "four stages",
     "unlike depth, mean loss",
     "unlike width",

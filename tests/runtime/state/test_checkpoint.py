@@ -29,11 +29,11 @@ INTERLEAVED = with_interleaving(plan("tp2:2,tp1:2 @4 | tp1:4 @2"), 0, [(0, 1), (
 @pytest.mark.parametrize(
     ("first", "second", "changes"),
     [
-        (FIRST, SECOND, {}),
-        (FIRST, UNEVEN, LLAMA_LIKE),
+        pytest.param(FIRST, SECOND, {}, marks=pytest.mark.slow),
+        pytest.param(FIRST, UNEVEN, LLAMA_LIKE, marks=pytest.mark.slow),
         (UNEVEN, SECOND, LLAMA_LIKE),
         (INTERLEAVED, SECOND, {}),
-        (FIRST, INTERLEAVED, {}),
+        pytest.param(FIRST, INTERLEAVED, {}, marks=pytest.mark.slow),
         (FIRST, UNEVEN, MIXTRAL_LIKE),
     ],
     ids=["tied", "to uneven shares", "from uneven shares", "from chunks", "to chunks", "experts"],
