@@ -10,7 +10,7 @@ import torch
 
 from megatron_hetero.lab.verify.processes.jobs import Options
 from megatron_hetero.lab.verify.run import outcome_to_data, verify
-from megatron_hetero.runtime.parallel.context_attention import order_of_gathered, own_positions
+from megatron_hetero.runtime.parallel.context_place import ContextPlace
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
@@ -60,9 +60,6 @@ def test_tokens_are_those_that_megatron_gives_a_rank(size: int, tmp_path: Path) 
 
         whole = torch.arange(24).unsqueeze(0)
         batch = get_batch_on_this_cp_rank({"tokens": whole}, False, cp_group=dist.group.WORLD)
-        own = own_positions(24 // size, size, rank)
-        assert torch.equal(batch["tokens"][0], own)
-        gathered = torch.cat([own_positions(24 // size, size, r) for r in range(size)])
-        assert torch.equal(gathered[order_of_gathered(24 // size, size)], torch.arange(24))
+        assert torch.equal(batch["tokens"][0], ContextPlace((24 // size,) * size, rank).positions())
 
     in_world(f"tp{size}:1 @1", check, tmp_path)
