@@ -182,7 +182,12 @@ class CostModel(UnitPrices):
         some = stage.recompute_num_layers
         found = []
         shares = member_shares(
-            model, stage.width, stage.shares, stage.context_parallel, stage.expert_shares
+            model,
+            stage.width,
+            stage.shares,
+            stage.context_parallel,
+            stage.expert_shares,
+            stage.context_shares,
         )
         for device, share in zip(stage.devices, shares, strict=True):
             node = self.cluster.node_by_name[device.node]

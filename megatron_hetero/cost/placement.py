@@ -41,7 +41,8 @@ class Sharding:
 @dataclass(frozen=True)
 class PlacedStage:
     """`num_layers` layers on the devices of one tensor-parallel group, in rank order; of
-    `context_parallel` such groups, one after the other, each with a part of every sequence.
+    `context_parallel` such groups, one after the other, each with a part of every sequence, by
+    `context_shares` (None: equal ones).
 
     `shares`: parts of the model's heads and MLP columns by device; None is equal parts.
     `recompute`: None is the job's own; with "full", `recompute_num_layers` of the stage's layers
@@ -65,6 +66,7 @@ class PlacedStage:
     expert_shares: tuple[int, ...] | None = None
     sharding: Sharding | None = None
     precision: Precision | None = None
+    context_shares: tuple[int, ...] | None = None
 
     @cached_property
     def width(self) -> int:
@@ -77,7 +79,12 @@ class PlacedStage:
         if self.context_parallel == 1:
             return (self,)
         return tuple(
-            replace(self, devices=self.devices[i : i + self.width], context_parallel=1)
+            replace(
+                self,
+                devices=self.devices[i : i + self.width],
+                context_parallel=1,
+                context_shares=None,
+            )
             for i in range(0, len(self.devices), self.width)
         )
 
@@ -209,6 +216,7 @@ def placement_of(plan: Plan, cluster: Cluster) -> Placement:
                     context_parallel=stage.shape.context_parallel,
                     expert_shares=stage.shape.expert_shares,
                     precision=stage.precision,
+                    context_shares=stage.shape.uneven_context_shares,
                 )
             )
         placed = PlacedReplica(

@@ -20,12 +20,18 @@ from megatron_hetero.cost.network.seconds import (
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
 from megatron_hetero.cost.widths import usable_widths
-from megatron_hetero.cost.work.pieces import PieceTimes, activation_bytes, price_pieces
+from megatron_hetero.cost.work.pieces import (
+    PieceTimes,
+    activation_bytes,
+    price_groups,
+    price_pieces,
+)
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.cost.work.share import TensorShare, least_shares, member_shares
 from megatron_hetero.cost.work.stage_precision import precision_on
 from megatron_hetero.model.blocks import padded_vocab_size
 from megatron_hetero.model.spec import Precision, Workload
+from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
 class UnitPrices:
@@ -195,24 +201,25 @@ class UnitPrices:
             return self.group_pieces(stage.devices, stage.shares, vocab_rows)
         devices, width = stage.devices, stage.width
         nodes = tuple(device.node for device in devices)
-        key = (nodes, stage.shares, vocab_rows, stage.context_parallel, stage.expert_shares)
+        key = (
+            *(nodes, stage.shares, vocab_rows),
+            *(stage.context_parallel, stage.expert_shares, stage.context_shares),
+        )
         if key not in self._pieces:
-            members = zip(
-                [self.cluster.gpu_type(device) for device in devices],
-                member_shares(
-                    self.workload.model,
-                    width,
-                    stage.shares,
-                    stage.context_parallel,
-                    stage.expert_shares,
-                ),
-                strict=True,
+            shares = member_shares(
+                self.workload.model,
+                width,
+                stage.shares,
+                stage.context_parallel,
+                stage.expert_shares,
+                stage.context_shares,
             )
-            self._pieces[key] = price_pieces(
+            gpus = [self.cluster.gpu_type(device) for device in devices]
+            self._pieces[key] = price_groups(
                 self.workload,
                 self.profile,
-                tuple(members),
-                worst_link([slowest_link(self.cluster, g.devices) for g in stage.groups]),
+                tuple(zip(gpus, shares, strict=True)),
+                [slowest_link(self.cluster, group.devices) for group in stage.groups],
                 vocab_rows,
                 worst_link([slowest_link(self.cluster, devices[i::width]) for i in range(width)]),
             )
@@ -289,6 +296,7 @@ class UnitPrices:
     def stage_hop(self, senders: PlacedStage, receivers: PlacedStage) -> BoundaryTime:
         """Time one crossing from a stage to another."""
         context = senders.context_parallel, receivers.context_parallel
+        tokens = self._uneven_tokens(senders), self._uneven_tokens(receivers)
         own = senders.precision, receivers.precision
         if context == (1, 1) and own == (None, None):
             return self.hop(senders.devices, receivers.devices)
@@ -297,6 +305,7 @@ class UnitPrices:
             "to",
             *(d.node for d in receivers.devices),
             context,
+            tokens,
             own,
         )
         if key not in self._hops:
@@ -307,8 +316,15 @@ class UnitPrices:
                 min(self.of_stage(side).activation_bytes for side in (senders, receivers)),
                 self.workload.training.sequence_parallel,
                 context,
+                tokens,
             )
         return self._hops[key]
+
+    def _uneven_tokens(self, stage: PlacedStage) -> tuple[int, ...] | None:
+        shares = stage.context_shares
+        if shares is None:
+            return None
+        return token_counts(self.workload.model.seq_length, shares, stage.width)
 
     def send_loads_s(self, groups: Sequence[Sequence[Device]]) -> tuple[float, ...]:
         """Return the seconds of each micro-batch for which messages keep a stage from computing,

@@ -71,16 +71,20 @@ def in_rank_order(replicas: Sequence[Replica], hosts: Sequence[Host]) -> tuple[R
 def _sort_stage(stage: Stage, rank_of_device: dict[str, int]) -> Stage:
     order = sorted(range(len(stage.devices)), key=lambda i: rank_of_device[stage.devices[i]])
     shares = stage.shape.shares
-    experts = stage.shape.expert_shares
+    experts, context = stage.shape.expert_shares, stage.shape.context_shares
     if stage.shape.context_parallel > 1 and shares is not None:
         # Each group of tensor-parallel ranks has the same shares, so its order has to stay.
         return stage
+    if context is not None and stage.shape.tensor_parallel > 1:
+        return stage  # who is in a group with whom has to stay
     if shares is not None:
         shares = tuple(shares[i] for i in order)
     if experts is not None:
         experts = tuple(experts[i] for i in order)
+    if context is not None:
+        context = tuple(context[i] for i in order)
     return replace(
         stage,
         devices=tuple(stage.devices[i] for i in order),
-        shape=replace(stage.shape, shares=shares, expert_shares=experts),
+        shape=replace(stage.shape, shares=shares, expert_shares=experts, context_shares=context),
     )

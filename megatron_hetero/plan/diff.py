@@ -79,7 +79,8 @@ def _stage(where: str, old: Stage | None, new: Stage | None) -> Iterator[Differe
     )
     contexts = old.shape.context_parallel, new.shape.context_parallel
     yield from _changed(where, "context-parallel size", *contexts)
-    yield from _changed(where, "shares", _shares(old), _shares(new))
+    for what, field in (("shares", "shares"), ("shares of sequences", "context_shares")):
+        yield from _changed(where, what, _shares(old, field), _shares(new, field))
     yield from _changed(where, "holds", _layers(old), _layers(new))
     sharded = old.shape.num_sharded_layers, new.shape.num_sharded_layers
     yield from _changed(where, "sharded layers", *sharded)
@@ -247,13 +248,16 @@ def _stage_text(stage: Stage | None) -> str | None:
         return None
     context = stage.shape.context_parallel
     groups = f"cp{context}" if context > 1 else ""
+    if of_sequences := stage.shape.context_shares:
+        groups += f"({':'.join(map(str, of_sequences))})"
     table = stage.shape.expert_shares
     experts = f"ep({':'.join(map(str, table))})" if table else ""
     return f"tp{stage.shape.tensor_parallel}{groups}{experts}, {_layers(stage)}"
 
 
-def _shares(stage: Stage) -> str:
-    return "equal" if stage.shape.shares is None else ":".join(map(str, stage.shape.shares))
+def _shares(stage: Stage, field: str) -> str:
+    shares = getattr(stage.shape, field)
+    return "equal" if shares is None else ":".join(map(str, shares))
 
 
 def _layers(stage: Stage) -> str:

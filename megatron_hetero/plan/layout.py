@@ -2,10 +2,12 @@
 
     layout  := replica ('|' replica)*
     replica := stage (',' stage)* '@' COUNT ['x' SIZE]
-    stage   := 'tp' WIDTH [shares] ['cp' SIZE] ['ep' WIDTH [shares]] ':' LAYERS ['z' COUNT]
+    stage   := 'tp' WIDTH [shares] ['cp' SIZE [shares]] ['ep' WIDTH [shares]] ':' LAYERS
+               ['z' COUNT]
     shares  := '(' share (':' share)* ')'
 
 COUNT is the replica's micro-batches per step, SIZE their size in sequences if it is not the job's.
+The shares behind `cp` divide every sequence among the tensor-parallel groups of the stage.
 `ep` deals whole experts out to the devices of the tensor-parallel group, equally or by shares.
 `z` counts the layers whose weights are divided among the replicas (sharded), the stage's first.
 White space is free between tokens.  `parse_layout` and `format_layout` are inverse to each other.
@@ -95,9 +97,11 @@ class _Parser:
             self.fail("expected a stage, for example 'tp4:20' (tensor-parallel width : layers)")
         width = self.number("a tensor-parallel width after 'tp'", MAX_TENSOR_PARALLEL)
         shares = self.shares(width) if self.accept("(") else None
-        context = 1
+        context, context_shares = 1, None
         if self.accept("cp"):
             context = self.number("a context-parallel size after 'cp'", MAX_CONTEXT_PARALLEL)
+            if self.accept("("):
+                context_shares = self.shares(context, "context-parallel size")
         experts = self.experts(width) if self.accept("ep") else None
         if not self.accept(":"):
             self.fail("expected ':' and the stage's number of layers")
@@ -105,7 +109,7 @@ class _Parser:
         sharded = 0
         if self.accept("z"):
             sharded = self.number("a number of sharded layers after 'z'", num_layers)
-        return StageShape(width, num_layers, shares, context, experts, sharded)
+        return StageShape(width, num_layers, shares, context, experts, sharded, context_shares)
 
     def experts(self, width: int) -> tuple[int, ...]:
         start = self.position
@@ -118,7 +122,7 @@ class _Parser:
             )
         return self.shares(width) if self.accept("(") else (1,) * width
 
-    def shares(self, width: int) -> tuple[int, ...]:
+    def shares(self, width: int, of: str = "tensor-parallel width") -> tuple[int, ...]:
         start = self.position - 1
         shares = [self.number("a share", MAX_SHARE)]
         while self.accept(":"):
@@ -127,7 +131,7 @@ class _Parser:
             self.fail("expected ':' and another share, or ')'")
         if len(shares) != width:
             self.fail(
-                f"a stage of tensor-parallel width {width} takes {width} shares, not {len(shares)}",
+                f"a stage of {of} {width} takes {width} shares, not {len(shares)}",
                 start,
             )
         return tuple(shares)

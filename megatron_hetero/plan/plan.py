@@ -29,7 +29,8 @@ class StageShape:
 
     `shares` gives each device's part of heads, MLP columns and vocabulary rows as small integers
     (3:2:2:1); None means equal parts.  With `context_parallel` c there are c such groups, each of
-    which holds all of the stage's weights and one c-th of every sequence.
+    which holds all of the stage's weights and one c-th of every sequence, or by `context_shares`
+    each its own part of it.
 
     `expert_shares`, one for each device, deals whole experts out to the devices of a group (expert
     parallelism inside the stage); None divides every expert among all of them.
@@ -45,10 +46,13 @@ class StageShape:
     context_parallel: int = 1
     expert_shares: tuple[int, ...] | None = field(default=None, metadata=ONLY_IF_SET)
     num_sharded_layers: int = field(default=0, metadata=ONLY_IF_SET)
+    context_shares: tuple[int, ...] | None = field(default=None, metadata=ONLY_IF_SET)
 
     def __str__(self) -> str:
         shares = "" if self.shares is None else f"({':'.join(map(str, self.shares))})"
         context = "" if self.context_parallel == 1 else f"cp{self.context_parallel}"
+        if self.context_shares is not None:
+            context = f"cp{self.context_parallel}({':'.join(map(str, self.context_shares))})"
         experts = ""
         if self.expert_shares is not None:
             table = f"({':'.join(map(str, self.expert_shares))})"
@@ -60,6 +64,12 @@ class StageShape:
     @property
     def num_devices(self) -> int:
         return self.tensor_parallel * self.context_parallel
+
+    @property
+    def uneven_context_shares(self) -> tuple[int, ...] | None:
+        """Return the shares of every sequence where they are unlike; None where all are equal."""
+        shares = self.context_shares
+        return shares if shares is not None and len(set(shares)) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,11 @@ class Layout:
     def has_context_parallel(self) -> bool:
         """Return whether some stage divides its sequences among several groups."""
         return any(s.context_parallel > 1 for r in self.replicas for s in r.stages)
+
+    @property
+    def has_uneven_context_parallel(self) -> bool:
+        """Return whether the groups of some stage have unlike shares of its sequences."""
+        return any(s.uneven_context_shares for r in self.replicas for s in r.stages)
 
     @property
     def has_sharded_layers(self) -> bool:

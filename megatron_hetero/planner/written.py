@@ -45,6 +45,7 @@ def bare_plan(
                         stage.shares,
                         stage.context_parallel,
                         num_sharded_layers=stage.num_sharded_layers,
+                        context_shares=stage.context_shares,
                     ),
                     first,
                     tuple(device.name for device in stage.devices),

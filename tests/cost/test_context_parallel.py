@@ -13,7 +13,11 @@ from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.holdings import StateSizes, held_bytes, holdings, parts_of_plan
 from megatron_hetero.cost.memory.parameters import layer_params, stage_params
 from megatron_hetero.cost.model import CostModel
-from megatron_hetero.cost.network.seconds import boundary_time, ring_all_gather_s
+from megatron_hetero.cost.network.seconds import (
+    boundary_time,
+    ring_all_gather_s,
+    tensor_parallel_times,
+)
 from megatron_hetero.cost.placement import placement_of
 from megatron_hetero.cost.work.compute import (
     core_attention_times,
@@ -23,6 +27,7 @@ from megatron_hetero.cost.work.compute import (
 from megatron_hetero.cost.work.share import even_share, member_shares
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
+from megatron_hetero.plan.sharding.token_shares import token_counts
 from megatron_hetero.schedule.simulator.step import simulate_plan
 from tests.cost.builders import (
     BETWEEN,
@@ -53,6 +58,43 @@ def test_context_parallel_ranks_divide_all_work_evenly() -> None:
     for one, all_, num_products in ((core, of_all, 2), (layer, of_all_layer, 6)):
         more_s = num_products * overhead_s * (1 - 1 / 4)
         assert one.forward_s - more_s == pytest.approx(all_.forward_s / 4)
+
+
+def test_unlike_shares_divide_attention_as_they_divide_tokens() -> None:
+    workload = long_sequences(hidden_size=4096)
+    parts = member_shares(workload.model, 1, None, 2, context_shares=(3, 1))
+    assert [share.num_tokens(workload.model, workload.training) for share in parts] == [12288, 4096]
+    three, one = (core_attention_times(workload, [(FAST, share)]) for share in parts)
+    overhead_s = 2 * gemm_efficiency(FAST, "bf16").overhead_s
+    assert three.forward_s - overhead_s == pytest.approx(3 * (one.forward_s - overhead_s))
+
+
+@pytest.mark.parametrize("layout", ["tp1cp2{}:4 @4", "tp2cp2{}:4 @4"])
+def test_a_stage_lasts_as_long_as_its_slowest_group(layout: str) -> None:
+    """A fast and a slow machine: a layer takes the longer of the two groups with their own tokens,
+    and the gather as long as the longest piece."""
+    width = int(layout[2])
+    workload = long_sequences(flash_attention=False, sequence_parallel=True)
+    cluster = make_cluster(("a", FAST, width), ("b", SLOW, width))
+    times = {}
+    for shares in ("", "(1:1)", "(3:1)", "(2:1)"):
+        plan = place(layout.format(shares), workload, cluster)
+        placed = placement_of(plan, cluster).replicas[0].stages[0]
+        times[shares] = CostModel(cluster, workload).stage_pieces(placed, 1024)
+    assert times["(1:1)"] == times[""]
+    assert times["(3:1)"].layer.total_s < times[""].layer.total_s
+    members = member_shares(workload.model, width, None, 2, None, (2, 1))
+    own = [
+        group_layer_times(workload, [(gpu, members[first])] * width)
+        for gpu, first in ((FAST, 0), (SLOW, width))
+    ]
+    tokens = token_counts(16384, (2, 1), width)
+    gather_s = ring_all_gather_s(2 * 2 * max(tokens) * 512 // width * 2, 2, BETWEEN)
+    collectives_s = [
+        tensor_parallel_times(2.0 * n * 512, width, INSIDE, True, n).layer_forward_s for n in tokens
+    ]
+    slowest_s = max(t.forward_s + c for t, c in zip(own, collectives_s, strict=True))
+    assert times["(2:1)"].layer.forward_s == pytest.approx(slowest_s + gather_s)
 
 
 def test_a_ring_hides_behind_attention_and_gathering_does_not() -> None:
@@ -106,6 +148,21 @@ def test_a_boundary_carries_what_the_runtime_sends(
         assert time.serialisation_s == pytest.approx(busy_s)
 
 
+def test_a_boundary_of_unlike_shares_carries_what_the_runtime_sends() -> None:
+    """Sent by (12, 4) tokens of 16 to (8, 8): 12 and 4 leave, 8 each arrive, over cards' links."""
+    cluster = make_cluster(("a", FAST, 4))
+    a, b = cluster.devices[:2], cluster.devices[2:]
+    for senders, receivers, tokens in ((a, b, ((12, 4), None)), (b, a, (None, (12, 4)))):
+        time = boundary_time(cluster, senders, receivers, 16e9, True, (2, 2), tokens)
+        assert time.serialisation_s == pytest.approx(12e9 / INSIDE.bytes_per_s)
+    # Without sequence parallelism a group gathers its own tokens.
+    eight = make_cluster(("a", FAST, 8))
+    one, two = eight.devices[:1], eight.devices[1:5]
+    latency_s = boundary_time(eight, one, two, 16e9, False, (1, 2), (None, (12, 4))).latency_s
+    gather_s = ring_all_gather_s(12e9, 2, INSIDE)
+    assert latency_s == pytest.approx(INSIDE.latency_s + gather_s)
+
+
 @pytest.mark.parametrize("divided", [False, True])
 def test_groups_of_a_stage_exchange_gradients_as_replicas_do(divided: bool) -> None:
     """Two groups of one stage, and two replicas of one group each, hold the same weights."""
@@ -143,8 +200,8 @@ def test_states_are_divided_among_all_groups_that_hold_a_layer() -> None:
 
 
 def test_simulation_and_formula_agree() -> None:
-    workload = long_sequences(num_layers=8, global_batch_size=8)
-    for layout in ("tp2cp2:5,tp1:3 @8", "tp1cp4:5,tp2cp2:3 @8", "tp2cp4:8 @8"):
+    workload = long_sequences(num_layers=8, global_batch_size=8, flash_attention=False)
+    for layout in ("tp2cp2(3:1):5,tp1:3 @8", "tp1cp4:5,tp2cp2(1:2):3 @8", "tp2cp4:8 @8"):
         plan = place(layout, workload, CLUSTER)
         assert simulate_plan(plan, CLUSTER).step_time_s == pytest.approx(
             estimate_plan(plan, CLUSTER).step_time_s, rel=0.01

@@ -57,13 +57,15 @@ def with_table(plan: Plan, table: tuple[int, ...]) -> Plan:
     return with_shape(plan, 0, 0, expert_shares=table)
 
 
-def _with_context(plan: Plan, size: int) -> Plan:
-    """The plan without devices, its first stage on `size` tensor-parallel groups."""
+def _with_context(plan: Plan, size: int, shares: tuple[int, ...] | None = None) -> Plan:
+    """The plan without devices and fused attention, its first stage on `size` tensor-parallel
+    groups."""
     bare = tuple(
         replace(r, stages=tuple(replace(s, devices=()) for s in r.stages)) for r in plan.replicas
     )
     plan = replace(plan, replicas=bare, hosts=(), idle_devices=(), idle_reasons={}, estimates=None)
-    return with_shape(plan, 0, 0, context_parallel=size)
+    plan = with_training(plan, flash_attention=shares is None)
+    return with_shape(plan, 0, 0, context_parallel=size, context_shares=shares)
 
 
 def _sharded(text: str) -> Plan:
@@ -363,6 +365,16 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
             with_model(_with_context(PLAN, 2), seq_length=22),
             "context-parallel size 2 needs a --seq-length that is a multiple of 4, not 22",
         ),
+        (
+            with_model(_with_context(PLAN, 2, (3, 1)), seq_length=23),
+            "2 groups need a --seq-length that is even and at least 4, not 23",
+        ),
+    ],
+    check_workload.unlike_sequence_shares_are_gathered: [
+        (
+            with_training(_with_context(PLAN, 2, (3, 1)), flash_attention=True),
+            "Transformer Engine divides sequences equally. Add --transformer-impl local",
+        ),
     ],
     check_workload.sequence_parallel_divides: [
         (
@@ -370,6 +382,14 @@ BROKEN: dict[Callable[..., Any], list[tuple[Plan, str]]] = {
                 _with_context(with_training(PLAN, sequence_parallel=True), 2), seq_length=36
             ),
             "the width 4 must divide the 18 tokens of a context-parallel rank",
+        ),
+        (
+            with_model(
+                _with_context(with_training(PLAN, sequence_parallel=True), 2, (3, 1)),
+                seq_length=22,
+            ),
+            "the tokens of every context-parallel rank, which are 16, 6 of --seq-length 22. Make "
+            "it a multiple of 4 and at least 8",
         ),
         (
             with_model(with_training(PLAN, sequence_parallel=True), seq_length=22),

@@ -66,7 +66,10 @@ def node(name: str, num_gpus: int, gpu_type: GpuType = A100, site: str = "main")
 def stage_shapes(draw: st.DrawFn) -> StageShape:
     width = draw(st.integers(1, 6))
     shares = draw(st.none() | st.tuples(*[st.integers(1, 9)] * width))
-    return StageShape(width, draw(st.integers(1, 100)), shares, draw(st.integers(1, 3)))
+    context = draw(st.integers(1, 3))
+    of_sequences = draw(st.none() | st.tuples(*[st.integers(1, 9)] * context))
+    layers = draw(st.integers(1, 100))
+    return StageShape(width, layers, shares, context, context_shares=of_sequences)
 
 
 layouts = st.builds(

@@ -33,6 +33,16 @@ def test_shares_and_micro_batch_size() -> None:
     assert format_layout(layout) == "tp4(3:2:2:1):20 @3x2"
 
 
+def test_shares_of_sequences() -> None:
+    layout = parse_layout("tp2(5:3)cp2(3:1)ep2:8z1 @4")
+    shape = StageShape(2, 8, (5, 3), 2, (1, 1), 1, (3, 1))
+    assert layout == Layout((ReplicaShape((shape,), 4),))
+    assert format_layout(layout) == "tp2(5:3)cp2(3:1)ep2:8z1 @4"
+    assert shape.uneven_context_shares == (3, 1)
+    # What divides evenly is what the size alone says.
+    assert parse_layout("tp1cp2(1:1):4 @1").replicas[0].stages[0].uneven_context_shares is None
+
+
 @given(layouts)
 def test_parse_inverts_format(layout: Layout) -> None:
     assert parse_layout(format_layout(layout)) == layout
@@ -72,6 +82,9 @@ def test_spaces_and_leading_zeros_are_free(layout: Layout, rng: random.Random) -
         ("tp2cp:4 @1", 6, "expected a context-parallel size after 'cp'"),
         ("tp2cp0:4 @1", 6, "a context-parallel size after 'cp' from 1 to 1024, not 0"),
         ("cp2:4 @1", 1, "expected a stage"),
+        ("tp2cp2(3:1:1):4 @1", 7, "a stage of context-parallel size 2 takes 2 shares, not 3"),
+        ("tp2cp2(3:0):4 @1", 10, "a share from 1 to 1024, not 0"),
+        ("tp2cp2(3:1:4 @1", 14, "or ')'"),
         ("tp2(3:0):4 @1", 7, "a share from 1 to 1024, not 0"),
         ("tp2(3:1:4 @1", 11, "or ')'"),
         ("tp1:4z @1", 8, "expected a number of sharded layers after 'z'"),

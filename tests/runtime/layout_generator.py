@@ -41,13 +41,26 @@ def _with_context_parallel(rng: random.Random, layout: Layout) -> Layout:
             replace(
                 replica,
                 stages=tuple(
-                    replace(stage, context_parallel=sizes.get((r, s), 1))
+                    replace(
+                        stage,
+                        context_parallel=sizes.get((r, s), 1),
+                        context_shares=_context_shares(stage, sizes.get((r, s), 1)),
+                    )
                     for s, stage in enumerate(replica.stages)
                 ),
             )
             for r, replica in enumerate(layout.replicas)
         )
     )
+
+
+def _context_shares(stage: StageShape, size: int) -> tuple[int, ...] | None:
+    """Unlike shares of sequences for every second stage that divides them."""
+    # Drawn beside the generator: all else stays.
+    aside = random.Random(f"{stage} {size}")
+    if size == 1 or aside.random() < 0.5:
+        return None
+    return tuple(aside.randint(1, 4) for _ in range(size))
 
 
 def _layout_of_tensor_groups(

@@ -18,6 +18,7 @@ from megatron_hetero.runtime.parallel.boundary import (
     PipelineCommunicator,
     always_send_parts,
 )
+from megatron_hetero.runtime.parallel.context_place import ContextPlace
 from megatron_hetero.runtime.parallel.groups import build_groups
 from tests.runtime.toy_model import in_world
 from tests.runtime.workloads import plan
@@ -25,10 +26,13 @@ from tests.runtime.workloads import plan
 SEQUENCE, HIDDEN = 24, 5
 
 _stages = st.sampled_from(["tp1", "tp2", "tp3", "tp4", "tp1cp2", "tp2cp2", "tp1cp3", "tp3(2:1:1)"])
+_UNEVEN = "tp2cp2(2:1)", "tp1cp3(3:2:1)"
 
 
 @given(_stages, _stages, st.booleans(), st.booleans(), st.booleans())
 @example("tp2cp2", "tp2", False, False, True)
+@example(*_UNEVEN, False, False, True)
+@example(*_UNEVEN, True, False, False)
 @settings(
     max_examples=4,
     deadline=None,
@@ -49,7 +53,7 @@ def test_activations_and_gradients_arrive_whole(
             always_send_parts()
         asked = plan(layout)
         place = rank_table(asked)[rank]
-        groups = build_groups(asked, timedelta(minutes=1), own_lengths)
+        groups = build_groups(asked, timedelta(minutes=1), own_lengths, SEQUENCE)
         config = SimpleNamespace(
             sequence_parallel=sequence_parallel, pipeline_dtype=torch.float64, hidden_size=HIDDEN
         )
@@ -60,8 +64,8 @@ def test_activations_and_gradients_arrive_whole(
         def own(whole: torch.Tensor) -> torch.Tensor:
             size, rank = groups.context.size(), groups.context.rank()
             if size > 1:
-                chunks = whole.chunk(2 * size)
-                whole = torch.cat([chunks[rank], chunks[2 * size - 1 - rank]])
+                equal = ContextPlace((len(whole) // size,) * size, rank)
+                whole = whole[(groups.context_place or equal).positions()]
             parts = whole.chunk(width) if sequence_parallel else [whole] * width
             return parts[place.tensor_rank]
 

@@ -78,12 +78,12 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
         (),
     ),
     "context parallel": (
-        "tp2cp2:1,tp1:1,tp1cp3:2 @3 | tp1cp2:4 @2",
+        "tp2cp2(3:1):1,tp1:1,tp1cp3:2 @3 | tp1cp2(5:3):4 @2",
         {"precision": "fp32", "use_distributed_optimizer": True, **LLAMA_LIKE},
         (),
     ),
     "context parallel and recompute": (
-        "tp1cp2:1,tp1:2,tp2cp2:1 @3",
+        "tp1cp2(3:1):1,tp1:2,tp2cp2:1 @3",
         {"precision": "fp32", "qk_layernorm": True, "sequence_parallel": True},
         ({}, {}, {"recompute": "selective"}),
     ),

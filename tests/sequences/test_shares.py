@@ -11,7 +11,6 @@ import pytest
 from megatron_hetero.errors import InfeasiblePlanError, PlanFormatError
 from megatron_hetero.sequences.price.shares import (
     balanced_shares,
-    chunk_edges,
     head_shares,
     pairs_per_token,
     whole_shares,
@@ -61,17 +60,6 @@ def test_pairs_are_counted(window: int | None) -> None:
         seen = sum(min(i + 1, window or length) for i in range(length))
         found = float(pairs_per_token(np.array([float(length)]), window)[0]) * length
         assert found == pytest.approx(seen, abs=length)
-
-
-def test_chunks_divide_causal_work_as_they_divide_tokens() -> None:
-    shares = (30, 11, 7, 0, 52)
-    edges = chunk_edges(shares)
-    tokens = [i for pair in edges for first, stop in pair for i in range(first, stop)]
-    assert sorted(tokens) == list(range(100))
-    for share, pair in zip(shares, edges, strict=True):
-        own = [i for first, stop in pair for i in range(first, stop)]
-        assert len(own) == share
-        assert abs(sum(i + 0.5 for i in own) - share * 50) <= 100
 
 
 def test_heads_are_whole_and_everyone_has_some() -> None:

@@ -118,7 +118,7 @@ def _kept_by_attention(
         kept += _gathered_bytes(model, training, share, query if grouped else key_value)
     if rotary and not flash:
         # Cosines and sines, for the queries and for the keys; the same for all sequences.
-        kept += 4 * (model.seq_length // share.context_parallel) * model.kv_channels * element
+        kept += 4 * share.sequence_tokens(model) * model.kv_channels * element
     if model.qk_layernorm:
         kept += tokens * (num_heads + key_value // model.kv_channels) * _norm_statistics(model)
     if recompute == "selective":
@@ -180,7 +180,7 @@ def _gathered_bytes(
     `runtime.parallel.context_attention` orders them; of that order; and of the mask of the own
     rows, which every layer has for itself."""
     tokens = training.micro_batch_size * model.seq_length
-    mask = model.seq_length // share.context_parallel * model.seq_length
+    mask = share.sequence_tokens(model) * model.seq_length
     return 2 * tokens * elements * training.element_bytes + 8 * model.seq_length + mask
 
 
@@ -237,7 +237,7 @@ def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, fla
     """
     if flash or (share.context_parallel > 1 and training.recompute == "none"):
         return 0
-    return model.seq_length // share.context_parallel * model.seq_length
+    return share.sequence_tokens(model) * model.seq_length
 
 
 def own_mask_bytes(

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from math import lcm
 
 from megatron_hetero.cluster.node_links import NodePair
 from megatron_hetero.cluster.spec import Cluster, Device, Link
 from megatron_hetero.cost.network.lines import line_seconds
 from megatron_hetero.cost.network.link_terms import FanIn, adding_s, transfer_s
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks, pieces
+
+Tokens = tuple[int, ...] | None
+"""Tokens of a sequence on the context-parallel ranks of a stage; None where they are equal."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ def boundary_time(
     num_bytes: float,
     sequence_parallel: bool,
     context_parallel: tuple[int, int] = (1, 1),
+    tokens: tuple[Tokens, Tokens] = (None, None),
 ) -> BoundaryTime:
     """Time an activation of `num_bytes` from one stage to the next, each byte sent once.
 
@@ -103,10 +108,16 @@ def boundary_time(
         sequence_parallel: `--sequence-parallel`, under which nothing is gathered.
         context_parallel: TP groups of the senders and of the receivers, among which they divide
             the sequence as `plan.sharding.stage_ranges` says.
+        tokens: of a sequence, of each of these groups, where they are unlike.
     """
+    here, there = (
+        StageRanks(tuple(range(len(devices))), *division)
+        for devices, division in zip(
+            (senders, receivers), zip(context_parallel, tokens, strict=True), strict=True
+        )
+    )
     messages = [
-        (senders[i], receivers[j], part * num_bytes)
-        for i, j, part in _messages(len(senders), len(receivers), *context_parallel)
+        (senders[i], receivers[j], part * num_bytes) for i, j, part in _messages(here, there)
     ]
     carried: dict[tuple[str, str], float] = {}
     for sender, receiver, size in messages:
@@ -122,11 +133,11 @@ def boundary_time(
         busy_s = max(busy_s, transfer_s(busiest_bytes, link, fan_in))
         latency_s = max(latency_s, link.latency_s + link.jitter_s)
     gather_s = 0.0
-    width = len(receivers) // context_parallel[1]
+    width = there.width
     if width > 1 and not sequence_parallel:
         gather_s = max(
-            ring_all_gather_s(num_bytes / context_parallel[1], width, slowest_link(cluster, group))
-            for group in groups_of(receivers, width)
+            ring_all_gather_s(num_bytes * there.part(rank), width, slowest_link(cluster, group))
+            for rank, group in enumerate(groups_of(receivers, width))
         )
     return BoundaryTime(busy_s, latency_s + gather_s, parts)
 
@@ -176,11 +187,10 @@ def groups_of(devices: Sequence[Device], width: int) -> Iterator[Sequence[Device
         yield devices[first : first + width]
 
 
-def _messages(
-    num_senders: int, num_receivers: int, from_context: int, to_context: int
-) -> Iterator[tuple[int, int, float]]:
+def _messages(here: StageRanks, there: StageRanks) -> Iterator[tuple[int, int, float]]:
     """Yield (sender, receiver, part of the tensor) of each pair that has something to exchange."""
-    if from_context == to_context == 1:
+    num_senders, num_receivers = len(here.ranks), len(there.ranks)
+    if here.context == there.context == 1:
         for i in range(num_senders):
             for j in range(num_receivers):
                 if (part := _overlap(i, num_senders, j, num_receivers)) > 0:
@@ -188,8 +198,7 @@ def _messages(
         return
     # So many elements that no range of either stage is cut short.
     whole = 4 * num_senders * num_receivers
-    here = StageRanks(tuple(range(num_senders)), from_context)
-    there = StageRanks(tuple(range(num_receivers)), to_context)
+    whole *= lcm(*(sum(side.tokens) for side in (here, there) if side.tokens))
     for i in range(num_senders):
         parts: dict[int, int] = {}
         for piece in pieces(whole, here, i, there):

@@ -218,7 +218,7 @@ def embedding_times(
     width: int,
     vocab_rows: int,
     calibration: Calibration | None = None,
-    context_parallel: int = 1,
+    num_tokens: int | None = None,
 ) -> PassTimes:
     """Time the embedding: a gather forward, a scatter into a dense gradient backward.
 
@@ -227,11 +227,11 @@ def embedding_times(
     Args:
         width: of the tensor-parallel group.
         calibration: constants of GPUs; None is the shipped ones.
-        context_parallel: groups that divide each sequence.
+        num_tokens: of a micro-batch; None is all of them.
     """
     model, training = workload.model, workload.training
     element = training.element_bytes
-    tokens = training.micro_batch_size * model.seq_length // context_parallel
+    tokens = num_tokens or training.micro_batch_size * model.seq_length
     speed = _speed(training, gpu, calibration)
     forward_s = speed.memory_s(3.0 * tokens * model.hidden_size * element)
     rows = vocab_rows * model.hidden_size // width
@@ -244,7 +244,7 @@ def head_times(
     width: int,
     vocab_rows: int,
     calibration: Calibration | None = None,
-    context_parallel: int = 1,
+    num_tokens: int | None = None,
 ) -> PassTimes:
     """Time the final norm, the output layer and the vocabulary-parallel cross entropy.
 
@@ -252,11 +252,11 @@ def head_times(
         width: of the tensor-parallel group.
         vocab_rows: rows of the padded vocabulary, not of one shard.
         calibration: constants of GPUs; None is the shipped ones.
-        context_parallel: groups that divide each sequence.
+        num_tokens: of a micro-batch; None is all of them.
     """
     model, training = workload.model, workload.training
     element = training.element_bytes
-    tokens = training.micro_batch_size * model.seq_length // context_parallel
+    tokens = num_tokens or training.micro_batch_size * model.seq_length
     logits = tokens * vocab_rows / width
     speed = _speed(training, gpu, calibration)
     products_s = speed.products_s((2.0 * logits * model.hidden_size,))

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 
 from megatron_hetero.cluster.spec import GpuType, Link
 from megatron_hetero.cost.memory.parameters import attention_sizes
-from megatron_hetero.cost.network.seconds import context_parallel_times, tensor_parallel_times
+from megatron_hetero.cost.network.seconds import (
+    context_parallel_times,
+    tensor_parallel_times,
+    worst_link,
+)
 from megatron_hetero.cost.work.compute import (
     PassTimes,
     core_attention_times,
@@ -91,7 +95,8 @@ def price_pieces(
     """Time the model's pieces on the GPUs of a stage.
 
     Args:
-        members: type and share of each GPU, in rank order.
+        members: type and share of each GPU, in rank order: of one group, or of groups that have
+            equal parts of each sequence.
         link: the slowest of a tensor-parallel group.
         context_link: the slowest among GPUs that hold the same, and other parts of sequences.
     """
@@ -136,18 +141,63 @@ def price_pieces(
     )
 
 
+def price_groups(
+    workload: Workload,
+    profile: Profile | None,
+    members: Sequence[Member],
+    links: Sequence[Link],
+    vocab_rows: int,
+    context_link: Link,
+) -> PieceTimes:
+    """Time the model's pieces on all groups of a stage, which wait for each other's keys and values
+    in every layer.
+
+    Args:
+        members: as in `price_pieces`, of all groups.
+        links: the slowest of each tensor-parallel group.
+        context_link: as in `price_pieces`.
+    """
+    width, is_equal = members[0][1].width, members[0][1].context_shares is None
+    if is_equal:
+        return price_pieces(workload, profile, members, worst_link(links), vocab_rows, context_link)
+    return _slowest_pieces(
+        [
+            price_pieces(
+                workload,
+                profile,
+                members[rank * width : (rank + 1) * width],
+                link,
+                vocab_rows,
+                context_link,
+            )
+            for rank, link in enumerate(links)
+        ]
+    )
+
+
+def _slowest_pieces(groups: Sequence[PieceTimes]) -> PieceTimes:
+    return PieceTimes(
+        slowest([group.embedding for group in groups]),
+        slowest([group.layer for group in groups]),
+        slowest([group.head for group in groups]),
+        max(groups, key=lambda group: group.layer.total_s).communication,
+        all(group.measured for group in groups),
+        tuple(_slowest_pieces(kinds) for kinds in zip(*[g.kinds for g in groups], strict=True)),
+    )
+
+
 def _modelled(
     workload: Workload, piece: Piece, members: Sequence[Member], link: Link, vocab_rows: int
 ) -> Modelled:
     """Time a piece by the analytic model."""
     model, training = workload.model, workload.training
-    width, context = members[0][1].width, members[0][1].context_parallel
+    width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
     comm = tensor_parallel_times(
-        activation_bytes(workload) / context,
+        float(num_tokens * model.hidden_size * training.element_bytes),
         width,
         link if width > 1 else None,
         training.sequence_parallel,
-        members[0][1].num_tokens(model, training),
+        num_tokens,
     )
     if piece == "decoder_layer":
         again_s = comm.layer_forward_s if training.recompute == "full" else 0.0
@@ -159,7 +209,7 @@ def _modelled(
     of = embedding_times if piece == "embedding" else head_times
     computing = slowest(
         [
-            of(workload, gpu, width, share.rows_as_if_even(model, vocab_rows), None, context)
+            of(workload, gpu, width, share.rows_as_if_even(model, vocab_rows), None, num_tokens)
             for gpu, share in members
         ]
     )
@@ -200,17 +250,21 @@ def _context_exchange(
     """Time a layer's wait for the keys and values of other parts of the sequence.
 
     In a ring they travel while attention works on those that are there: all rounds but the first
-    hide that long.  Recomputed attention asks for them again.
+    hide that long.  Recomputed attention asks for them again.  Where they are gathered, unlike
+    parts travel as long as the longest of them (`runtime.parallel.context_attention`).
     """
     model, training = workload.model, workload.training
     context = members[0][1].context_parallel
     if context == 1:
         return PassTimes(0.0, 0.0)
-    is_ring = all(uses_flash_attention(training, gpu) for gpu, _ in members)
+    share = members[0][1]
+    is_ring = share.context_shares is None and all(
+        uses_flash_attention(training, gpu) for gpu, _ in members
+    )
     sizes = [attention_sizes(model, share) for _, share in members]
     # Latent attention has as wide keys as queries; else keys are as wide as values.
     both = max(sum(s) if model.kv_lora_rank else 2 * s[1] for s in sizes)
-    tokens = training.micro_batch_size * model.seq_length
+    tokens = training.micro_batch_size * context * max(share.all_sequence_tokens(model))
     num_bytes = both * tokens * training.element_bytes
     forward_s, backward_s = context_parallel_times(num_bytes, context, link, is_ring)
     if is_ring:

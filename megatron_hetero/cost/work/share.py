@@ -1,7 +1,7 @@
 """The part of the model that one member of a tensor-parallel group holds and computes.
 
 Heads (in query groups), MLP columns and vocabulary rows divide by the stage's shares, as the
-runtime divides them (`runtime.parallel.tensor_place`); sequences divide evenly always.
+runtime divides them (`runtime.parallel.tensor_place`), and sequences by its `context_shares`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from megatron_hetero.model.spec import ModelSpec, TrainingSpec
 from megatron_hetero.plan.sharding.shards import shard_edges, vocabulary_edges
+from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class TensorShare:
     its columns of every one.
 
     `shares` and `index` say which of the unlike members it is, of the vocabulary's rows too.  With
-    `context_parallel` c it computes one c-th of every sequence.
+    `context_parallel` c it computes one c-th of every sequence, or what `context_shares`, if they
+    are unlike, give to `context_rank`.
     """
 
     width: int
@@ -37,6 +39,8 @@ class TensorShare:
     shared_columns: int = 0
     dense_columns: int = 0
     experts: int = 0
+    context_shares: tuple[int, ...] | None = None
+    context_rank: int = 0
 
     def of_kind(self, index: int) -> TensorShare:
         """Return the share in a layer of number `index` of `ModelSpec.kinds`."""
@@ -52,7 +56,19 @@ class TensorShare:
 
     def num_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the tokens of a micro-batch that its group computes."""
-        return training.micro_batch_size * model.seq_length // self.context_parallel
+        return training.micro_batch_size * self.sequence_tokens(model)
+
+    def sequence_tokens(self, model: ModelSpec) -> int:
+        """Count the tokens of a sequence that its group computes."""
+        if self.context_shares is None:
+            return model.seq_length // self.context_parallel
+        return self.all_sequence_tokens(model)[self.context_rank]
+
+    def all_sequence_tokens(self, model: ModelSpec) -> tuple[int, ...]:
+        """Count the tokens of a sequence that each context-parallel rank's group computes."""
+        if self.context_shares is None:
+            return (model.seq_length // self.context_parallel,) * self.context_parallel
+        return token_counts(model.seq_length, self.context_shares, self.width)
 
     def own_tokens(self, model: ModelSpec, training: TrainingSpec) -> int:
         """Count the group's tokens that are its own where sequence parallelism divides them."""
@@ -76,6 +92,7 @@ def member_shares(
     shares: tuple[int, ...] | None = None,
     context_parallel: int = 1,
     expert_shares: tuple[int, ...] | None = None,
+    context_shares: tuple[int, ...] | None = None,
 ) -> tuple[TensorShare, ...]:
     """Return the shares of all members, in rank order: of each context-parallel rank's group in
     turn.
@@ -85,9 +102,16 @@ def member_shares(
         shares: of each member; None is equal ones.
         context_parallel: groups that divide each sequence.
         expert_shares: whole experts of each member; None is a part of every expert.
+        context_shares: of the sequence, of each context-parallel rank's group; None is equal ones.
     Raises:
         PlanFormatError: the width does not divide the model and no shares say how to cut it.
     """
+    if context_shares is not None and len(set(context_shares)) > 1:
+        members = member_shares(model, width, shares, context_parallel, expert_shares)
+        return tuple(
+            replace(share, context_shares=context_shares, context_rank=index // width)
+            for index, share in enumerate(members)
+        )
     if expert_shares is not None:
         # What is divided is all but the experts, which are whole where they are.
         others = replace(model, moe_ffn_hidden_size=width * model.moe_ffn_hidden_size)

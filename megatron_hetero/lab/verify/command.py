@@ -110,6 +110,7 @@ def default_flags(layout: Layout) -> tuple[str, ...]:
     sizes = [r.micro_batch_size or 1 for r in layout.replicas]
     batch = sum(r.num_micro_batches * s for r, s in zip(layout.replicas, sizes, strict=True))
     per_token = ("--calculate-per-token-loss",) if len(set(sizes)) > 1 else ()
+    local = ("--transformer-impl=local",) if layout.has_uneven_context_parallel else ()
     return (
         f"--num-layers={layout.replicas[0].num_layers}",
         f"--hidden-size={heads * 16}",
@@ -121,4 +122,5 @@ def default_flags(layout: Layout) -> tuple[str, ...]:
         f"--micro-batch-size={sizes[0]}",
         f"--global-batch-size={batch}",
         *per_token,
+        *local,
     )

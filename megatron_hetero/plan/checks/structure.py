@@ -78,19 +78,25 @@ def _bounded(
 
 
 def shares_fit_widths(plan: Plan) -> Iterator[Violation]:
-    """Find shares that are not one number from 1 to `MAX_SHARE` for each tensor-parallel rank."""
+    """Find shares that are not one number from 1 to `MAX_SHARE` for each tensor-parallel rank, or
+    for each context-parallel one."""
     for r, s, stage in stages(plan):
-        width = stage.shape.tensor_parallel
-        for field in ("shares", "expert_shares"):
-            shares = getattr(stage.shape, field)
+        shape = stage.shape
+        for field, words, size in (
+            ("shares", "tensor-parallel width", shape.tensor_parallel),
+            ("context_shares", "context-parallel size", shape.context_parallel),
+            ("expert_shares", "tensor-parallel width", shape.tensor_parallel),
+        ):
+            shares = getattr(shape, field)
             if shares is None:
                 continue
             key = stage_key(r, s, "shape", field)
-            if len(shares) != width:
+            if len(shares) != size:
+                each = "group" if field == "context_shares" else "device"
                 yield Violation(
                     key,
-                    f"{stage_name(r, s)}: {len(shares)} {field} for tensor-parallel width "
-                    f"{width}; give one for each device.",
+                    f"{stage_name(r, s)}: {len(shares)} {field} for {words} {size}; "
+                    f"give one for each {each}.",
                 )
             for share in shares:
                 if not 1 <= share <= MAX_SHARE:

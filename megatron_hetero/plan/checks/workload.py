@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 
 from megatron_hetero.model.spec import ModelSpec
 from megatron_hetero.plan.checks.violation import Violation, stage_key, stage_name, stages
 from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.sharding.token_shares import token_counts
 
 
 def divided_sizes(model: ModelSpec) -> tuple[tuple[str, str, int], ...]:
@@ -100,17 +102,39 @@ def _example_shares(width: int) -> str:
 
 def context_parallel_divides(plan: Plan) -> Iterator[Violation]:
     """Find context-parallel sizes that do not divide the sequence, which Megatron cuts into two
-    chunks for each context-parallel rank."""
+    chunks for each context-parallel rank; by unlike shares each has two of its own length."""
     if plan.workload is None:
         return
     seq_length = plan.workload.model.seq_length
     for r, s, stage in stages(plan):
-        context = stage.shape.context_parallel
-        if context > 1 and seq_length % (2 * context):
+        context, shares = stage.shape.context_parallel, stage.shape.uneven_context_shares
+        if shares is not None and (seq_length % 2 or seq_length < 2 * context):
+            yield Violation(
+                stage_key(r, s, "shape", "context_shares"),
+                f"{stage_name(r, s)}: shares of a sequence for {context} groups need a "
+                f"--seq-length that is even and at least {2 * context}, not {seq_length}. "
+                "Change one of them.",
+            )
+        elif shares is None and context > 1 and seq_length % (2 * context):
             yield Violation(
                 stage_key(r, s, "shape", "context_parallel"),
                 f"{stage_name(r, s)}: context-parallel size {context} needs a --seq-length that "
                 f"is a multiple of {2 * context}, not {seq_length}. Change one of them.",
+            )
+
+
+def unlike_sequence_shares_are_gathered(plan: Plan) -> Iterator[Violation]:
+    """Find unlike shares of sequences in a job whose attention is Transformer Engine's, which
+    divides sequences equally."""
+    if plan.workload is None or not plan.workload.training.flash_attention:
+        return
+    for r, s, stage in stages(plan):
+        if stage.shape.uneven_context_shares is not None:
+            yield Violation(
+                stage_key(r, s, "shape", "context_shares"),
+                f"{stage_name(r, s)}: unlike shares of sequences are for Megatron's local layers; "
+                "Transformer Engine divides sequences equally. Add --transformer-impl local to the "
+                "Megatron flags, or give equal shares.",
             )
 
 
@@ -122,7 +146,18 @@ def sequence_parallel_divides(plan: Plan) -> Iterator[Violation]:
     for r, s, stage in stages(plan):
         width, context = stage.shape.tensor_parallel, stage.shape.context_parallel
         seq_length = whole // context
-        if context > 1 and not whole % (2 * context) and seq_length % width:
+        if (shares := stage.shape.uneven_context_shares) is not None:
+            tokens = token_counts(whole, shares, width)
+            if any(own % width for own in tokens):
+                yield Violation(
+                    stage_key(r, s, "shape", "context_shares"),
+                    f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide "
+                    f"the tokens of every context-parallel rank, which are "
+                    f"{', '.join(map(str, tokens))} of --seq-length {whole}. Make it a multiple of "
+                    f"{lcm(2, width)} and at least {lcm(2, width) * context}, or drop "
+                    "--sequence-parallel.",
+                )
+        elif context > 1 and not whole % (2 * context) and seq_length % width:
             yield Violation(
                 stage_key(r, s, "shape", "tensor_parallel"),
                 f"{stage_name(r, s)}: with --sequence-parallel the width {width} must divide the "
@@ -176,6 +211,7 @@ INVARIANTS = (
     widths_divide_the_model,
     experts_can_be_dealt_out,
     context_parallel_divides,
+    unlike_sequence_shares_are_gathered,
     sequence_parallel_divides,
     micro_batches_make_the_global_batch,
     unlike_sizes_are_weighted_by_token,

@@ -2,4 +2,5 @@
 
 shards        shard tables: the edges between the pieces of a tensor's devices
 stage_ranges  parts of an activation on the ranks of a stage
+token_shares  the tokens of a sequence on context-parallel ranks
 """

@@ -2,9 +2,10 @@
 
 An activation `[s, b, h]` is taken flat.  With context parallelism over c ranks Megatron cuts the
 sequence into 2c chunks and gives rank r the chunks r and 2c - 1 - r, so that all have equal work
-under a causal mask (`get_batch_on_this_cp_rank`).  What such a rank has is cut further into equal
-ranges, one for each tensor-parallel rank: what sequence parallelism holds there anyway; without it
-every rank of the group holds all and stands for its range.
+under a causal mask (`get_batch_on_this_cp_rank`); with unlike shares the chunks are as long as
+`plan.sharding.token_shares` says.  What such a rank has is cut further into equal ranges, one for
+each tensor-parallel rank: what sequence parallelism holds there anyway; without it every rank of
+the group holds all and stands for its range.
 
 Arithmetic alone; `runtime.parallel.boundary` moves the numbers.
 """
@@ -13,18 +14,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatron_hetero.plan.sharding.token_shares import chunk_edges
+
 
 @dataclass(frozen=True)
 class StageRanks:
-    """The global ranks of a stage, tensor-parallel rank fastest, and its context parallelism."""
+    """The global ranks of a stage, tensor-parallel rank fastest, and its context parallelism.
+
+    `tokens` are those of each context-parallel rank where they are unlike (`token_shares`).
+    """
 
     ranks: tuple[int, ...]
     context: int = 1
+    tokens: tuple[int, ...] | None = None
 
     @property
     def width(self) -> int:
         """Return the number of ranks of a tensor-parallel group."""
         return len(self.ranks) // self.context
+
+    @property
+    def leaders(self) -> StageRanks:
+        """Return the first rank of each tensor-parallel group, as a stage."""
+        return StageRanks(self.ranks[:: self.width], self.context, self.tokens)
+
+    def part(self, context_rank: int) -> float:
+        """Return the part of every sequence that a context-parallel rank has."""
+        if self.tokens is None:
+            return 1 / self.context
+        return self.tokens[context_rank] / sum(self.tokens)
+
+    def own_part(self, whole: int, context_rank: int) -> int:
+        """Return what a context-parallel rank has of `whole` elements or tokens."""
+        if self.tokens is None:
+            return whole // self.context
+        return whole * self.tokens[context_rank] // sum(self.tokens)
+
+    def whole(self, own: int, context_rank: int) -> int:
+        """Return of how many elements or tokens `own` is the part of a context-parallel rank."""
+        if self.tokens is None:
+            return own * self.context
+        return own * sum(self.tokens) // self.tokens[context_rank]
+
+    def chunks(self, num_elements: int, context_rank: int) -> tuple[tuple[int, int], ...]:
+        """Return the ranges of the whole activation that a context-parallel rank has, in order."""
+        if self.context == 1:
+            return ((0, num_elements),)
+        counts = self.tokens or (num_elements // self.context,) * self.context
+        scale = num_elements // sum(counts)
+        edges = chunk_edges(counts)[context_rank]
+        return tuple((start * scale, stop * scale) for start, stop in edges)
 
 
 @dataclass(frozen=True)
@@ -62,20 +101,18 @@ def ranges_of(num_elements: int, stage: StageRanks, index: int) -> tuple[tuple[i
 
     Args:
         num_elements: of the whole activation; its sequence divides by twice the context
-            parallelism, where there is any.
+            parallelism, where there is any, or is that of `stage.tokens`.
     """
     context_rank, tensor_rank = divmod(index, stage.width)
-    if stage.context == 1:
-        start, stop = flat_range(num_elements, stage.width, tensor_rank)
-        return ((start, stop),) if start < stop else ()
-    chunk = num_elements // (2 * stage.context)
-    own_start, own_stop = flat_range(2 * chunk, stage.width, tensor_rank)
+    num_own = stage.own_part(num_elements, context_rank)
+    own_start, own_stop = flat_range(num_own, stage.width, tensor_rank)
     found = []
-    for number, local in ((context_rank, 0), (2 * stage.context - 1 - context_rank, chunk)):
-        start, stop = max(own_start, local), min(own_stop, local + chunk)
+    local = 0
+    for first, last in stage.chunks(num_elements, context_rank):
+        start, stop = max(own_start, local), min(own_stop, local + last - first)
         if start < stop:
-            shift = number * chunk - local
-            found.append((start + shift, stop + shift))
+            found.append((start + first - local, stop + first - local))
+        local += last - first
     return tuple(found)
 
 

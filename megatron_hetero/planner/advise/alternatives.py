@@ -62,6 +62,7 @@ def layout_text(placement: Placement) -> str:
                             s.shares,
                             s.context_parallel,
                             num_sharded_layers=s.num_sharded_layers,
+                            context_shares=s.context_shares,
                         )
                         for s in r.stages
                     ),

@@ -52,7 +52,7 @@ def num_unlike(placement: Placement) -> int:
     """Return how many things of the replicas and stages are not all alike."""
     stages = [(i, s) for r in placement.replicas for i, s in enumerate(r.stages)]
     kinds = (
-        {(s.width, s.shares, s.context_parallel) for _, s in stages},
+        {(s.width, s.shares, s.context_parallel, s.context_shares) for _, s in stages},
         {len(r.stages) for r in placement.replicas},
         {tuple(s.num_layers for s in r.stages) for r in placement.replicas},
         {s.num_layers for _, s in stages},

@@ -245,7 +245,9 @@ def _width(stage: Stage) -> str:
     shares = stage.shape.shares
     ratio = f" ({':'.join(map(str, shares))})" if shares else ""
     context = stage.shape.context_parallel
-    groups = f" x cp{context}" if context > 1 else ""
+    of_sequences = stage.shape.context_shares
+    parts = f"({':'.join(map(str, of_sequences))})" if of_sequences else ""
+    groups = f" x cp{context}{parts}" if context > 1 else ""
     table = stage.shape.expert_shares
     experts = f" ep {':'.join(map(str, table))}" if table else ""
     return f"{stage.shape.tensor_parallel}{ratio}{groups}{experts}"

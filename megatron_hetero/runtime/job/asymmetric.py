@@ -246,7 +246,8 @@ class AsymmetricJob:
         self._args.rank = self._world.rank
         if self._world.rank == 0:
             print("\n".join(machine.binding_lines(plan)), flush=True)
-        groups = build_groups(plan, timeout, config.model.transformer.variable_seq_lengths)
+        has_own_lengths = config.model.transformer.variable_seq_lengths
+        groups = build_groups(plan, timeout, has_own_lengths, self._args.seq_length)
         PROGRESS.enter(Phase.SETUP)
         communicator = PipelineCommunicator(
             groups,

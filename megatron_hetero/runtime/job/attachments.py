@@ -23,6 +23,7 @@ from megatron_hetero.runtime.job.arguments import HeteroArguments
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
 from megatron_hetero.runtime.megatron import (
     checkpoint_metadata,
+    context_batch,
     forward_backward,
     jit_warm_up,
     optimizer,
@@ -35,12 +36,14 @@ from megatron_hetero.runtime.megatron import (
 from megatron_hetero.runtime.model import expert_bias, experts, hooks
 from megatron_hetero.runtime.model.data import reads_data
 from megatron_hetero.runtime.model.precision import DTYPES
+from megatron_hetero.runtime.model.rotary import own_rotary_hook
 from megatron_hetero.runtime.observe import straggler
 from megatron_hetero.runtime.observe.stage_ratio import StageRatio, StageWatch
 from megatron_hetero.runtime.observe.step_time import StepTime, prediction_of
 from megatron_hetero.runtime.observe.timeline import recorder_of
 from megatron_hetero.runtime.observe.token_rate import TokenRate
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
+from megatron_hetero.runtime.parallel.context_place import set_context_place
 from megatron_hetero.runtime.parallel.groups import RankGroups
 from megatron_hetero.runtime.parallel.step import ReplicaSchedule
 from megatron_hetero.runtime.parallel.tensor_place import TensorPlace
@@ -143,6 +146,14 @@ def _vocabulary_rows(context: RankContext) -> None:
         vocabulary_range.apply(context.place.vocabulary_rows)
 
 
+def _sequence_shares(context: RankContext) -> None:
+    place = context.groups.context_place
+    if place is not None:
+        set_context_place(context.model.transformer, place)
+        context_batch.apply(place)
+        context.model.pre_wrap_hooks.append(own_rotary_hook(place))
+
+
 def _log(context: RankContext) -> None:
     training_log.add_observer(marks.after_a_step)
     training_log.add_observer(TokenRate().observe)
@@ -207,6 +218,7 @@ ATTACHMENTS = (
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
     Attachment(_value_channels, "before the model is built, whose attention says their width"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),
+    Attachment(_sequence_shares, "before the model is built, whose attention asks for its tokens"),
     Attachment(_log, "after the schedule; its lines stand in the order of the observers"),
     Attachment(_timeline, "after the log, so that a step's lines stand before its file is written"),
     Attachment(_optimizer, "before Megatron builds the optimizer"),

@@ -47,6 +47,7 @@ def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Wo
         precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
         sequence_parallel="--sequence-parallel" in megatron,
         per_token_loss=args.calculate_per_token_loss,
+        flash_attention=args.transformer_impl != "local",
     )
     return Workload(model, training, tuple(megatron), "the command line")
 

@@ -19,6 +19,8 @@ from megatron_hetero.model.spec import ModelSpec, Workload
 from megatron_hetero.plan.chunks import stage_chunks
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.ranks import Position, rank_table
+from megatron_hetero.plan.sharding.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.token_shares import uneven_tokens
 
 _STEP_OVER_FORWARD = 3.0
 """Megatron's own default of `amp`."""
@@ -72,7 +74,9 @@ def flops_part(plan: Plan, workload: Workload, position: Position) -> float:
     for end, is_here in ((embedding, position.stage == 0), (head, stage is replica.stages[-1])):
         flops += of_rows * _flops(end) if is_here else 0.0
     sequences = [r.num_micro_batches * (r.micro_batch_size or 1) for r in plan.replicas]
-    of_batch = sequences[position.replica] / sum(sequences) / shape.context_parallel
+    tokens = uneven_tokens(shape, model.seq_length)
+    of_sequence = StageRanks((), shape.context_parallel, tokens).part(position.context_rank)
+    of_batch = sequences[position.replica] / sum(sequences) * of_sequence
     return of_batch * flops / sum(map(_flops, parts))
 
 

@@ -157,6 +157,7 @@ class Boundary:
 
     def _own_shape(self, sequence: int, batch: int) -> tuple[int, ...]:
         """Return an activation's shape on this rank; raise UsageError if it does not divide."""
+        # With unlike shares no shape is announced (`checks.support.check_context_parallel`).
         parts = self._stage.context * (self._width if self._config.sequence_parallel else 1)
         must_divide = parts * (2 if self._stage.context > 1 else 1)
         if sequence % must_divide:
@@ -174,7 +175,12 @@ class Boundary:
         return UnderWay(works, replace(arrival, dtype=self._config.pipeline_dtype))
 
     def _num_elements(self, on_this_rank: int, sequence_parallel: bool) -> int:
-        return on_this_rank * self._stage.context * (self._width if sequence_parallel else 1)
+        own = on_this_rank * (self._width if sequence_parallel else 1)
+        return self._stage.whole(own, self._context_rank)
+
+    @property
+    def _context_rank(self) -> int:
+        return self._index // self._width
 
     def _shape_ops(self, tensor: torch.Tensor) -> list[dist.P2POp]:
         """Send the whole shape to the ranks of the next stage that rely on this one for it."""
@@ -206,10 +212,11 @@ class Boundary:
         """Return the receives of a tensor that has `shape` on this rank, and its `Arrival`."""
         num_elements = self._num_elements(prod(shape), sequence_parallel)
         is_led = self._is_led(num_elements * dtype.itemsize, self._width)
+        size = self._stage.own_part(num_elements, self._context_rank)
         if is_led:
-            size, found = num_elements // self._stage.context, self._led_pieces(num_elements)
+            found = self._led_pieces(num_elements)
         else:
-            size = flat_range(num_elements // self._stage.context, self._width, 0)[1]
+            size = flat_range(size, self._width, 0)[1]
             found = pieces(num_elements, self._stage, self._index, self._peers)
         own = torch.empty(size, dtype=dtype, device=torch.cuda.current_device())
         ops = [dist.P2POp(dist.irecv, own[p.own], p.peer, self._inward) for p in found]
@@ -224,11 +231,7 @@ class Boundary:
         it."""
         if self._groups.tensor.rank() != 0:
             return ()
-        own, theirs = (
-            StageRanks(stage.ranks[:: stage.width], stage.context)
-            for stage in (self._stage, self._peers)
-        )
-        return pieces(num_elements, own, self._index // self._width, theirs)
+        return pieces(num_elements, self._stage.leaders, self._context_rank, self._peers.leaders)
 
 
 class PipelineCommunicator:

@@ -4,7 +4,8 @@ Megatron's local `DotProductAttention` refuses context parallelism, and Transfor
 need a GPU. Here every rank gathers the keys and values of the whole sequence and computes the rows
 of its own queries: the same arithmetic as on one rank, row by row, for more traffic than a ring
 (each key and value crosses to every other rank in the forward pass; their gradients come back
-summed). With Transformer Engine its own attention is used, with `--cp-comm-type`.
+summed).  Pieces of unlike length are filled up to the longest, so that one collective gathers
+them. With Transformer Engine its own attention is used, with `--cp-comm-type`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
+from torch.nn.functional import pad
 
 from megatron_hetero.errors import UnsupportedError
+from megatron_hetero.runtime.parallel.context_place import context_place
 
 
 class GatheredAttention(DotProductAttention):
@@ -56,15 +59,18 @@ class GatheredAttention(DotProductAttention):
     ) -> Tensor:
         """Compute attention.
 
-        Shapes: queries `[s / c, b, heads, d]`, keys and values `[s / c, b, groups, d]`.
+        Shapes: queries `[s_r, b, heads, d]`, keys and values `[s_r, b, groups, d]`, where s_r is
+        s / c, or by unlike shares the rank's own number of tokens.
 
         `attention_mask`, which a dataset makes, is not read: it is the causal one
         (`--reset-attention-mask` is refused).
         """
-        positions = own_positions(len(query), self._group.size(), self._group.rank(), query.device)
-        order = order_of_gathered(len(query), self._group.size(), query.device)
+        place = context_place(self.config, len(query), self._group)
+        positions, order = place.positions(query.device), place.order_of_gathered(query.device)
         gathered = (
-            gather_from_sequence_parallel_region(part, group=self._group).index_select(0, order)
+            gather_from_sequence_parallel_region(
+                _filled_up(part, place.most_tokens), group=self._group
+            ).index_select(0, order)
             for part in (key, value)
         )
         later = torch.arange(len(order), device=query.device) > positions.unsqueeze(1)
@@ -72,24 +78,7 @@ class GatheredAttention(DotProductAttention):
         return super().forward(query, *gathered, mask, None, attention_bias, packed_seq_params)
 
 
-def own_positions(num_own: int, size: int, rank: int, device: Any = None) -> Tensor:
-    """Return the sequence positions of the `num_own` tokens of a context-parallel rank.
-
-    Of 2 * `size` chunks the rank has number `rank` and, counted from the end, number `rank` again,
-    as in Megatron. Example: 8 tokens on 2 ranks are 0, 1, 6, 7 on rank 0 and 2, 3, 4, 5 on rank 1.
-
-    Args:
-        num_own: tokens of the rank.
-        size: number of context-parallel ranks.
-        rank: the rank among them.
-        device: device of the result.
-    """
-    chunk = num_own // 2
-    numbers = (rank, 2 * size - 1 - rank)
-    return torch.cat([torch.arange(n * chunk, (n + 1) * chunk, device=device) for n in numbers])
-
-
-def order_of_gathered(num_own: int, size: int, device: Any = None) -> Tensor:
-    """Return, for each position, its index in the tensor gathered rank by rank."""
-    gathered = torch.cat([own_positions(num_own, size, rank, device) for rank in range(size)])
-    return torch.argsort(gathered)
+def _filled_up(part: Tensor, num_tokens: int) -> Tensor:
+    """Return keys or values `[s_r, b, groups, d]` of `num_tokens` tokens, the last ones zero."""
+    missing = num_tokens - len(part)
+    return pad(part, (0, 0, 0, 0, 0, 0, 0, missing)) if missing else part

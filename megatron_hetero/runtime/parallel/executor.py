@@ -37,6 +37,7 @@ class Executor:
         stage: int,
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
         num_idle_rounds: int = 0,
+        own_tokens: int | None = None,
     ) -> None:
         """Prepare the programme of the stage.
 
@@ -47,8 +48,9 @@ class Executor:
                 (see `runtime.observe.stage_ratio`).
             num_idle_rounds: micro-batches that other replicas have and this one has not, in which
                 it gives its parts of sharded layers.
+            own_tokens: of a sequence, on this rank of a stage with unlike shares of them.
         """
-        self._num_idle_rounds = num_idle_rounds
+        self._num_idle_rounds, self._own_tokens = num_idle_rounds, own_tokens
         self._stage = StageProgramme(schedule, stage, watched)
 
     def run(
@@ -90,6 +92,9 @@ class Executor:
             tp_group=pg_collection.tp,
             cp_group=pg_collection.cp,
         )
+        if self._own_tokens is not None:
+            width = pg_collection.tp.size() if config.sequence_parallel else 1
+            shape = (self._own_tokens // width, *shape[1:])
         step = ExecutedStep(
             self._stage, chunks, config, p2p_communicator.boundaries, shape, forward_only
         )

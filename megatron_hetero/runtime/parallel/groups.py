@@ -27,6 +27,8 @@ from megatron_hetero.plan.communication.communicators import (
 from megatron_hetero.plan.plan import Plan, StageShape
 from megatron_hetero.plan.ranks import Position, rank_table
 from megatron_hetero.plan.sharding.stage_ranges import StageRanks
+from megatron_hetero.plan.sharding.token_shares import uneven_tokens
+from megatron_hetero.runtime.parallel.context_place import ContextPlace
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,12 @@ class RankGroups:
         return self.pipeline.stage == self.pipeline.num_stages - 1
 
     @property
+    def context_place(self) -> ContextPlace | None:
+        """Return the tokens of this rank where its stage has unlike shares of sequences."""
+        tokens = self.stage_ranks[self.pipeline.stage].tokens
+        return None if tokens is None else ContextPlace(tokens, self.position.context_rank)
+
+    @property
     def experts(self) -> dist.ProcessGroup:
         """Return the group among whose ranks whole experts are dealt out."""
         return self.tensor if self.deals_experts else self.alone
@@ -140,7 +148,9 @@ class RankGroups:
         )
 
 
-def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False) -> RankGroups:
+def build_groups(
+    plan: Plan, timeout: timedelta, variable_lengths: bool = False, seq_length: int = 0
+) -> RankGroups:
     """Create this rank's groups. Collective: every rank of the world calls it with equal plans.
 
     All ranks make all groups in one order, as torch asks: a rank that is not in a group makes
@@ -151,6 +161,7 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
         plan: the plan.
         timeout: limit of every collective.
         variable_lengths: micro-batches have sequences of unlike lengths.
+        seq_length: tokens of a sequence, which unlike shares divide; other plans do not ask for it.
     """
     table = rank_table(plan)
     rank = dist.get_rank()
@@ -182,7 +193,11 @@ def build_groups(plan: Plan, timeout: timedelta, variable_lengths: bool = False)
         alone=alone,
         last_stages=_loss_group(plan, own, alone) if is_last else None,
         stage_ranks=tuple(
-            StageRanks(ranks_of[place.replica, s], of_stage.shape.context_parallel)
+            StageRanks(
+                ranks_of[place.replica, s],
+                of_stage.shape.context_parallel,
+                uneven_tokens(of_stage.shape, seq_length),
+            )
             for s, of_stage in enumerate(plan.replicas[place.replica].stages)
         ),
         chain=chain(plan.replicas[place.replica]),

@@ -41,6 +41,8 @@ class ReplicaSchedule:
     ) -> None:
         self._groups = groups
         watched = None if watch is None else watch.watched
+        place = groups.context_place
+        own_tokens = None if place is None else place.tokens[place.rank]
         self._executors: dict[int, Executor] = {}
         for plan in (*batches.plans, batches.of_validation):
             if global_batch_size(plan) in self._executors:
@@ -49,7 +51,7 @@ class ReplicaSchedule:
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()
             executor = Executor(
-                schedule, groups.pipeline.stage, watched, _idle_rounds(plan, groups)
+                schedule, groups.pipeline.stage, watched, _idle_rounds(plan, groups), own_tokens
             )
             self._executors[global_batch_size(plan)] = executor
 

@@ -93,31 +93,6 @@ def whole_shares(shares: Sequence[float], length: int, caps: Sequence[float]) ->
     return tuple(whole)
 
 
-def chunk_edges(shares: Sequence[int]) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
-    """Return the two chunks of each member: one from the front and one, as far from the end, from
-    the back, so that causal attention is divided as the tokens are.
-
-    >>> chunk_edges((4, 2))  # tokens 0, 1, 4, 5 and 2, 3
-    (((0, 2), (4, 6)), ((2, 3), (3, 4)))
-
-    Args:
-        shares: tokens of each member.
-    """
-    fronts, owed = [], 0.0
-    for share in shares:
-        # Odd shares are halved up and down in turn.
-        half = share / 2 + owed
-        front = int(half + 0.5)
-        owed = half - front
-        fronts.append(min(front, share))
-    first, last, edges = 0, sum(shares), []
-    for share, front in zip(shares, fronts, strict=True):
-        back = share - front
-        edges.append(((first, first + front), (last - back, last)))
-        first, last = first + front, last - back
-    return tuple(edges)
-
-
 def head_shares(num_query_groups: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Divide query groups over the members of an all-to-all, each at least one.
 

@@ -12,6 +12,7 @@ from megatron_hetero.plan.sharding.stage_ranges import (
     pieces,
     ranges_of,
 )
+from megatron_hetero.plan.sharding.token_shares import token_counts
 
 sizes = st.integers(1, 200)
 widths = st.integers(1, 9)
@@ -20,6 +21,10 @@ contexts = st.integers(1, 4)
 
 def stage(first: int, width: int, context: int = 1) -> StageRanks:
     return StageRanks(tuple(range(first, first + width * context)), context)
+
+
+def uneven(first: int, width: int, *tokens: int) -> StageRanks:
+    return StageRanks(tuple(range(first, first + width * len(tokens))), len(tokens), tokens)
 
 
 @given(sizes, widths)
@@ -60,7 +65,29 @@ def test_each_element_crosses_once_and_both_sides_agree(
     chunk: int, width: int, context: int, next_width: int, next_context: int
 ) -> None:
     num_elements = chunk * 2 * context * next_context
-    senders, receivers = stage(0, width, context), stage(100, next_width, next_context)
+    check_crossing(num_elements, stage(0, width, context), stage(100, next_width, next_context))
+
+
+@given(
+    st.integers(1, 5),
+    widths,
+    st.lists(st.integers(1, 9), min_size=2, max_size=3),
+    widths,
+    st.lists(st.integers(1, 9), min_size=2, max_size=3),
+)
+def test_each_element_crosses_once_between_unlike_shares(
+    hidden: int, width: int, shares: list[int], next_width: int, next_shares: list[int]
+) -> None:
+    seq_length = 2 * (sum(shares) + sum(next_shares))
+    senders, receivers = (
+        uneven(first, own_width, *token_counts(seq_length, tuple(own_shares), own_width))
+        for first, own_width, own_shares in ((0, width, shares), (100, next_width, next_shares))
+    )
+    check_crossing(seq_length * hidden, senders, receivers)
+    check_crossing(seq_length * hidden, stage(50, next_width), senders)
+
+
+def check_crossing(num_elements: int, senders: StageRanks, receivers: StageRanks) -> None:
     sent = [
         (piece.start, piece.stop, rank, piece.peer)
         for index, rank in enumerate(senders.ranks)
@@ -92,6 +119,14 @@ def test_a_known_hop() -> None:
     two, three = stage(0, 2), StageRanks((7, 8, 9))
     assert pieces(12, two, 0, three) == (Piece(7, 0, 4, 0), Piece(8, 4, 6, 4))
     assert pieces(12, two, 1, three) == (Piece(8, 6, 8, 0), Piece(9, 8, 12, 2))
+
+
+def test_a_known_hop_from_unlike_shares() -> None:
+    """Rank 0 has tokens 0 to 2 and 5 to 7, rank 1 tokens 3 and 4; each token is two elements."""
+    senders = uneven(0, 1, 6, 2)
+    assert [ranges_of(16, senders, i) for i in (0, 1)] == [((0, 6), (10, 16)), ((6, 8), (8, 10))]
+    assert pieces(16, senders, 1, stage(8, 2)) == (Piece(8, 6, 8, 0), Piece(9, 8, 10, 2))
+    assert (senders.own_part(16, 0), senders.whole(12, 0), senders.part(1)) == (12, 16, 0.25)
 
 
 def test_a_known_hop_from_context_parallel_ranks() -> None:

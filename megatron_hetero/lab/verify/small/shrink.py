@@ -277,8 +277,11 @@ def _switches(model: ModelSpec, job: tuple[str, ...]) -> list[str]:
 def _sequence_unit(plan: Plan, unit: int, sequence_parallel: bool) -> int:
     """Return the number that has to divide the length of a sequence."""
     parts = unit if sequence_parallel else 1
-    shapes = (s for r in plan.layout.replicas for s in r.stages if s.context_parallel > 1)
-    return lcm(parts, *(2 * shape.context_parallel * parts for shape in shapes))
+    shapes = [s for r in plan.layout.replicas for s in r.stages if s.context_parallel > 1]
+    # Unlike shares that divide nothing small are rounded, as they are in the job itself.
+    shares = [sum(s.uneven_context_shares or ()) for s in shapes]
+    exact = (2 * total * parts for total in shares if 0 < total <= _MAX_UNIT)
+    return lcm(parts, *(2 * shape.context_parallel * parts for shape in shapes), *exact)
 
 
 def _share_totals(layout: Layout) -> list[int]:

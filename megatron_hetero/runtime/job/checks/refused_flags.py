@@ -182,6 +182,21 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
     ),
 )
 """Flags refused on a plan with context-parallel stages."""
+
+NOT_WITH_CONTEXT_SHARES: tuple[Rule, ...] = (
+    (
+        "--transformer-impl transformer_engine",
+        lambda a: a.transformer_impl != "local",
+        "use local, or equal shares; Transformer Engine divides sequences equally",
+    ),
+    (
+        "--variable-seq-lengths",
+        lambda a: a.variable_seq_lengths,
+        "leave it out, or use equal shares; a length says only in equal shares what a rank has",
+    ),
+)
+"""Flags refused on a plan with stages of unlike shares of sequences."""
+
 NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     (
         "--log-params-norm",

@@ -18,6 +18,7 @@ from megatron_hetero.runtime.job.batches import global_batch_size
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
     NOT_WITH_CONTEXT_PARALLEL,
+    NOT_WITH_CONTEXT_SHARES,
     NOT_WITH_SHARDED_LAYERS,
     NOT_WITH_SPLIT_PASSES,
     REFUSED,
@@ -85,6 +86,9 @@ def check_context_parallel(plan: Plan, args: Any) -> None:
     if plan.layout.has_context_parallel:
         heading = "These flags do not go with the context parallelism (cp) of a plan:"
         _refuse(NOT_WITH_CONTEXT_PARALLEL, args, heading)
+    if plan.layout.has_uneven_context_parallel:
+        heading = "These flags do not go with unlike shares of sequences (cp2(3:1)) in a plan:"
+        _refuse(NOT_WITH_CONTEXT_SHARES, args, heading)
 
 
 def check_sharded_layers(plan: Plan, args: Any) -> None:
