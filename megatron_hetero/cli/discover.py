@@ -66,9 +66,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.json:
         output.json({**data, "cluster": text})
     elif arguments.output:
-        output.show(
-            f"Written to {arguments.output}: {found}; {what_next(arguments.output, nodes)}"
-        )
+        output.show(f"Written to {arguments.output}: {found}; {what_next(arguments.output, nodes)}")
     else:
         output.verbatim(text)
     return 0
@@ -121,9 +119,7 @@ def _over_ssh(
 def unknown_types(nodes: Sequence[NodeDraft]) -> tuple[str, ...]:
     """Return GPUs that neither the catalogue nor anybody describes: the file has question marks."""
     cards = (cards for node in nodes for cards in node.cards)
-    return tuple(
-        dict.fromkeys(c.gpu for c in cards if c.described and not c.described.is_complete)
-    )
+    return tuple(dict.fromkeys(c.gpu for c in cards if c.described and not c.described.is_complete))
 
 
 def what_next(path: Path, nodes: Sequence[NodeDraft]) -> str:
