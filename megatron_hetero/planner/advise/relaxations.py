@@ -46,6 +46,7 @@ def settings_changes(problem: Problem) -> list[Settings]:
         else [("--sequence-parallel", {"sequence_parallel": True})],
         [] if may_choose(problem.costs, "recompute") else _recompute_changes(training),
         _precision_changes(cluster, training),
+        [("no --fp8-format", {"fp8": False})] if training.fp8 else [],
     ]
     ranked = []
     for choice in product(*(range(-1, len(menu)) for menu in menus)):

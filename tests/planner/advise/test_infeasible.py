@@ -128,6 +128,14 @@ def test_fp16_where_bf16_excludes_every_gpu() -> None:
     assert "with --fp16 instead of --bf16, 3 more V100-32GB: one more machine with 3x" in text
 
 
+def test_fp8_is_named_where_it_keeps_cards_out() -> None:
+    nodes = ("a", gpu_type("RTX-4090"), 1), ("b", gpu_type("RTX-3090"), 2)
+    big = replace(llama(), model=replace(LLAMA, num_layers=6))
+    job = replace(big, training=replace(big.training, fp8=True))
+    text = message(make_cluster(*nodes, limits=FREE), job)
+    assert "(planned and checked): no --fp8-format." in text
+
+
 def test_half_precisions_that_a_mixed_box_fits_in_are_both_named() -> None:
     """Too large for the one card with bf16: the Titans help in fp16, for all stages or theirs."""
     nodes = ("a", gpu_type("RTX-3090"), 1), ("b", gpu_type("Titan-RTX"), 2)
