@@ -150,9 +150,9 @@ def format_bandwidth(bytes_per_s: float) -> str:
 def format_duration(seconds: float) -> str:
     """Write `18.3 ms`: three figures, from nanoseconds to hours; below ten minutes in seconds, so
     that steps can be compared."""
-    if seconds == 0:
-        return "0 s"
     size = abs(seconds)
+    if size < 0.5e-9:  # what rounding leaves of a difference
+        return "0 s"
     if size >= 600:
         return f"{seconds / 3600:.3g} h" if size >= 3600 else f"{seconds / 60:.3g} min"
     return _format(seconds * 1e9, 1000.0, ("ns", "us", "ms", "s"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.discovery import draft_node, find_gpus, topology_text
+from megatron_hetero.cluster.inventory.draft import NodeDraft
 from megatron_hetero.cluster.inventory.remote import discover_hosts, targets
 from megatron_hetero.cluster.inventory.text import cluster_yaml
 from megatron_hetero.cluster.measurements import parse_nccl_test, parse_topology
@@ -55,22 +57,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Look, and write or print the file."""
     if arguments.hosts is not None or arguments.hostfile is not None:
-        text, data, found = _over_ssh(arguments, output)
+        nodes, data, found = _over_ssh(arguments, output)
     else:
-        text, data, found = _here(arguments)
+        nodes, data, found = _here(arguments)
+    text = cluster_yaml(nodes, _HEADING)
     if arguments.output:
         write_new(arguments.output, text)
     if arguments.json:
         output.json({**data, "cluster": text})
     elif arguments.output:
-        output.show(f"Written to {arguments.output}: {found}")
+        output.show(f"Written to {arguments.output}: {found}; {what_next(arguments.output, nodes)}")
     else:
         output.verbatim(text)
     return 0
 
 
-def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
-    """Return the file's text, the findings as data, and the findings in a few words."""
+def _here(
+    arguments: argparse.Namespace,
+) -> tuple[tuple[NodeDraft, ...], dict[str, Any], str]:
+    """Return the machines, the findings as data, and the findings in a few words."""
     gpus = find_gpus()
     measured = None
     if arguments.nccl_tests:
@@ -87,11 +92,13 @@ def _here(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
         joins = parse_topology(topology, str(arguments.topology))
     else:
         joins = parse_topology(topology_text(), "nvidia-smi topo -m") if len(gpus) > 1 else {}
-    text = cluster_yaml([draft_node(gpus, joins, measured)], _HEADING)
-    return text, {"gpus": [asdict(gpu) for gpu in gpus]}, f"{len(gpus)} GPUs"
+    node = draft_node(gpus, joins, measured)
+    return (node,), {"gpus": [asdict(gpu) for gpu in gpus]}, f"{len(gpus)} GPUs"
 
 
-def _over_ssh(arguments: argparse.Namespace, output: Output) -> tuple[str, dict[str, Any], str]:
+def _over_ssh(
+    arguments: argparse.Namespace, output: Output
+) -> tuple[tuple[NodeDraft, ...], dict[str, Any], str]:
     """Return as `_here`, of other machines."""
     for name in ("nccl_tests", "topology"):
         if getattr(arguments, name):
@@ -106,10 +113,22 @@ def _over_ssh(arguments: argparse.Namespace, output: Output) -> tuple[str, dict[
         output.note(note)
     data = {"gpus": {host: [asdict(gpu) for gpu in found] for host, found in gpus.items()}}
     num_gpus = sum(node.count for node in inventory.nodes)
+    return inventory.nodes, data, f"{len(inventory.nodes)} machines, {num_gpus} GPUs"
+
+
+def unknown_types(nodes: Sequence[NodeDraft]) -> tuple[str, ...]:
+    """Return GPUs that neither the catalogue nor anybody describes: the file has question marks."""
+    cards = (cards for node in nodes for cards in node.cards)
+    return tuple(dict.fromkeys(c.gpu for c in cards if c.described and not c.described.is_complete))
+
+
+def what_next(path: Path, nodes: Sequence[NodeDraft]) -> str:
+    """Say what a first cluster file still lacks, or the command that takes it."""
+    if unknown := unknown_types(nodes):
+        return f"fill in its question marks first: the catalogue has no {', '.join(unknown)}"
     return (
-        cluster_yaml(inventory.nodes, _HEADING),
-        data,
-        f"{len(inventory.nodes)} nodes, {num_gpus} GPUs",
+        f"next: correct what is marked as a guess, and megatron-hetero plan --cluster {path} "
+        "--model FILE, a Megatron script or a Hugging Face config.json"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from megatron_hetero.cli.ask_cluster import Draft, ask_cluster
-from megatron_hetero.cli.discover import write_new
+from megatron_hetero.cli.discover import unknown_types, what_next, write_new
 from megatron_hetero.cli.init_job import write_job
 from megatron_hetero.cli.output import Output
 from megatron_hetero.cluster.catalogue import gpu_type
@@ -115,27 +115,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     draft = _draft(arguments, output)
     heading = "A starter: correct what is marked as a guess, then plan."
     write_new(arguments.output, cluster_yaml(draft.nodes, heading, draft.network))
-    unknown = [
-        cards.gpu
-        for node in draft.nodes
-        for cards in node.cards
-        if cards.described and not cards.described.is_complete
-    ]
-    if unknown:
-        output.show(
-            f"Written to {arguments.output}; fill in its question marks first: the catalogue has "
-            f"no {', '.join(dict.fromkeys(unknown))}"
-        )
-        return 0
-    try:
-        load_cluster(arguments.output)
-    except Exception:
-        arguments.output.unlink()
-        raise
-    output.show(
-        f"Written to {arguments.output}; next: megatron-hetero plan --cluster {arguments.output} "
-        "--model FILE, a Megatron script or a Hugging Face config.json"
-    )
+    if not unknown_types(draft.nodes):
+        try:
+            load_cluster(arguments.output)
+        except Exception:
+            arguments.output.unlink()
+            raise
+    output.show(f"Written to {arguments.output}; {what_next(arguments.output, draft.nodes)}")
     return 0
 
 

@@ -165,8 +165,9 @@ def peer_to_peer_settings(host: Host) -> Iterator[EnvironmentSetting]:
     without = [t for t in dict.fromkeys(types) if has_no_peer_to_peer(t)]
     if len(types) < 2 or not without:
         return
+    verb = "have" if len(without) > 1 else "has"
     reason = (
-        f"{' and '.join(without)} has no peer-to-peer, and some drivers hang where NCCL tries it"
+        f"{' and '.join(without)} {verb} no peer-to-peer, and some drivers hang where NCCL tries it"
     )
     if sum(not has_no_peer_to_peer(t) for t in types) > 1:
         yield EnvironmentSetting(

@@ -13,6 +13,8 @@ from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.plan.plan import Estimates, Layout, Plan, Replica, Stage
 from megatron_hetero.units import format_bytes, format_duration
 
+MEMORY = "memory in use"
+"""What differs where a GPU holds more or less, without what plans leave free."""
 _OF_THE_JOB = "the job's"
 
 
@@ -208,9 +210,9 @@ def _memory(before: Plan, after: Plan) -> Iterator[Difference]:
     for device in sorted(old.devices.keys() & new.devices.keys()):
         yield from _number(
             f"device {device}",
-            "peak memory",
-            old.devices[device].peak_bytes,
-            new.devices[device].peak_bytes,
+            MEMORY,
+            old.devices[device].used_bytes,
+            new.devices[device].used_bytes,
             format_bytes,
         )
 

@@ -10,6 +10,8 @@ from megatron_hetero.model.spec import TrainingSpec, Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import stage_precisions
 
+MIXED = "--stage-precision mixed"
+
 _REFUSED: Mapping[str, Callable[[Workload], bool]] = {
     "--num-experts": lambda w: w.model.num_experts > 0,
     "--fp8-format": lambda w: w.training.fp8,
@@ -38,7 +40,7 @@ def check_mixture(workload: Workload) -> None:
     found = [flag for flag, asks in _REFUSED.items() if asks(workload)]
     if found:
         raise UnsupportedError(
-            f"--stage-precision mixed does not go with {', '.join(found)} yet: leave "
+            f"{MIXED} does not go with {', '.join(found)} yet: leave "
             f"{'it' if len(found) == 1 else 'them'} out, or plan in one precision."
         )
 

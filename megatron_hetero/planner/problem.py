@@ -189,7 +189,7 @@ def make_problem(
             if why := unused_reason(cluster, node):
                 idle_reasons[device.name] = why
             elif device.index not in usable:
-                idle_reasons[device.name] = "kept idle by the cluster's limits"
+                idle_reasons[device.name] = "kept idle by limits.idle or --without"
             elif not can_be_used:
                 fp8 = " with --fp8-format" if training.fp8 else ""
                 idle_reasons[device.name] = (

@@ -55,8 +55,8 @@ def _changed(
 ) -> Iterator[tuple[str, Cluster, Profile | None]]:
     if len(plan.hosts) > 1:
         for what, faster, later in (
-            ("network between nodes at twice its speed", 2.0, 1.0),
-            ("network between nodes at half its speed", 0.5, 1.0),
+            ("network between machines at twice its speed", 2.0, 1.0),
+            ("network between machines at half its speed", 0.5, 1.0),
             ("network latency ten times higher", 1.0, 10.0),
         ):
             yield what, _with_network(cluster, faster, later), profile

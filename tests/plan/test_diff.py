@@ -10,7 +10,7 @@ from megatron_hetero.cluster.spec import Cluster
 from megatron_hetero.plan.build import plan_from_layout
 from megatron_hetero.plan.diff import Difference, diff_plans
 from megatron_hetero.plan.layout import parse_layout
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import DeviceEstimate, Plan
 from tests.plan.edits import (
     PLAN,
     with_estimates,
@@ -95,6 +95,15 @@ def test_estimates_have_a_ratio() -> None:
     assert diff_plans(PLAN, replace(PLAN, estimates=None)) == (
         Difference("estimates", "step time", "2 s", None),
     )
+
+
+def test_memory_is_what_is_in_use_as_in_the_table_of_a_plan() -> None:
+    parts = {"weights": 6 << 30, "reserve": 1 << 30}
+    (old, new) = (
+        with_estimates(PLAN, devices={"a:0": DeviceEstimate(24 << 30, 7 << 30, parts)}),
+        with_estimates(PLAN, devices={"a:0": DeviceEstimate(24 << 30, 9 << 30, parts)}),
+    )
+    assert lines(old, new)[-1] == "device a:0: memory in use 6 GiB -> 8 GiB (1.333x)"
 
 
 def test_the_step_time_comes_first() -> None:

@@ -46,7 +46,7 @@ def test_what_limits_keep_idle_is_not_used() -> None:
     assert problem.gpus == {"a": (0, 1), "b": (0, 1, 2)}
     assert problem.widths["a"] == (1, 2)  # no wider than what is left
     assert set(problem.idle_reasons) == {"a:2", "a:3", "c:0", "c:1"}
-    assert set(problem.idle_reasons.values()) == {"kept idle by the cluster's limits"}
+    assert set(problem.idle_reasons.values()) == {"kept idle by limits.idle or --without"}
     assert [node.name for node in problem.nodes] == ["a", "b"]
 
 

@@ -107,13 +107,21 @@ def _type_line(name: str, draft: TypeDraft) -> str:
     parts = [
         f"memory: {draft.memory or _unknown('GB')}",
         f"memory_bandwidth: {draft.memory_bandwidth or _unknown('GB/s')}",
-        f"bf16: {draft.bf16 or _unknown('TFLOPS')}",
+        *_peaks(draft),
     ]
     if draft.compute_capability:
         parts.append(f'compute_capability: "{draft.compute_capability}"')
     if draft.library:
         parts.append(f"library: {draft.library}")
     return f"  {_text(name)}: {{{', '.join(parts)}}}"
+
+
+def _peaks(draft: TypeDraft) -> list[str]:
+    """Return the peaks to fill in: cards before compute capability 8.0 have no bf16."""
+    capability = draft.compute_capability
+    if draft.bf16 is None and capability is not None and float(capability) < 8:
+        return [f"{name}: {_unknown('TFLOPS')}" for name in ("fp16", "fp32")]
+    return [f"bf16: {draft.bf16 or _unknown('TFLOPS')}"]
 
 
 def _link_lines(

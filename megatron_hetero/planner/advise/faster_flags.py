@@ -22,7 +22,7 @@ from megatron_hetero.errors import HeteroError, InfeasiblePlanError, Unsupported
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner.api import plan_cluster
-from megatron_hetero.planner.mixture import with_mixed_precisions
+from megatron_hetero.planner.mixture import MIXED, with_mixed_precisions
 from megatron_hetero.planner.precision import lacking, used_types, with_precision
 from megatron_hetero.schedule.estimate import estimate_plan
 
@@ -39,7 +39,6 @@ _FIELDS = {
 _TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
 """Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
 
-MIXED = "--stage-precision mixed"
 """Of `plan` itself, not of Megatron."""
 _WORTH_SAYING = 5e-3
 """Flags that gain less than this part of the step are not named."""

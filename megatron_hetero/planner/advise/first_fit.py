@@ -29,9 +29,6 @@ class FirstFit:
 
     name = "first-fit"
 
-    def __init__(self, *, stock_only: bool = False) -> None:
-        self.stock_only = stock_only
-
     def search(self, board: Scoreboard) -> None:
         """See `Strategy.search`."""
         problem = board.problem
@@ -52,9 +49,8 @@ class FirstFit:
             part = Scoreboard(narrowed)
             strategy.search(part)
             board.num_priced += part.num_priced
-            found = self._wanted(part)
-            if found is not None:
-                return found
+            if part.nearest is not None:
+                return part.nearest
         return None
 
     def _ways(self, problem: Problem) -> Iterator[tuple[Problem, Strategy]]:
@@ -62,11 +58,8 @@ class FirstFit:
         if problem.cluster.limits.num_replicas is None:
             yield _with_one_replica(problem), constructive
         yield problem, constructive
-        if self.stock_only or problem.num_gpus <= _MAX_GPUS_FOR_SYMMETRIC:
+        if problem.num_gpus <= _MAX_GPUS_FOR_SYMMETRIC:
             yield problem, Symmetric()
-
-    def _wanted(self, board: Scoreboard) -> Candidate | None:
-        return board.nearest_stock if self.stock_only else board.nearest
 
 
 def least_settings(problem: Problem) -> Settings:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from megatron_hetero.cluster.spec import Cluster, Node
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
+from megatron_hetero.model.spec import TrainingSpec
 from megatron_hetero.planner.advise.capacity import MoreGpus, may_fit, may_fit_proves
 from megatron_hetero.planner.advise.first_fit import FirstFit, with_least_settings
 from megatron_hetero.planner.advise.relaxations import (
-    FP16_NOTE,
     Settings,
     larger_nodes,
     limit_changes,
@@ -83,10 +83,23 @@ class _Finder:
                 continue
             fits = self._fits(self.problem.cluster, settings)
             if fits:
-                return (_with_note(settings.words, settings, self.problem),)
+                return (settings.words, *self._in_other_precision(settings))
             if fits is not None:
                 self.tries.settings.append(settings.words)
         return ()
+
+    def _in_other_precision(self, fitting: Settings) -> Iterator[str]:
+        """Yield the same change in another precision, where that fits too: fp16 for the whole job
+        and for single stages are unlike trainings, between which the reader chooses."""
+
+        def without_precision(training: TrainingSpec) -> TrainingSpec:
+            return replace(training, precision="bf16", mixes_precisions=False)
+
+        for settings in self.settings:
+            is_other = settings is not fitting and settings.num_changes == fitting.num_changes
+            same = without_precision(settings.training) == without_precision(fitting.training)
+            if is_other and same and self._fits(self.problem.cluster, settings):
+                yield settings.words
 
     def _limits(self) -> tuple[str, ...]:
         few = self._few_settings()
@@ -96,7 +109,7 @@ class _Finder:
                 both = f"{words} and {settings.words}" if settings.words else words
                 fits = self._fits(relaxed, settings)
                 if fits:
-                    return (_with_note(both, settings, self.problem),)
+                    return (both,)
                 if fits is not None:
                     self.tries.limits.append(both)
         return ()
@@ -117,7 +130,7 @@ class _Finder:
             words = more_words(self.problem.cluster, more)
             if settings.words:
                 words = f"with {settings.words}, {words}"
-            found.append(_with_note(words, settings, self.problem))
+            found.append(words)
             if num_gpus == 1:
                 break
         return tuple(found)
@@ -189,16 +202,14 @@ class _Finder:
         return relaxed is not None and may_fit(with_least_settings(relaxed), more)
 
     def _plans(self, cluster: Cluster, settings: Settings) -> bool | None:
-        """Return whether a plan is found; None where that was not tried.  In fp16 it must be one
-        of stock Megatron's."""
+        """Return whether a plan is found; None where that was not tried."""
         relaxed = self._relaxed(cluster, settings)
         if relaxed is None or self.work > _MAX_WORK:
             return None
         self.work += relaxed.num_gpus
-        needs_stock = _is_fp16_change(settings, self.problem)
         board = Scoreboard(relaxed)
-        FirstFit(stock_only=needs_stock).search(board)
-        return (board.best_stock if needs_stock else board.best) is not None
+        FirstFit().search(board)
+        return board.best is not None
 
     def _nodes(self) -> list[Node]:
         """Return nodes whose GPUs may join the plan's."""
@@ -235,14 +246,6 @@ def _first_true(holds: Callable[[int], bool], below: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def _is_fp16_change(settings: Settings, problem: Problem) -> bool:
-    return settings.training.precision != problem.workload.training.precision
-
-
-def _with_note(words: str, settings: Settings, problem: Problem) -> str:
-    return f"{words} ({FP16_NOTE})" if _is_fp16_change(settings, problem) else words
 
 
 def _shortage(problem: Problem, miss: Candidate | None) -> str:

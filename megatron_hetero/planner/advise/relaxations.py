@@ -12,10 +12,10 @@ from megatron_hetero.cost.choices import may_choose
 from megatron_hetero.cost.work.compute import can_train, peak_flops_per_s
 from megatron_hetero.model.spec import TrainingSpec
 from megatron_hetero.planner.advise.capacity import MoreGpus
+from megatron_hetero.planner.mixture import MIXED
 from megatron_hetero.planner.problem import Problem
 
 FULL_RECOMPUTE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-FP16_NOTE = "a plan of stock Megatron fits; asymmetric ones do not run in fp16 yet"
 
 _SERVER_GPUS = 8
 
@@ -32,7 +32,7 @@ class Settings:
 def settings_changes(problem: Problem) -> list[Settings]:
     """Return the unchanged job and all combinations of changes that plans may not choose by
     themselves, fewest first; of as many, a smaller micro-batch before sequence parallelism,
-    recompute and fp16, each by as little as possible."""
+    recompute and precision, each by as little as possible."""
     cluster, training = problem.cluster, problem.workload.training
     size = training.micro_batch_size
     menus: list[list[tuple[str, dict[str, object]]]] = [
@@ -45,9 +45,8 @@ def settings_changes(problem: Problem) -> list[Settings]:
         if training.sequence_parallel
         else [("--sequence-parallel", {"sequence_parallel": True})],
         [] if may_choose(problem.costs, "recompute") else _recompute_changes(training),
-        [("--fp16 instead of --bf16", {"precision": "fp16"})]
-        if training.precision == "bf16" and _some_gpu_lacks_bf16(cluster)
-        else [],
+        _precision_changes(cluster, training),
+        [("no --fp8-format", {"fp8": False})] if training.fp8 else [],
     ]
     ranked = []
     for choice in product(*(range(-1, len(menu)) for menu in menus)):
@@ -69,12 +68,20 @@ def _recompute_changes(training: TrainingSpec) -> list[tuple[str, dict[str, obje
     return changes
 
 
-def _some_gpu_lacks_bf16(cluster: Cluster) -> bool:
-    return any(
-        peak_flops_per_s(node.gpu_type, "bf16") is None
-        and peak_flops_per_s(node.gpu_type, "fp16") is not None
-        for node in cluster.nodes
-    )
+def _precision_changes(
+    cluster: Cluster, training: TrainingSpec
+) -> list[tuple[str, dict[str, object]]]:
+    """Return fp16 for the whole job and, where some GPUs have bf16, for stages on the others."""
+    if training.precision != "bf16" or training.mixes_precisions:
+        return []
+    types = [node.gpu_type for node in cluster.nodes]
+    lacking = [t for t in types if peak_flops_per_s(t, "bf16") is None]
+    changes: list[tuple[str, dict[str, object]]] = []
+    if any(peak_flops_per_s(gpu, "fp16") is not None for gpu in lacking):
+        changes.append(("--fp16 instead of --bf16", {"precision": "fp16"}))
+    if 0 < len(lacking) < len(types):
+        changes.append((MIXED, {"mixes_precisions": True}))
+    return changes
 
 
 def limit_changes(cluster: Cluster) -> Iterator[tuple[str, Limits]]:

@@ -79,7 +79,8 @@ def _shares(
         return () if known or not one_machine else ((1,) * len(devices),)
     stages_left = depth - start - len(run)
     place = StagePlace(devices, None, start == 0, not stages_left, stages_left + 1)
-    shares = GroupShares(refitter.costs, refitter.vocab_rows)
+    own = refitter.costs.on_devices(devices)
+    shares = GroupShares(own, refitter.vocab_rows)
     return shares.options(place, sum(stage.num_layers for stage in run))[:_MAX_OPTIONS]
 
 

@@ -58,7 +58,8 @@ def cluster_map(plan: Plan, cluster: Cluster) -> Figure:
         parts.append(text(_PAD, y + 8, line_words, "small"))
         y += 20
     num_used = len(place_of)
-    alt = f"{len(cluster.machines)} nodes with {len(cluster.devices)} GPUs, {num_used} of them used"
+    gpus = f"{len(cluster.devices)} GPUs, {num_used} of them used"
+    alt = f"{len(cluster.machines)} machines with {gpus}"
     return Figure("map", alt, y, "".join(parts))
 
 
@@ -185,10 +186,9 @@ def _network(cluster: Cluster, nodes: Sequence[Node]) -> str:
         return ""
     slowest, fastest = min(links), max(links)
     if len(links) == 1:
-        return (
-            f"{format_bandwidth(slowest[0])}, {format_duration(slowest[1])} latency between nodes"
-        )
-    return f"{format_bandwidth(slowest[0])} to {format_bandwidth(fastest[0])} between nodes"
+        latency = f"{format_duration(slowest[1])} latency"
+        return f"{format_bandwidth(slowest[0])}, {latency} between machines"
+    return f"{format_bandwidth(slowest[0])} to {format_bandwidth(fastest[0])} between machines"
 
 
 def _between_sites(cluster: Cluster, sites: Sequence[str]) -> list[str]:

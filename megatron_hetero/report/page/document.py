@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from megatron_hetero import __version__
+from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.plan.layout import format_layout
 from megatron_hetero.planner.advise.alternatives import Alternative
 from megatron_hetero.planner.advise.explain import HiddenHop
@@ -243,7 +244,12 @@ def _run(content: Content) -> Iterator[str]:
         if content.not_stock
         else "Stock Megatron runs this plan; no plug-in is needed."
     )
-    yield _section("Run it", f"{needs} Start one line on each node; copy the plan there first.")
+    yield _section("Run it", f"{needs} Start one line on each machine; copy the plan there first.")
+    if missing := missing_in_job(content.plan.workload):
+        yield (
+            f'<p class="hint">These flags are not a whole job yet: it cannot start without '
+            f"{escape(missing_line(missing))}.</p>"
+        )
     for launch in content.launches:
         name = launch.host or "any machine"
         yield f'<p class="hint">{escape(name)}</p>'

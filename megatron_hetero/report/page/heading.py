@@ -28,7 +28,7 @@ def heading(content: Content) -> Iterator[str]:
     yield (
         f'<div class="sub">{billions:.1f} billion parameters, {model.num_layers} layers, sequence '
         f"{model.seq_length}, {training.precision}, global batch {training.global_batch_size} "
-        f"&middot; {escape(gpus)} on {count(len(plan.hosts), 'node')}</div>"
+        f"&middot; {escape(gpus)} on {count(len(plan.hosts), 'machine')}</div>"
     )
     yield '</div><button id="theme" hidden>dark colours</button></header>'
     yield f'<p class="lead">{escape(_summary(content))}</p>'

@@ -18,7 +18,8 @@ class StageTimeline:
     """Timeline of the GPUs of one stage, which all do the same.
 
     `memory` is [(time_s, bytes)] on its fullest GPU, from 0 on: what is kept until the next entry.
-    `device_peak_bytes` has the peak of each GPU, `capacity_bytes` is the fullest one's.
+    `device_peak_bytes` has the peak of each GPU; `capacity_bytes` is the fullest one's, and
+    `reserve_bytes` what the plan leaves free there, which `memory` counts.
     """
 
     replica: int
@@ -28,6 +29,7 @@ class StageTimeline:
     memory: tuple[tuple[float, int], ...]
     capacity_bytes: int
     device_peak_bytes: tuple[int, ...] = ()
+    reserve_bytes: int = 0
 
     @cached_property
     def busy_s(self) -> float:
@@ -48,8 +50,14 @@ class StageTimeline:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Return the most bytes in use on its fullest GPU at any time of the step."""
+        """Return the most bytes on its fullest GPU at any time of the step, the reserve with
+        them."""
         return max(held for _, held in self.memory)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the same without what is left free."""
+        return self.peak_memory_bytes - self.reserve_bytes
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,9 @@ def stage_timeline(
         held = memory.peak_bytes(stage.num_layers) - replica.num_in_flight[index] * kept
         by_chunk = [kept * layers // stage.num_layers for layers in chunk_layers]
         timeline = tuple(_memory(held, by_chunk, spans))
-        found.append((max(held for _, held in timeline), memory.capacity_bytes, timeline))
-    _, capacity_bytes, timeline = max(found, key=lambda f: f[0] / f[1])
+        peak = max(held for _, held in timeline)
+        found.append((peak, memory.capacity_bytes, timeline, memory.base["reserve"]))
+    _, capacity_bytes, timeline, reserve = max(found, key=lambda f: f[0] / f[1])
     return StageTimeline(
         *place,
         tuple(device.name for device in stage.devices),
@@ -102,6 +111,7 @@ def stage_timeline(
         timeline,
         capacity_bytes,
         tuple(peak for peak, *_ in found),
+        reserve,
     )
 
 

@@ -212,6 +212,40 @@ def test_bridges_between_equal_cards_are_pairs_and_a_web_is_not(tmp_path: Path) 
     assert (node.num_gpus, node.link.bytes_per_s) == (4, 8 * GB)
 
 
+def test_a_card_that_nobody_knows_says_what_to_fill_in_and_then_loads(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """An RTX 3090 beside a Pascal card, which has no bf16 to ask for."""
+    answer = (
+        "0, NVIDIA GeForce RTX 3090, 24576, 8.6, 00000000:01:00.0, Disabled, 1, 4, 16\n"
+        "1, NVIDIA GeForce GTX 1080 Ti, 11264, 6.1, 00000000:02:00.0, Disabled, 1, 3, 8\n"
+    )
+    program = tmp_path / "nvidia-smi"
+    matrix = "\tGPU0\tGPU1\nGPU0\tX\tPHB\nGPU1\tPHB\tX\n"
+    program.write_text(
+        f"#!/bin/sh\ncase $1 in topo) printf '%s' '{matrix}';; *) printf '%s' '{answer}';; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    path = tmp_path / "cluster.yaml"
+    assert main(["discover", "-o", str(path)]) == 0
+    assert "question marks first: the catalogue has no GTX-1080-Ti" in words_of(capsys)
+    text = path.read_text()
+    assert "bf16" not in text
+    path.write_text(text.replace("? GB/s", "484 GB/s").replace("? TFLOPS", "11 TFLOPS"))
+    assert [n.gpu_type.name for n in load_cluster(path).nodes] == ["RTX-3090", "GTX-1080-Ti"]
+    # Where all is known, the next command is named.
+    answer_of_known = answer.replace("GTX 1080 Ti", "RTX 3060").replace("11264", "12288")
+    program.write_text(program.read_text().replace(answer, answer_of_known))
+    known = tmp_path / "known.yaml"
+    assert main(["discover", "-o", str(known)]) == 0
+    assert f"megatron-hetero plan --cluster {known}" in words_of(capsys)
+
+
+def words_of(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_names_and_schedulers_say_unlike_cards_too(tmp_path: Path, capsys) -> None:
     path = tmp_path / "cluster.yaml"
     words = ["--node", "box=1xRTX-4090+2xRTX-3090@lab", "--node", "b=2xA100-80GB@lab"]

@@ -12,7 +12,7 @@ from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 from megatron_hetero.planner import plan_cluster
 from megatron_hetero.planner.advise import infeasible, relaxations
 from megatron_hetero.planner.advise.capacity import MoreGpus
-from tests.cost.builders import FAST, GIB, OLD, make_cluster, make_workload
+from tests.cost.builders import FAST, FREE, GIB, OLD, make_cluster, make_workload
 
 LLAMA = ModelSpec(
     num_layers=32,
@@ -78,7 +78,7 @@ def test_a_limit_can_be_the_cause() -> None:
 def test_no_gpu_in_the_precision() -> None:
     text = message(make_cluster(("o", OLD, 4)), make_workload())
     assert "no GPU of the cluster can be used (in bf16" in text
-    assert "(planned and checked): --fp16 instead of --bf16 (a plan of stock Megatron fits" in text
+    assert "(planned and checked): --fp16 instead of --bf16." in text
 
 
 def llama(micro_batch_size: int = 1, **changes: object) -> Workload:
@@ -125,8 +125,23 @@ def test_gpus_and_a_smaller_micro_batch_need_no_more_changes() -> None:
 def test_fp16_where_bf16_excludes_every_gpu() -> None:
     v100s = make_cluster(("a", gpu_type("V100-32GB"), 4))
     text = message(v100s, llama())
-    assert "with --fp16 instead of --bf16, 4 more V100-32GB: 1 more machine like a (4x V100" in text
-    assert "asymmetric ones do not run in fp16 yet" in text
+    assert "with --fp16 instead of --bf16, 3 more V100-32GB: one more machine with 3x" in text
+
+
+def test_fp8_is_named_where_it_keeps_cards_out() -> None:
+    nodes = ("a", gpu_type("RTX-4090"), 1), ("b", gpu_type("RTX-3090"), 2)
+    big = replace(llama(), model=replace(LLAMA, num_layers=6))
+    job = replace(big, training=replace(big.training, fp8=True))
+    text = message(make_cluster(*nodes, limits=FREE), job)
+    assert "(planned and checked): no --fp8-format." in text
+
+
+def test_half_precisions_that_a_mixed_box_fits_in_are_both_named() -> None:
+    """Too large for the one card with bf16: the Titans help in fp16, for all stages or theirs."""
+    nodes = ("a", gpu_type("RTX-3090"), 1), ("b", gpu_type("Titan-RTX"), 2)
+    big = replace(llama(), model=replace(LLAMA, num_layers=6))
+    text = message(make_cluster(*nodes, limits=FREE), big)
+    assert "--fp16 instead of --bf16; or --stage-precision mixed." in text
 
 
 def test_two_limits_together() -> None:

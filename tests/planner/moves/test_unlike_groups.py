@@ -10,9 +10,10 @@ from megatron_hetero.cluster.spec import Cluster, Device, Limits
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.planner.completion.refit import Refitter
+from megatron_hetero.planner.mixture import with_mixed_precisions
 from megatron_hetero.planner.moves.unlike_groups import _may_be_a_group, joined
 from megatron_hetero.planner.problem import make_problem
-from tests.cost.builders import AS_GIVEN, FAST, FREE, SLOW, make_cluster, make_workload
+from tests.cost.builders import AS_GIVEN, FAST, FREE, OLD, SLOW, make_cluster, make_workload
 
 WORKLOAD = make_workload(num_layers=6, global_batch_size=8)
 ACROSS = replace(FREE, no_tensor_parallel_across=())
@@ -53,6 +54,15 @@ def test_a_fast_and_a_slow_gpu_become_one_group() -> None:
         assert stage.num_layers == 6
         fast, slow = stage.shares or (0, 0)
         assert fast > slow >= 1  # in shares by speed
+
+
+def test_a_group_with_a_card_that_lacks_the_precision_is_shared_in_one_that_all_have() -> None:
+    cluster = make_cluster(("a", FAST, 4), ("b", OLD, 2), limits=ACROSS)
+    mixed = with_mixed_precisions(WORKLOAD)
+    (made, *_) = found(replica(("a0", 4), ("b0", 2)), cluster=cluster, workload=mixed)
+    ((stage,),) = (r.stages for r in made.replicas)
+    fast, old = stage.shares or (0, 0)
+    assert fast > old >= 1
 
 
 def test_nothing_is_lost_where_stages_are_joined() -> None:

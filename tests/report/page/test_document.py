@@ -28,7 +28,7 @@ from megatron_hetero.report.page.timeline import close_up, timeline
 from megatron_hetero.schedule.estimate import estimate_plan
 from megatron_hetero.schedule.simulator.parts import OpSpan
 from megatron_hetero.schedule.simulator.step import simulate_plan
-from tests.preflight.jobs import planned, with_width
+from tests.preflight.jobs import COMPLETE, planned, with_width
 
 PLAN, CLUSTER = planned(("fast", "A100-80GB", 2), ("slow", "RTX-4090", 2))
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,6 +63,15 @@ def test_the_page_has_every_gpu_and_every_command(content: Content) -> None:
     for launch in content.launches:
         assert launch.argv[0] in text
     assert "<h2>Run it</h2>" in text
+    assert "on 2 machines" in text
+
+
+def test_flags_of_a_model_alone_are_said_to_be_no_job(content: Content) -> None:
+    assert PLAN.workload is not None
+    for args, is_whole in ((("--num-layers", "8"), False), (COMPLETE, True)):
+        workload = replace(PLAN.workload, megatron_args=args)
+        text = page(replace(content, plan=replace(PLAN, workload=workload)))
+        assert ("cannot start without --train-iters" in text) == (not is_whole)
 
 
 class _References(HTMLParser):
@@ -154,8 +163,8 @@ def test_memory_bars_add_up_to_the_peak(content: Content) -> None:
 
 def test_what_if_moves_the_right_way(content: Content) -> None:
     change = {v.what: v.change for v in content.what_if}
-    assert change["network between nodes at twice its speed"] <= 1e-9
-    assert change["network between nodes at half its speed"] >= -1e-9
+    assert change["network between machines at twice its speed"] <= 1e-9
+    assert change["network between machines at half its speed"] >= -1e-9
     slowed = [v.change for v in content.what_if if "90%" in v.what]
     assert len(slowed) == 2
     assert all(0 <= c <= 1 / 0.9 - 1 + 1e-9 for c in slowed)

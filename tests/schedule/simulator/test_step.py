@@ -63,6 +63,8 @@ def test_a_lone_replica_takes_what_the_cost_model_says(
     assert found.peak_memory_bytes == {
         name: device.peak_bytes for name, device in estimates.devices.items()
     }
+    used = {estimates.devices[name].used_bytes for s in found.timelines for name in s.devices}
+    assert {stage.used_bytes for stage in found.timelines} <= used
 
 
 def test_every_computation_lasts_as_priced_and_none_overlap() -> None:

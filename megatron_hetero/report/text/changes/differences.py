@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from megatron_hetero.plan.diff import Difference
+from megatron_hetero.plan.diff import MEMORY, Difference
 from megatron_hetero.report.text.words import count, devices_by_node, ranges
 
 MAX_KEY_WIDTH = 32
@@ -69,11 +69,11 @@ def _places(where: Sequence[str]) -> str:
 def _with_few_memories(
     rows: Sequence[Difference], alike: dict[tuple[str, str | None, str | None], list[str]]
 ) -> Iterator[Difference]:
-    memories = [row for row in rows if row.what == "peak memory"]
+    memories = [row for row in rows if row.what == MEMORY]
     many = len(memories) > _MAX_MEMORY_ROWS
     for row in rows:
-        if not (many and row.what == "peak memory"):
+        if not (many and row.what == MEMORY):
             yield row
     if many:
-        num = sum(len(where) for key, where in alike.items() if key[0] == "peak memory")
-        yield Difference(f"{num} GPUs", "peak memory", "differs", "each in --json")
+        num = sum(len(where) for key, where in alike.items() if key[0] == MEMORY)
+        yield Difference(f"{num} GPUs", MEMORY, "differs", "each in --json")

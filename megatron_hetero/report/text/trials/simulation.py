@@ -120,7 +120,7 @@ def _stage_table(simulation: StepSimulation) -> Table:
     for heading in ("replica", "stage"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("GPUs", min_width=12)
-    for heading in ("busy", "", "in flight", "peak memory"):
+    for heading in ("busy", "", "in flight", "memory in use"):
         table.add_column(heading, justify="right", no_wrap=True)
     for stage in simulation.timelines:
         table.add_row(
@@ -130,7 +130,7 @@ def _stage_table(simulation: StepSimulation) -> Table:
             format_duration(stage.busy_s),
             f"{stage.busy_s / simulation.step_time_s:.0%}",
             str(stage.peak_in_flight),
-            f"{stage.peak_memory_bytes / GIB:.1f} / {stage.capacity_bytes / GIB:.1f} GiB",
+            f"{stage.used_bytes / GIB:.1f} / {stage.capacity_bytes / GIB:.1f} GiB",
         )
     return table
 

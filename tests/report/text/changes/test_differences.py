@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_hetero.plan.diff import Difference
+from megatron_hetero.plan.diff import MEMORY, Difference
 from megatron_hetero.report.text.changes.differences import folded
 from megatron_hetero.report.text.words import ranges
 
@@ -24,8 +24,8 @@ def test_a_change_of_places_in_a_group_keeps_them() -> None:
 
 
 def test_many_rows_of_memory_are_one() -> None:
-    rows = [Difference(f"device a:{i}", "peak memory", f"{i} GiB", "9 GiB") for i in range(5)]
-    assert folded(rows) == [Difference("5 GPUs", "peak memory", "differs", "each in --json")]
+    rows = [Difference(f"device a:{i}", MEMORY, f"{i} GiB", "9 GiB") for i in range(5)]
+    assert folded(rows) == [Difference("5 GPUs", MEMORY, "differs", "each in --json")]
     assert folded(rows[:4]) == rows[:4]
 
 
