@@ -131,7 +131,6 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
         "--hybrid-override-pattern",
     ):
         yield Decision(name, None, "its own layers for each stage")
-    yield Decision("--mtp-num-layers", None, "no multi-token-prediction layers")
 
 
 def _recompute_decisions(plan: Plan) -> Iterator[Decision]:

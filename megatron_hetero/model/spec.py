@@ -29,7 +29,8 @@ class ModelSpec:
     which the five sizes from `q_lora_rank` on are (0: queries have no latents); `divides_latents`
     says that a tensor-parallel group divides the projections to the latents, as Megatron's local
     layers do and Transformer Engine's do not.  `learns_softmax_offset`: each head has an offset
-    of its softmax as a parameter.
+    of its softmax as a parameter.  `mtp_num_layers` predict further tokens behind the last stage's
+    own layers, each as the last of those.
     """
 
     num_layers: int
@@ -63,6 +64,7 @@ class ModelSpec:
     v_head_dim: int = field(default=0, metadata=ONLY_IF_SET)
     learns_softmax_offset: bool = field(default=False, metadata=ONLY_IF_SET)
     divides_latents: bool = field(default=False, metadata=ONLY_IF_SET)
+    mtp_num_layers: int = field(default=0, metadata=ONLY_IF_SET)
 
     @property
     def is_rotary(self) -> bool:

@@ -21,6 +21,7 @@ LATENT = (
 BIASED = (
     "--moe-router-score-function=sigmoid", "--moe-router-enable-expert-bias", "--train-iters=4",
 )  # fmt: skip
+MTP = (*ROPE, "--mtp-num-layers=1")
 CAPACITY = ("--moe-expert-capacity-factor=0.6",)
 
 
@@ -138,4 +139,12 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--attention-output-gate"),
     _effect("--softmax-type=off-by-one"),
     _effect("--softmax-type=learnable"),
+    _effect("--is-hybrid-model"),
+    _effect("--encoder-seq-length=8"),
+    _effect("--mtp-num-layers=1", ROPE),
+    _effect("--mtp-num-layers=2", ROPE, "--untie-embeddings-and-output-weights"),
+    _effect("--mtp-num-layers=1", ROPE, EXPERTS, BIASED),
+    _effect("--mtp-loss-scaling-factor=1.0", MTP),
+    _effect("--mtp-use-repeated-layer", MTP, "--mtp-num-layers=2"),
+    _effect("--mtp-detach-heads", MTP, "--untie-embeddings-and-output-weights"),
 )  # fmt: skip

@@ -225,6 +225,32 @@ def head_activation_bytes(
     return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
 
 
+def further_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int, flash: bool
+) -> int:
+    """Count the bytes that the layers that predict further tokens keep: each embeds the tokens,
+    joins them with what is known of them, and has a loss of its own.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary.
+        flash: attention is fused.
+    """
+    if not model.mtp_num_layers:
+        return 0
+    joined = 2 * share.num_tokens(model, training) * model.hidden_size * training.element_bytes
+    # Inputs of the two norms before the joining; that of the last norm is the head's.
+    normed = (
+        2
+        * share.own_tokens(model, training)
+        * (model.hidden_size * training.element_bytes + _norm_statistics(model))
+    )
+    kept = layer_activation_bytes(model, training, share, flash, training.recompute)
+    kept += embedding_activation_bytes(model, training, share)
+    kept += head_activation_bytes(model, training, share, vocab_rows)
+    return model.mtp_num_layers * (kept + joined + normed)
+
+
 def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:
     """Count the bytes of the causal mask that comes with a micro-batch on a first and a last stage;
     unfused attention keeps a byte for each pair of tokens.

@@ -14,6 +14,7 @@ from megatron_hetero.cost.work.compute import (
     embedding_times,
     group_layer_times,
     head_times,
+    joining_times,
     slowest,
     uses_flash_attention,
 )
@@ -29,6 +30,8 @@ Member = tuple[GpuType, TensorShare]
 @dataclass(frozen=True)
 class PieceTimes:
     """Embedding, one decoder layer and head at one width, communication in the stage included.
+
+    The head includes the layers that predict further tokens.
 
     `communication` is the part of `layer` that is communication (what was measured as part of the
     layer does not count).  Of a model with layers of unlike kinds, `layer` and its communication
@@ -110,7 +113,9 @@ def price_pieces(
             for i, kind in enumerate(model.kinds)
         )
         counts = model.kind_counts(0, model.num_layers)
-        return replace(kinds[0], kinds=kinds).with_layers(counts)
+        # Further tokens are predicted by layers like the last one.
+        head = kinds[1 - model.moe_layer_freq[-1]].head
+        return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
     context = members[0][1].context_parallel
     modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
     found = {
@@ -127,10 +132,17 @@ def price_pieces(
     apart = PassTimes(0.0, 0.0)
     if "decoder_layer" not in is_measured:
         apart = modelled["decoder_layer"].communication
+    layer = times["decoder_layer"] + exchange
+    further = times["embedding"] + layer + times["head"]
+    if model.mtp_num_layers:
+        joining = [
+            joining_times(workload, gpu, share.width, None, context) for gpu, share in members
+        ]
+        further = (further + slowest(joining)).times(model.mtp_num_layers)
     return PieceTimes(
         stretch.of(times["embedding"]),
-        stretch.of(times["decoder_layer"] + exchange),
-        stretch.of(times["head"]),
+        stretch.of(layer),
+        stretch.of(times["head"] + further if model.mtp_num_layers else times["head"]),
         stretch.of(apart + exchange),
         is_even and is_measured == set(PIECES),
     )

@@ -72,18 +72,16 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--fp4-format --fp32-residual-connection --mtp-num-layers "
+        "--fp4-format "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
-        "--phase-transition-iterations --eval-micro-batch-size --sft "
-        "--hybrid-context-parallel --dataloader-inter-document-masking "
-        "--perform-rl-step --save-wgrads-interval --cuda-graph-impl "
+        "--hybrid-context-parallel "
+        "--perform-rl-step --cuda-graph-impl "
         "--experimental-attention-variant --heterogeneous-layers-config-path "
         "--heterogeneous-layers-config-encoded-json --qk-clip --log-max-attention-logit "
         "--tensor-parallel-num-weight-shards --tp-comm-overlap "
-        "--ckpt-format --non-persistent-ckpt-type --use-mp-args-from-checkpoint-args "
-        "--save-params-interval --save-dgrads-interval --save-activations-interval "
-        "--check-weight-hash-across-dp-replicas-interval --delay-wgrad-compute "
-        "--defer-embedding-wgrad-compute --fim-data "
+        "--ckpt-format --use-mp-args-from-checkpoint-args "
+        "--delay-wgrad-compute "
+        "--defer-embedding-wgrad-compute "
         "--inprocess-restart --use-precision-aware-optimizer "
         "--optimizer-cpu-offload --num-distributed-optimizer-instances "
         "--distribute-saved-activations --dist-ckpt-strictness "
@@ -101,10 +99,10 @@ SUPPORT: tuple[Support, ...] = (
         "refused",
         "--use-nccl-ub --use-ring-exchange-p2p "
         "--pipeline-model-parallel-comm-backend "
-        "--load-main-params-from-ckpt --yaml-cfg --encoder-seq-length --decoder-seq-length "
-        "--decoder-num-layers --is-hybrid-model --hybrid-override-pattern --lazy-mpu-init "
+        "--load-main-params-from-ckpt --yaml-cfg "
+        "--hybrid-override-pattern "
         "--fake-process-group --optimizer-cuda-graph --overlap-moe-expert-parallel-comm "
-        "--vision-pretraining --logits-save-dir --logits-load-dir --freeze-all-layers "
+        "--vision-pretraining --logits-save-dir --logits-load-dir "
         "--fine-grained-activation-offloading --cpu-offloading-num-layers "
         "--overlap-param-gather-with-optimizer-step --enable-ft-package "
         "--init-model-with-meta-device --ckpt-convert-format --replication "
@@ -189,7 +187,7 @@ SUPPORT: tuple[Support, ...] = (
     Support(
         "refused",
         "--expert-tensor-parallel-num-weight-shards "
-        "--moe-enable-routing-replay --moe-paged-stash --moe-routing-trace-path "
+        "--moe-paged-stash "
         "--save-tokens-per-expert-interval",
         by_presence=True,
     ),

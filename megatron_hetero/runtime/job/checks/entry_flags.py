@@ -37,16 +37,8 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
     ),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
-    ("--sft", lambda a: a.sft, "pre-train"),
-    ("--fim-data", lambda a: a.fim_data, "leave it out"),
     ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
-    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
-    (
-        "--dataloader-inter-document-masking",
-        lambda a: a.dataloader_inter_document_masking,
-        "leave it out",
-    ),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
     (
         "--init-method-xavier-uniform",

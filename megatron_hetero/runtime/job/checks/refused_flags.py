@@ -27,8 +27,6 @@ REFUSED: tuple[Rule, ...] = (
         "use --use-distributed-optimizer",
     ),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
-    ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),
-    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
     ("--use-megatron-fsdp", lambda a: a.use_megatron_fsdp, "leave it out"),
@@ -49,24 +47,12 @@ REFUSED: tuple[Rule, ...] = (
         "add --full-validation",
     ),
     (
-        "--phase-transition-iterations",
-        lambda a: bool(a.phase_transition_iterations),
-        "leave it out",
+        "--phase-transition-iterations without --train-samples",
+        lambda a: bool(a.phase_transition_iterations) and a.train_samples is None,
+        "give --train-samples in place of --train-iters; Megatron counts a phase in samples",
     ),
-    (
-        "--eval-micro-batch-size",
-        lambda a: a.eval_micro_batch_size != a.micro_batch_size,
-        "leave it out; validation uses the training micro-batches",
-    ),
-    ("--sft", lambda a: a.sft, "pre-train"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
-    (
-        "--dataloader-inter-document-masking",
-        lambda a: a.dataloader_inter_document_masking,
-        "leave it out",
-    ),
     ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
-    ("--save-wgrads-interval", lambda a: a.save_wgrads_interval is not None, "leave it out"),
     (
         "--cuda-graph-impl",
         lambda a: a.cuda_graph_impl != "none",
@@ -118,19 +104,6 @@ REFUSED: tuple[Rule, ...] = (
         "leave it out; widths and depths are the plan's",
     ),
     (
-        "--save-params-interval / --save-dgrads-interval / --save-activations-interval",
-        lambda a: (
-            (a.save_params_interval, a.save_dgrads_interval, a.save_activations_interval)
-            != (None, None, None)
-        ),
-        "leave them out",
-    ),
-    (
-        "--check-weight-hash-across-dp-replicas-interval",
-        lambda a: a.check_weight_hash_across_dp_replicas_interval is not None,
-        "leave it out; replicas hold unlike shards",
-    ),
-    (
         "--distribute-saved-activations",
         lambda a: a.distribute_saved_activations,
         "use --sequence-parallel, which divides them already",
@@ -161,6 +134,16 @@ REFUSED: tuple[Rule, ...] = (
 
 NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
     (
+        "--sft / --dataloader-inter-document-masking",
+        lambda a: a.sft or a.dataloader_inter_document_masking,
+        "use a plan without cp; documents would have to be divided one by one",
+    ),
+    (
+        "--mtp-num-layers",
+        lambda a: a.mtp_num_layers is not None,
+        "leave it out, or use a plan without cp",
+    ),
+    (
         "--reset-attention-mask",
         lambda a: a.reset_attention_mask,
         "leave it out, or use a plan without cp; its attention makes the causal mask itself",
@@ -184,6 +167,11 @@ NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
 """Flags refused on a plan with context-parallel stages."""
 NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     (
+        "--save-params-interval / --save-wgrads-interval",
+        lambda a: a.save_params_interval is not None or a.save_wgrads_interval is not None,
+        "leave them out; weights and gradients of sharded layers are on other ranks",
+    ),
+    (
         "--log-params-norm",
         lambda a: a.log_params_norm,
         "leave it out; it reads weights that are on other ranks",
@@ -201,6 +189,14 @@ NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     ("--fp8-format", lambda a: a.fp8 is not None, "train in bf16, or use a plan without z"),
 )
 """Flags refused on a plan with sharded layers."""
+NOT_WITH_CHUNKS: tuple[Rule, ...] = (
+    (
+        "--sft / --dataloader-inter-document-masking / --reset-attention-mask",
+        lambda a: a.sft or a.dataloader_inter_document_masking or a.reset_attention_mask,
+        "use a plan with one chunk on each stage; every chunk would have to read the batch",
+    ),
+)
+"""Flags refused on a plan some of whose stages have several chunks of the model."""
 NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
     (
         "--transformer-impl",

@@ -1,0 +1,109 @@
+"""What a job writes beside its log: on a plan the same numbers as in one process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_hetero.runtime.gradients.sync import GradientSync
+from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
+from tests.runtime.flag_effects import EXPERTS
+from tests.runtime.flag_runs import plan_and_one, plan_job, read_log
+from tests.runtime.test_flag_files import equal
+
+LAYOUT = "tp1:3,tp1:1 @4 | tp2:4 @2"
+"""The first replica, whose tensors are whole, writes, and has the last micro-batch."""
+FIRST_LAYERS = {"mp_rank_00_000": 0, "mp_rank_00_001": 3, "mp_rank_00": 0}
+HASHES = "--check-weight-hash-across-dp-replicas-interval=2"
+pytestmark = pytest.mark.slow
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Read the files of a step, with the numbers of layers in the whole model."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.pth")):
+        first = FIRST_LAYERS[path.stem]
+        (chunk,) = torch.load(path, weights_only=True).values()
+        for name, tensor in chunk.items():
+            name = re.sub(r"layers\.(\d+)", lambda m: f"layers.{int(m[1]) + first}", name)
+            if isinstance(tensor, torch.Tensor):
+                found[name] = tensor
+    return found
+
+
+def test_dumps_of_weights_gradients_and_activations(tmp_path: Path) -> None:
+    """`--save-params-interval` and its kind, and the hashes of weights."""
+    kinds = {"params": "params", "wgrads": "wgrads", "dgrads": "dgrads"}
+    kinds["activations"] = "activations"
+    flags = [
+        "--save=save", "--save-interval=100", HASHES, "--use-distributed-optimizer",
+        *(f"--save-{kind}-interval=2" for kind in kinds),
+    ]  # fmt: skip
+    ours, one = plan_and_one(tmp_path, flags, LAYOUT)
+    equal(ours, one, 3)
+    assert "Weight hashes match after 2 iterations" in (tmp_path / "plan/rank-0.log").read_text()
+    for kind in kinds:
+        got, wanted = (
+            tensors(tmp_path / name / "save" / kind / "iter_0000002") for name in ("plan", "one")
+        )
+        assert wanted, kind
+        # The embedding of the tokens is also the last stage's output layer.
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=2e-6, msg=f"{kind} {name}")
+
+
+def test_a_weight_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = GradientSync.weights_are_equal
+
+    def spoilt(self: GradientSync) -> bool:
+        if torch.distributed.get_rank() == 1:
+            next(iter(self.parameters.values())).data.view(-1)[0] += 1e-3
+        return compare(self)
+
+    monkeypatch.setattr(GradientSync, "weights_are_equal", spoilt)
+    job = plan_job(tmp_path / "plan", [HASHES], LAYOUT)
+    with pytest.raises(RankFailedError, match="hashes not matching"):
+        run_jobs([job], 120)
+
+
+def test_choices_of_experts_are_traced(tmp_path: Path) -> None:
+    """`--moe-routing-trace-path`: every rank writes its own; together they are one process's."""
+
+    def choices(folder: Path) -> Iterator[tuple[Any, ...]]:
+        for path in folder.glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                record = json.loads(line)
+                yield record["step"], json.dumps(record["top_indices"])
+
+    flags = [*EXPERTS, "--moe-routing-trace-path=trace"]
+    ours, one = plan_and_one(tmp_path, flags, "tp1:3,tp1:1 @4 | tp1:4 @2")
+    equal(ours, one, 3)
+    found, wanted = (sorted(choices(tmp_path / name / "trace")) for name in ("plan", "one"))
+    assert len(wanted) == 3 * 6 * 4
+    assert found == wanted
+
+
+def test_a_checkpoint_that_does_not_stay_is_read(tmp_path: Path) -> None:
+    """`--non-persistent-ckpt-type global`: the newest of two kinds of checkpoints goes on."""
+    flags = [
+        "--train-iters=4", "--save=save", "--load=save", "--save-interval=100",
+        "--non-persistent-ckpt-type=global", "--non-persistent-save-interval=2",
+        "--non-persistent-global-ckpt-dir=passing",
+    ]  # fmt: skip
+    whole, one = plan_and_one(tmp_path / "whole", flags)
+    equal(whole, one, 4)
+    stopped = plan_job(tmp_path / "stopped", [*flags, "--exit-interval=3"])
+    run_jobs([stopped], 120)
+    # As a job that died after step 3: what it saved at its end is not there.
+    last = tmp_path / "stopped" / "save"
+    for path in sorted(last.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    resumed = plan_job(tmp_path / "stopped", flags)
+    run_jobs([resumed], 120)
+    assert read_log(resumed).losses == pytest.approx(one.losses[2:], rel=3e-6)
