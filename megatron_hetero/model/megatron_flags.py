@@ -231,6 +231,7 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         overlap_param_gather=flags.switch("--overlap-param-gather"),
         grad_reduce_in_bf16=flags.switch("--grad-reduce-in-bf16"),
         fp8="--fp8-format" in flags,
+        fp32_residual_connection=flags.switch("--fp32-residual-connection"),
     )
 
 

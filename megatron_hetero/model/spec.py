@@ -145,7 +145,8 @@ class TrainingSpec:
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
     less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
-    activations as `precision` has them.  `mixes_precisions`: a plan may let stages whose GPUs lack
+    activations as `precision` has them.  `fp32_residual_connection`: what layers hand on is in
+    fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
     `precision` compute in fp16 or fp32; gradients are in fp32 then.  Bytes of optimizer states
     follow from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
@@ -167,11 +168,17 @@ class TrainingSpec:
     grad_reduce_in_bf16: bool = False
     fp8: bool = False
     mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
+    fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def element_bytes(self) -> int:
         """Return the bytes of a weight in products, and of an activation."""
         return _ELEMENT_BYTES[self.precision]
+
+    @property
+    def residual_bytes(self) -> int:
+        """Return the bytes of an element of what layers, and stages, hand on."""
+        return 4 if self.fp32_residual_connection else self.element_bytes
 
 
 @dataclass(frozen=True)

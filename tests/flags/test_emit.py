@@ -116,7 +116,6 @@ def test_a_bare_stock_layout_needs_a_micro_batch_size() -> None:
         (STOCK, "--num-layers 9", "--num-layers 9 contradicts the plan, which has layers 8"),
         (STOCK, "--decoder-first-pipeline-num-layers 3", "its own layers for each stage"),
         (STOCK, "--account-for-loss-in-pipeline-split", "its own layers for each stage"),
-        (STOCK, "--mtp-num-layers 1", "no multi-token-prediction layers"),
         (HETERO, "--tensor-model-parallel-size 2", "which has tensor-parallel width 1, 2. Remove"),
         (HETERO, "--pipeline-model-parallel-size 2", "which has pipeline depth 1, 2"),
         (HETERO, "--pipeline-model-parallel-layout Et|tL", "its own layers for each stage"),

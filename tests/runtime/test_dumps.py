@@ -55,7 +55,9 @@ def test_dumps_of_weights_gradients_and_activations(tmp_path: Path) -> None:
         assert wanted, kind
         # The embedding of the tokens is also the last stage's output layer.
         for name, tensor in wanted.items():
-            torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=2e-6, msg=f"{kind} {name}")
+            torch.testing.assert_close(
+                got[name], tensor, rtol=1e-4, atol=2e-6, msg=f"{kind} {name}"
+            )
 
 
 def test_a_weight_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

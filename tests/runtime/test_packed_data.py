@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -45,12 +45,18 @@ class Words:
     def tokens_to_ids(self, tokens: list[str]) -> list[int]:
         return [250 - place for place in range(len(tokens))]
 
+    def ids_to_text(self, ids: Any, remove_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
+    def text_to_ids(self, text: str) -> list[int]:
+        return list(map(ord, text))
+
 
 class BytesOfConversations:
     """A tokenizer of text as bytes, of whose conversations the answers count."""
 
     eod, pad, vocab_size = 256, 0, 257
-    unique_identifiers = {"kind": "bytes"}
+    unique_identifiers: ClassVar[dict[str, str]] = {"kind": "bytes"}
     _tokenizer = Words()
 
     def tokenize_conversation(self, conversation: list[dict[str, str]], **_: Any) -> Any:
@@ -78,7 +84,7 @@ def text(tmp_path: Path) -> list[str]:
 @pytest.fixture
 def chat(tmp_path: Path) -> list[str]:
     drawn = random.Random(1)
-    words = "the plan has stages of unlike depth and each reads where documents begin".split()
+    words = ("stages", "of", "unlike", "depth", "read", "where", "documents", "begin")
 
     def said(number: int) -> str:
         return " ".join(drawn.choice(words) for _ in range(number))
@@ -97,9 +103,7 @@ def chat(tmp_path: Path) -> list[str]:
 
 
 def test_packed_documents_on_every_stage(text: list[str], tmp_path: Path) -> None:
-    ours = plan_job(
-        tmp_path / "plan", [*TEXT, "--dataloader-inter-document-masking"], LAYOUT, text
-    )
+    ours = plan_job(tmp_path / "plan", [*TEXT, "--dataloader-inter-document-masking"], LAYOUT, text)
     masked = [*TEXT, "--reset-attention-mask", "--reset-position-ids"]
     one = one_process_job(tmp_path / "one", masked, LAYOUT, text)
     plain = one_process_job(tmp_path / "plain", TEXT, LAYOUT, text)

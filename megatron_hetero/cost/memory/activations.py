@@ -34,10 +34,12 @@ def layer_activation_bytes(
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    residual = training.residual_bytes
     if recompute == "full":
-        return own_tokens * model.hidden_size * element
+        return own_tokens * model.hidden_size * residual
     # Input and output of both norms, and a mask byte after each of the two dropouts.
-    whole = own_tokens * model.hidden_size * (4 * element + (2 if training.hidden_dropout else 0))
+    kept_of_norms = 2 * (residual + element) + (2 if training.hidden_dropout else 0)
+    whole = own_tokens * model.hidden_size * kept_of_norms
     whole += 2 * own_tokens * _norm_statistics(model)
     if model.num_experts:
         kept = _kept_by_experts(model, training, share)
@@ -220,7 +222,8 @@ def head_activation_bytes(
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    kept = own_tokens * (2 * model.hidden_size * element + _norm_statistics(model))
+    norm = model.hidden_size * (training.residual_bytes + element) + _norm_statistics(model)
+    kept = own_tokens * norm
     # For each token its label, where it lies, and its weight in the loss.
     return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
 

@@ -188,7 +188,7 @@ def stage_memory(
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
-    boundary = share.own_tokens(model, training) * model.hidden_size * element
+    boundary = share.own_tokens(model, training) * model.hidden_size * training.residual_bytes
     num_hops = (not first) + (not last)
     num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
     first_params = stage_params(model, share, 0, first, False, vocab_rows)

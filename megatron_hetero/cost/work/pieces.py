@@ -80,7 +80,7 @@ def activation_bytes(workload: Workload) -> int:
     """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
     model, training = workload.model, workload.training
     tokens = training.micro_batch_size * model.seq_length
-    return tokens * model.hidden_size * training.element_bytes
+    return tokens * model.hidden_size * training.residual_bytes
 
 
 def price_pieces(
@@ -155,7 +155,8 @@ def _modelled(
     model, training = workload.model, workload.training
     width, context = members[0][1].width, members[0][1].context_parallel
     comm = tensor_parallel_times(
-        activation_bytes(workload) / context,
+        # Groups exchange what products take and give, whatever the residuals are in.
+        activation_bytes(workload) * training.element_bytes / training.residual_bytes / context,
         width,
         link if width > 1 else None,
         training.sequence_parallel,

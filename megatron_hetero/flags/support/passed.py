@@ -35,7 +35,8 @@ FOLLOWED: tuple[Support, ...] = (
         "--moe-expert-capacity-factor --moe-token-drop-policy --iterations-to-skip "
         "--reset-attention-mask --is-hybrid-model --mtp-num-layers --mtp-loss-scaling-factor "
         "--mtp-use-repeated-layer --mtp-detach-heads --encoder-seq-length "
-        "--moe-routing-trace-path --moe-routing-trace-max-training-iters",
+        "--moe-routing-trace-path --moe-routing-trace-max-training-iters "
+        "--heterogeneous-layers-config-path --heterogeneous-layers-config-encoded-json",
         "shown to act as in one process (tests/runtime/flag_effects.py)",
     ),
     Support(
@@ -67,7 +68,7 @@ FOLLOWED: tuple[Support, ...] = (
         "--save-params-interval --save-wgrads-interval --save-dgrads-interval "
         "--save-activations-interval --check-weight-hash-across-dp-replicas-interval "
         "--non-persistent-ckpt-type --non-persistent-save-interval "
-        "--non-persistent-global-ckpt-dir",
+        "--non-persistent-global-ckpt-dir --ckpt-convert-format --ckpt-convert-save",
         "shown to write what one process does (tests/runtime/test_dumps.py)",
     ),
     Support(
@@ -125,6 +126,7 @@ FOLLOWED: tuple[Support, ...] = (
         "--use-transformer-engine-op-fuser --moe-permute-fusion --moe-router-fusion "
         "--moe-shared-expert-overlap --mla-down-proj-fusion "
         "--te-rng-tracker --inference-rng-tracker --no-stream-ckpt-dequant "
+        "--save-tokens-per-expert-interval "
         "--mrope-section",
         "untested, as everything on GPUs",
         neutral="GPU",

@@ -76,8 +76,8 @@ SUPPORT: tuple[Support, ...] = (
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
         "--hybrid-context-parallel "
         "--perform-rl-step --cuda-graph-impl "
-        "--experimental-attention-variant --heterogeneous-layers-config-path "
-        "--heterogeneous-layers-config-encoded-json --qk-clip --log-max-attention-logit "
+        "--experimental-attention-variant "
+        "--qk-clip --log-max-attention-logit "
         "--tensor-parallel-num-weight-shards --tp-comm-overlap "
         "--ckpt-format --use-mp-args-from-checkpoint-args "
         "--delay-wgrad-compute "
@@ -105,7 +105,7 @@ SUPPORT: tuple[Support, ...] = (
         "--vision-pretraining --logits-save-dir --logits-load-dir "
         "--fine-grained-activation-offloading --cpu-offloading-num-layers "
         "--overlap-param-gather-with-optimizer-step --enable-ft-package "
-        "--init-model-with-meta-device --ckpt-convert-format --replication "
+        "--init-model-with-meta-device --replication "
         "--run-workload-inspector-server",
         by_presence=True,
     ),
@@ -164,7 +164,7 @@ SUPPORT: tuple[Support, ...] = (
         "--use-one-sent-docs --short-seq-prob --output-bert-embeddings --decode-only-cuda-graphs "
         "--enable-chunked-prefill --flash-decode --max-tokens-to-oom --mlp-chunks-for-prefill "
         "--nccl-all-reduce-for-prefill --num-speculative-tokens --use-legacy-static-engine "
-        "--refit-method --vocab-extra-ids --relative-attention-* --onnx-safe --sft-* "
+        "--refit-method --vocab-extra-ids --relative-attention-* --onnx-safe "
         "--chat-template --test-mode --symmetric-ar-type --batch-invariant-mode "
         "--pretrained-checkpoint --cache-mla-latents --mamba-inference-*",
         "inference, RL, fine-tuning, BERT, vision, retrieval",
@@ -186,9 +186,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--expert-tensor-parallel-num-weight-shards "
-        "--moe-paged-stash "
-        "--save-tokens-per-expert-interval",
+        "--expert-tensor-parallel-num-weight-shards --moe-paged-stash",
         by_presence=True,
     ),
     Support(

@@ -177,7 +177,7 @@ def layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
     """
     config = model_config.transformer
     spec = with_parts(default_layer_spec(model_config, vp_stage), _parts(config))
-    if config.transformer_impl == "local" and config.sequence_parallel:
+    if _has_own_norms(config):
         return local_block_spec(spec, config, vp_stage)
     return spec
 
@@ -187,9 +187,14 @@ def mtp_spec(spec: Any, model_config: Any) -> Any:
     `layer_spec`."""
     config = model_config.transformer
     norms: dict[Any, Any] = {}
-    if config.transformer_impl == "local" and config.sequence_parallel:
+    if _has_own_norms(config):
         norms = {WrappedTorchNorm: SequenceParallelTorchNorm}
     return predicting_spec(spec, {**_parts(config), **norms})
+
+
+def _has_own_norms(config: Any) -> bool:
+    asks = config.sequence_parallel or config.fp32_residual_connection
+    return config.transformer_impl == "local" and asks
 
 
 def _parts(config: Any) -> dict[Any, Any]:

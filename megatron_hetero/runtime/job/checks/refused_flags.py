@@ -68,14 +68,6 @@ REFUSED: tuple[Rule, ...] = (
         lambda a: a.experimental_attention_variant is not None,
         "use standard attention",
     ),
-    (
-        "--heterogeneous-layers-config-path / --heterogeneous-layers-config-encoded-json",
-        lambda a: (
-            a.heterogeneous_layers_config_path is not None
-            or a.heterogeneous_layers_config_encoded_json is not None
-        ),
-        "use equal layers",
-    ),
     ("--qk-clip", lambda a: a.qk_clip, "leave it out; each replica would clip by its own logits"),
     ("--log-max-attention-logit", lambda a: a.log_max_attention_logit, "leave it out"),
     (
@@ -92,6 +84,11 @@ REFUSED: tuple[Rule, ...] = (
         "--ckpt-format",
         lambda a: a.ckpt_format != "torch_dist",
         "use torch_dist; the others name files by one grid of ranks",
+    ),
+    (
+        "--ckpt-convert-format torch",
+        lambda a: a.ckpt_convert_format not in (None, "torch_dist"),
+        "use torch_dist; the other names files by one grid of ranks",
     ),
     (
         "--non-persistent-ckpt-type local",
