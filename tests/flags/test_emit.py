@@ -120,6 +120,8 @@ def test_a_bare_stock_layout_needs_a_micro_batch_size() -> None:
         (HETERO, "--pipeline-model-parallel-size 2", "which has pipeline depth 1, 2"),
         (HETERO, "--pipeline-model-parallel-layout Et|tL", "its own layers for each stage"),
         (HETERO, "--use-tp-pp-dp-mapping", "its own order of ranks"),
+        (HETERO, "--tensor-parallel-num-weight-shards 4", "no more shards of a weight, 1, 2"),
+        (STOCK, "--expert-tensor-parallel-num-weight-shards 4", "tensor-parallel width of exper"),
         (HETERO, "--micro-batch-size 2", "micro-batch size 1"),
         (HETERO, "--global-batch-size 8", "global batch 16"),
         (HETERO, "--expert-model-parallel-size 2", "expert-parallel size 1"),

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 ROPE = ("--position-embedding-type=rope",)
 SWIGLU = ("--swiglu",)
@@ -20,6 +22,13 @@ LATENT = (
 )  # fmt: skip
 BIASED = (
     "--moe-router-score-function=sigmoid", "--moe-router-enable-expert-bias", "--train-iters=4",
+)  # fmt: skip
+UNLIKE_LAYERS = Path(__file__).parent / "unlike_layers.json"
+"""Layers with other columns, without attention or without an MLP, as Llama-Nemotron has them."""
+NEMOTRON = (
+    *ROPE, *SWIGLU, "--normalization=RMSNorm", "--group-query-attention", "--num-query-groups=2",
+    "--use-rope-scaling", "--use-rotary-position-embeddings", "--rope-scaling-factor=8",
+    "--rotary-base=10000", "--untie-embeddings-and-output-weights", "--disable-bias-linear",
 )  # fmt: skip
 MTP = (*ROPE, "--mtp-num-layers=1")
 CAPACITY = ("--moe-expert-capacity-factor=0.6",)
@@ -147,4 +156,12 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--mtp-loss-scaling-factor=1.0", MTP),
     _effect("--mtp-use-repeated-layer", MTP, "--mtp-num-layers=2"),
     _effect("--mtp-detach-heads", MTP, "--untie-embeddings-and-output-weights"),
+    Effect((f"--heterogeneous-layers-config-path={UNLIKE_LAYERS}",), NEMOTRON),
+    Effect(
+        (
+            "--heterogeneous-layers-config-encoded-json="
+            + json.dumps(json.loads(UNLIKE_LAYERS.read_text())),
+        ),
+        NEMOTRON,
+    ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from megatron_hetero.runtime.gradients.sync import GradientSync
 from megatron_hetero.runtime.job.local_launch import RankFailedError, run_jobs
 from tests.runtime.flag_effects import EXPERTS
-from tests.runtime.flag_runs import plan_and_one, plan_job, read_log
+from tests.runtime.flag_runs import one_process_job, plan_and_one, plan_job, read_log
 from tests.runtime.test_flag_files import equal
 
 LAYOUT = "tp1:3,tp1:1 @4 | tp2:4 @2"
@@ -24,16 +24,18 @@ HASHES = "--check-weight-hash-across-dp-replicas-interval=2"
 pytestmark = pytest.mark.slow
 
 
+def in_the_model(name: str, first_layer: int) -> str:
+    return re.sub(r"layers\.(\d+)", lambda m: f"layers.{int(m[1]) + first_layer}", name)
+
+
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Read the files of a step, with the numbers of layers in the whole model."""
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.pth")):
-        first = FIRST_LAYERS[path.stem]
         (chunk,) = torch.load(path, weights_only=True).values()
         for name, tensor in chunk.items():
-            name = re.sub(r"layers\.(\d+)", lambda m: f"layers.{int(m[1]) + first}", name)
             if isinstance(tensor, torch.Tensor):
-                found[name] = tensor
+                found[in_the_model(name, FIRST_LAYERS[path.stem])] = tensor
     return found
 
 
@@ -109,3 +111,21 @@ def test_a_checkpoint_that_does_not_stay_is_read(tmp_path: Path) -> None:
     resumed = plan_job(tmp_path / "stopped", flags)
     run_jobs([resumed], 120)
     assert read_log(resumed).losses == pytest.approx(one.losses[2:], rel=3e-6)
+
+
+def test_a_checkpoint_is_written_anew(tmp_path: Path) -> None:
+    """`--ckpt-convert-format torch_dist`: read under one plan, written by another, and left."""
+    flags = ["--train-iters=5", "--save-interval=100"]
+    first = plan_job(tmp_path / "first", [*flags, "--exit-interval=3", "--save=save"])
+    run_jobs([first], 120)
+    start = f"--load={tmp_path / 'first' / 'save'}"
+    convert = ["--ckpt-convert-format=torch_dist", "--ckpt-convert-save=copy"]
+    copying = plan_job(tmp_path / "copying", [*flags, start, *convert], "tp1:2,tp2:2 @6")
+    run_jobs([copying], 120)
+    assert read_log(copying).losses == []
+    copied = f"--load={tmp_path / 'copying' / 'copy' / 'torch_dist'}"
+    jobs = [one_process_job(tmp_path / n, [*flags, f]) for n, f in (("a", start), ("b", copied))]
+    run_jobs(jobs, 120)
+    ours, wanted = (read_log(job) for job in (jobs[1], jobs[0]))
+    assert len(ours.losses) == 2
+    assert (ours.losses, ours.norms) == (wanted.losses, wanted.norms)

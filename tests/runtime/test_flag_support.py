@@ -20,6 +20,7 @@ FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {
     "--async-save",
+    "--ckpt-convert-format",
     "--dataloader-inter-document-masking",
     "--dump-param-to-param-group-map",
     "--eval-interval",

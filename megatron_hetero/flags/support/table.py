@@ -14,7 +14,8 @@ SUPPORT: tuple[Support, ...] = (
         "--num-layers-per-virtual-pipeline-stage --decoder-first-pipeline-num-layers "
         "--decoder-last-pipeline-num-layers --account-for-embedding-in-pipeline-split "
         "--account-for-loss-in-pipeline-split --context-parallel-size --batch-size "
-        "--expert-model-parallel-size --expert-tensor-parallel-size",
+        "--expert-model-parallel-size --expert-tensor-parallel-size "
+        "--tensor-parallel-num-weight-shards --expert-tensor-parallel-num-weight-shards",
     ),
     Support(
         "proved",
@@ -78,7 +79,7 @@ SUPPORT: tuple[Support, ...] = (
         "--perform-rl-step --cuda-graph-impl "
         "--experimental-attention-variant "
         "--qk-clip --log-max-attention-logit "
-        "--tensor-parallel-num-weight-shards --tp-comm-overlap "
+        "--tp-comm-overlap "
         "--ckpt-format --use-mp-args-from-checkpoint-args "
         "--delay-wgrad-compute "
         "--defer-embedding-wgrad-compute "
@@ -186,7 +187,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--expert-tensor-parallel-num-weight-shards --moe-paged-stash",
+        "--moe-paged-stash",
         by_presence=True,
     ),
     Support(

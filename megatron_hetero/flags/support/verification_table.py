@@ -289,6 +289,7 @@ TABLE: tuple[Entry, ...] = (
         "it makes faults, which a comparison would find",
     ),
     Entry("refused", "--iterations-to-skip", "a step that is left out has nothing to compare"),
+    Entry("refused", "--heterogeneous-layers-config-*", "layers of unlike shape are not shrunk"),
     Entry("refused", "--skip-train", "a job that does not train has nothing to compare"),
     Entry("refused", "--spec", "it imports the module that it names"),
     Entry("refused", "--use-checkpoint-args", "the model is that of a checkpoint"),

@@ -43,7 +43,8 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "leave these out; packed conversations do not see each other without them",
     ),
     (
-        "--sft / --dataloader-inter-document-masking with --window-size and --transformer-impl local",
+        "--sft / --dataloader-inter-document-masking with --window-size and "
+        "--transformer-impl local",
         lambda a: (
             (a.sft or a.dataloader_inter_document_masking)
             and a.window_size is not None
