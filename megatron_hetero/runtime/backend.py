@@ -187,9 +187,9 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
         yield megatron_random, name, standing_for(getattr(megatron_random, name), function)
     # Without CUDA Megatron leaves it as it is made, which is off: there are no sensors to ask.
     yield StragglerDetector, "_configured", True
-    # Without Transformer Engine they name layers of it that are not there.
+    # Without Transformer Engine stand-ins, which are no types, have the names of its layers.
     for module in (activation_logging, dgrad_logging):
-        yield module, "LINEAR_TYPES", tuple(t for t in module.LINEAR_TYPES if t is not None)
+        yield module, "LINEAR_TYPES", tuple(t for t in module.LINEAR_TYPES if isinstance(t, type))
     # Asks the accelerator whether a graph is being captured, at every optimizer step.
     yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _nothing
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,11 +156,4 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--mtp-use-repeated-layer", MTP, "--mtp-num-layers=2"),
     _effect("--mtp-detach-heads", MTP, "--untie-embeddings-and-output-weights"),
     Effect((f"--heterogeneous-layers-config-path={UNLIKE_LAYERS}",), NEMOTRON),
-    Effect(
-        (
-            "--heterogeneous-layers-config-encoded-json="
-            + json.dumps(json.loads(UNLIKE_LAYERS.read_text())),
-        ),
-        NEMOTRON,
-    ),
 )  # fmt: skip

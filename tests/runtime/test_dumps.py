@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,25 +42,42 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_dumps_of_weights_gradients_and_activations(tmp_path: Path) -> None:
     """`--save-params-interval` and its kind, and the hashes of weights."""
-    kinds = {"params": "params", "wgrads": "wgrads", "dgrads": "dgrads"}
-    kinds["activations"] = "activations"
+    kinds = ("params", "wgrads", "activations")
     flags = [
         "--save=save", "--save-interval=100", HASHES, "--use-distributed-optimizer",
-        *(f"--save-{kind}-interval=2" for kind in kinds),
+        *(f"--save-{kind}-interval=1" for kind in kinds),
     ]  # fmt: skip
     ours, one = plan_and_one(tmp_path, flags, LAYOUT)
     equal(ours, one, 3)
     assert "Weight hashes match after 2 iterations" in (tmp_path / "plan/rank-0.log").read_text()
     for kind in kinds:
-        got, wanted = (
-            tensors(tmp_path / name / "save" / kind / "iter_0000002") for name in ("plan", "one")
-        )
+        got, wanted = dumped(tmp_path, kind)
         assert wanted, kind
-        # The embedding of the tokens is also the last stage's output layer.
+        steep = {n: t.abs() > 1e-5 for n, t in dumped(tmp_path, "wgrads")[1].items()}
+        # The loss works in the place of the logits, which a CPU does not copy.
+        wanted.pop("output_layer/output0", None)
         for name, tensor in wanted.items():
-            torch.testing.assert_close(
-                got[name], tensor, rtol=1e-4, atol=2e-6, msg=f"{kind} {name}"
-            )
+            # Adam makes a step of the rounding of a gradient that is zero.
+            where = steep[name] if kind == "params" else slice(None)
+            torch.testing.assert_close(got[name][where], tensor[where], rtol=1e-4, atol=1e-5)
+
+
+def dumped(folder: Path, kind: str) -> tuple[dict[str, torch.Tensor], ...]:
+    return tuple(
+        tensors(folder / name / "save" / kind / "iter_0000001") for name in ("plan", "one")
+    )
+
+
+def test_dumps_of_gradients_of_inputs(tmp_path: Path) -> None:
+    """`--save-dgrads-interval`, which Megatron does in half precision alone."""
+    flags = ["--save=save", "--save-interval=100", "--save-dgrads-interval=1", "--bf16"]
+    plan_and_one(tmp_path, flags, LAYOUT)
+    got, wanted = dumped(tmp_path, "dgrads")
+    assert any("layers.3" in name for name in wanted)
+    for name, tensor in wanted.items():
+        distance = (got[name].float() - tensor.float()).norm() / tensor.float().norm()
+        # A sum of a few dozen terms that bf16 has rounded.
+        assert distance < 0.1, name
 
 
 def test_a_weight_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,17 +118,15 @@ def test_a_checkpoint_that_does_not_stay_is_read(tmp_path: Path) -> None:
         "--non-persistent-ckpt-type=global", "--non-persistent-save-interval=2",
         "--non-persistent-global-ckpt-dir=passing",
     ]  # fmt: skip
-    whole, one = plan_and_one(tmp_path / "whole", flags)
-    equal(whole, one, 4)
-    stopped = plan_job(tmp_path / "stopped", [*flags, "--exit-interval=3"])
-    run_jobs([stopped], 120)
-    # As a job that died after step 3: what it saved at its end is not there.
-    last = tmp_path / "stopped" / "save"
-    for path in sorted(last.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    resumed = plan_job(tmp_path / "stopped", flags)
-    run_jobs([resumed], 120)
-    assert read_log(resumed).losses == pytest.approx(one.losses[2:], rel=3e-6)
+    first = plan_and_one(tmp_path, [*flags, "--exit-interval=3"])
+    equal(*first, 3)
+    for name in ("plan", "one"):
+        # As a job that died after step 3: what it saved at its end is not there.
+        shutil.rmtree(tmp_path / name / "save")
+        assert (tmp_path / name / "passing" / "iter_0000002").is_dir()
+    second = plan_and_one(tmp_path, flags)
+    equal(*second, 2)
+    assert second[0].losses[0] == pytest.approx(first[0].losses[2], rel=3e-6)
 
 
 def test_a_checkpoint_is_written_anew(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ IN_PART = {
     "--phase-transition-iterations",
     "--reset-attention-mask",
     "--reset-position-ids",
+    "--save-dgrads-interval",
     "--sft",
     "--sequence-parallel",
     "--recompute-modules",

@@ -36,7 +36,7 @@ FOLLOWED: tuple[Support, ...] = (
         "--reset-attention-mask --is-hybrid-model --mtp-num-layers --mtp-loss-scaling-factor "
         "--mtp-use-repeated-layer --mtp-detach-heads --encoder-seq-length "
         "--moe-routing-trace-path --moe-routing-trace-max-training-iters "
-        "--heterogeneous-layers-config-path --heterogeneous-layers-config-encoded-json",
+        "--heterogeneous-layers-config-path",
         "shown to act as in one process (tests/runtime/flag_effects.py)",
     ),
     Support(
@@ -74,7 +74,7 @@ FOLLOWED: tuple[Support, ...] = (
     Support(
         "refused",
         "--adlr-autoresume --checkpoint-activations --no-pad-vocab-size --warmup "
-        "--freeze-all-layers --lazy-mpu-init",
+        "--freeze-all-layers --lazy-mpu-init --heterogeneous-layers-config-encoded-json",
         "Megatron itself fails, leaves, or does not do it",
         by_presence=True,
     ),

@@ -138,7 +138,10 @@ def _further_tokens(context: RankContext) -> None:
 
 
 def _dumps(context: RankContext) -> None:
-    state_dumps.apply(context.groups.copy)
+    counts = [replica.num_micro_batches for replica in context.plan.replicas]
+    part = counts[context.position.replica] / sum(counts)
+    weight = 1.0 if context.args.calculate_per_token_loss else part
+    state_dumps.apply(context.groups.copy, weight)
     if context.args.check_weight_hash_across_dp_replicas_interval is not None:
         weight_hashes.apply(hooks.weights_are_equal)
 

@@ -8,6 +8,7 @@ own names.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron_hetero.runtime.megatron.guarded import TESTED
@@ -20,13 +21,31 @@ _OF_ACTIVATIONS = Replacement("megatron.training.activation_logging", "save_grad
 _OF_INPUTS = Replacement("megatron.training.dgrad_logging", "save_grads", _WHY, _KNOWN)
 
 
-def apply(copy: int) -> None:
-    """Let copy 0 of the model write, and no other."""
-    for replacement in (_OF_WEIGHTS, _OF_ACTIVATIONS, _OF_INPUTS):
-        original = replacement.original()
+def apply(copy: int, weight: float) -> None:
+    """Let copy 0 of the model write, and no other.
 
-        def save_grads(*args: Any, save: Any = original, **kwargs: Any) -> None:
+    Args:
+        copy: number of this rank's copy.
+        weight: of its gradients in those of the job.  The gradients of inputs are written as its
+            own passes have them; those of weights are the job's by then.
+    """
+
+    def writer(save: Callable[..., None], factor: float) -> Callable[..., None]:
+        def save_grads(save_dir: str, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
             if copy == 0:
-                save(*args, **kwargs)
+                save(save_dir, _scaled(state, factor), *args, **kwargs)
 
-        replacement.apply(save_grads)
+        return save_grads
+
+    for replacement in (_OF_WEIGHTS, _OF_ACTIVATIONS):
+        replacement.apply(writer(replacement.original(), 1.0))
+    _OF_INPUTS.apply(writer(_OF_INPUTS.original(), weight))
+
+
+def _scaled(state: Mapping[str, Mapping[str, Any]], factor: float) -> Mapping[str, Any]:
+    if factor == 1.0:
+        return state
+    return {
+        chunk: {name: tensor * factor for name, tensor in tensors.items()}
+        for chunk, tensors in state.items()
+    }

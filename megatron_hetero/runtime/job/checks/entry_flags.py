@@ -62,6 +62,11 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         ),
         "use --transformer-impl transformer_engine",
     ),
+    (
+        "--save-dgrads-interval in fp32",
+        lambda a: a.save_dgrads_interval is not None and not (a.bf16 or a.fp16),
+        "train in bf16 or fp16; Megatron's loss changes its input in place in fp32, and fails",
+    ),
     ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
