@@ -109,14 +109,18 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
         yield Decision("--context-parallel-size", None, "context parallelism of each stage")
     else:
         yield _number("--context-parallel-size", 1, "context-parallel size")
+    widths = plan.layout.tensor_parallel_widths
+    meaning = "tensor-parallel width, and no more shards of a weight,"
+    yield _same_everywhere("--tensor-parallel-num-weight-shards", widths, meaning)
     if any(stage.shape.expert_shares for r in plan.replicas for stage in r.stages):
+        yield Decision("--expert-tensor-parallel-num-weight-shards", None, "whole experts")
         yield Decision("--expert-model-parallel-size", None, "experts dealt out in each stage")
         yield Decision("--expert-tensor-parallel-size", None, "experts dealt out in each stage")
     else:
         yield _number("--expert-model-parallel-size", 1, "expert-parallel size")
-        widths = plan.layout.tensor_parallel_widths
         meaning = "tensor-parallel width of experts"
         yield _same_everywhere("--expert-tensor-parallel-size", widths, meaning)
+        yield _same_everywhere("--expert-tensor-parallel-num-weight-shards", widths, meaning)
     for name in (
         "--num-layers-per-virtual-pipeline-stage",
         "--num-virtual-stages-per-pipeline-rank",
@@ -131,7 +135,6 @@ def _common_decisions(plan: Plan, job_micro_batch_size: int | None) -> Iterator[
         "--hybrid-override-pattern",
     ):
         yield Decision(name, None, "its own layers for each stage")
-    yield Decision("--mtp-num-layers", None, "no multi-token-prediction layers")
 
 
 def _recompute_decisions(plan: Plan) -> Iterator[Decision]:

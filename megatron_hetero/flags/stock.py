@@ -17,9 +17,10 @@ def is_even_split(plan: Plan) -> bool:
 def pipeline_layout(plan: Plan) -> str:
     """Return `--pipeline-model-parallel-layout` of a stock plan, for example `Et*3|t*2L`.
 
-    E is the embedding, t a decoder layer, L the loss; the grammar is that of
-    `PipelineParallelLayerLayout.parse_str_to_list`, without spaces or nesting. Several chunks of a
-    stage follow each other in chain order, as Megatron reads them.
+    E is the embedding, t a decoder layer, m one that predicts further tokens, L the loss; the
+    grammar is that of `PipelineParallelLayerLayout.parse_str_to_list`, without spaces or nesting.
+    Several chunks of a stage follow each other in chain order, as Megatron reads them.
     """
     stages = ["t" if n == 1 else f"t*{n}" for n in chained_layers(plan.replicas[0])]
-    return f"E{'|'.join(stages)}L"
+    further = 0 if plan.workload is None else plan.workload.model.mtp_num_layers
+    return f"E{'|'.join(stages)}{'m' * further}L"

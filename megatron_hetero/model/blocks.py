@@ -74,12 +74,31 @@ def _embedding(model: ModelSpec, vocab_size: int) -> Block:
 
 
 def _head(model: ModelSpec, vocab_size: int) -> Block:
-    """Build the final norm and output layer; the weights of a tied output layer are the
-    embedding's."""
+    """Build the final norm and output layer, and the layers that predict further tokens; the
+    weights of a tied output layer are the embedding's."""
     norm = norm_parameters(model)
     output = 0 if model.tied_embeddings else vocab_size * model.hidden_size
     flops = 2.0 * model.seq_length * vocab_size * model.hidden_size
-    return Block("head", "head", norm + output, norm, flops, 0.0)
+    head = Block("head", "head", norm + output, norm, flops, 0.0)
+    if not model.mtp_num_layers:
+        return head
+    further = _layer(model.of_layer(model.num_layers - 1))
+    number, norms = model.mtp_num_layers, 3 * norm
+    joined = joining_params(model)
+    return replace(
+        head,
+        num_parameters=head.num_parameters + number * (further.num_parameters + joined + norms),
+        num_replicated_parameters=norm + number * (further.num_replicated_parameters + norms),
+        matmul_flops_forward=flops
+        + number * (further.matmul_flops_forward + flops + 2.0 * model.seq_length * joined),
+        attention_flops_forward=number * further.attention_flops_forward,
+    )
+
+
+def joining_params(model: ModelSpec) -> int:
+    """Count the weights that join what a layer says of a token with the embedding of a further
+    one, in a layer that predicts that (Megatron's `eh_proj`)."""
+    return 2 * model.hidden_size**2
 
 
 def _layer(model: ModelSpec) -> Block:

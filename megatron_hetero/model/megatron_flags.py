@@ -15,17 +15,12 @@ from megatron_hetero.model.tokenizer import Vocabulary, vocabulary_of
 
 _UNSUPPORTED = {
     "--experimental-attention-variant": "an experimental attention variant",
-    "--mtp-num-layers": "multi-token prediction",
     "--hybrid-layer-pattern": "a hybrid model",
     "--hybrid-override-pattern": "a hybrid model",
-    "--is-hybrid-model": "a hybrid model",
     "--heterogeneous-layers-config-path": "layers of unlike shape",
     "--heterogeneous-layers-config-encoded-json": "layers of unlike shape",
     "--moe-latent-size": "latent experts",
     "--encoder-num-layers": "an encoder (a GPT takes --num-layers)",
-    "--decoder-num-layers": "an encoder-decoder model",
-    "--decoder-seq-length": "an encoder-decoder model",
-    "--encoder-seq-length": "an encoder (a GPT takes --seq-length)",
     "--padded-vocab-size": "a vocabulary padded by hand",
     "--no-pad-vocab-size": "a vocabulary without padding",
     "--disable-pad-vocab-size": "a vocabulary without padding",
@@ -74,11 +69,12 @@ def workload_from_arguments(job: JobText, is_planned: bool = True) -> Workload:
     for flag, (what, neutral) in _UNSUPPORTED_UNLESS.items():
         flags.refuse(flag, what, unless=neutral)
     vocabulary = None if "--vocab-size" in flags else vocabulary_of(flags)
+    required = [_sequence_flag(flags) if f == "--seq-length" else f for f in _REQUIRED]
     if vocabulary is None:
-        flags.require(_REQUIRED, _WHY_REQUIRED)
+        flags.require(required, _WHY_REQUIRED)
     else:
         source += f" (vocabulary of {vocabulary.size}: {vocabulary.note})"
-        flags.require([flag for flag in _REQUIRED if flag != "--vocab-size"], {})
+        flags.require([flag for flag in required if flag != "--vocab-size"], {})
     model = _model(flags, vocabulary)
     training = _training(flags, model)
     return Workload(model, training, flags.kept(), source, flags.unread(), job.exports)
@@ -90,7 +86,7 @@ def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
         flags.fail(["--num-layers"], f"--num-layers is {num_layers}; at most {MAX_LAYERS} are read")
     hidden_size = flags.required_size("--hidden-size")
     num_heads = flags.required_size("--num-attention-heads")
-    seq_length = flags.required_size("--seq-length")
+    seq_length = flags.required_size(_sequence_flag(flags))
     max_positions = flags.required_size("--max-position-embeddings")
     vocab_size = vocabulary.size if vocabulary else flags.required_size("--vocab-size")
     if max_positions < seq_length:
@@ -130,9 +126,18 @@ def _model(flags: FlagReader, vocabulary: Vocabulary | None) -> ModelSpec:
         make_vocab_size_divisible_by=flags.size("--make-vocab-size-divisible-by", 128),
         learns_softmax_offset=flags.text("--softmax-type", "vanilla", _SOFTMAXES) == "learnable",
         attention_output_gate=flags.switch("--attention-output-gate"),
+        mtp_num_layers=flags.size("--mtp-num-layers", 0, minimum=0),
         **layers_with_experts(flags, num_layers, num_experts),
         **latent_attention(flags),
     )
+
+
+def _sequence_flag(flags: FlagReader) -> str:
+    """Return the name under which the length of a sequence is given; Megatron takes one of two."""
+    other = "--encoder-seq-length"
+    if other in flags and "--seq-length" in flags:
+        flags.fail([other], f"both --seq-length and {other} are given; keep one of them")
+    return other if other in flags else "--seq-length"
 
 
 def _ffn_hidden_size(flags: FlagReader, hidden_size: int, swiglu: bool) -> int:
@@ -226,6 +231,7 @@ def _training(flags: FlagReader, model: ModelSpec) -> TrainingSpec:
         overlap_param_gather=flags.switch("--overlap-param-gather"),
         grad_reduce_in_bf16=flags.switch("--grad-reduce-in-bf16"),
         fp8="--fp8-format" in flags,
+        fp32_residual_connection=flags.switch("--fp32-residual-connection"),
     )
 
 

@@ -29,7 +29,8 @@ class ModelSpec:
     which the five sizes from `q_lora_rank` on are (0: queries have no latents); `divides_latents`
     says that a tensor-parallel group divides the projections to the latents, as Megatron's local
     layers do and Transformer Engine's do not.  `learns_softmax_offset`: each head has an offset
-    of its softmax as a parameter.
+    of its softmax as a parameter.  `mtp_num_layers` predict further tokens behind the last stage's
+    own layers, each as the last of those.
     """
 
     num_layers: int
@@ -63,6 +64,7 @@ class ModelSpec:
     v_head_dim: int = field(default=0, metadata=ONLY_IF_SET)
     learns_softmax_offset: bool = field(default=False, metadata=ONLY_IF_SET)
     divides_latents: bool = field(default=False, metadata=ONLY_IF_SET)
+    mtp_num_layers: int = field(default=0, metadata=ONLY_IF_SET)
 
     @property
     def is_rotary(self) -> bool:
@@ -143,7 +145,8 @@ class TrainingSpec:
     `global_batch_size` and `micro_batch_size` are in sequences.  `recompute` is Megatron's
     granularity.  `fused_activation`: bias and activation of the MLP are one kernel, which keeps
     less than torch's own operations do.  `fp8`: Transformer Engine's products in fp8, weights and
-    activations as `precision` has them.  `mixes_precisions`: a plan may let stages whose GPUs lack
+    activations as `precision` has them.  `fp32_residual_connection`: what layers hand on is in
+    fp32.  `mixes_precisions`: a plan may let stages whose GPUs lack
     `precision` compute in fp16 or fp32; gradients are in fp32 then.  Bytes of optimizer states
     follow from precision, `grad_reduce_in_bf16` and optimizer (`cost.memory.device`).
     """
@@ -165,11 +168,17 @@ class TrainingSpec:
     grad_reduce_in_bf16: bool = False
     fp8: bool = False
     mixes_precisions: bool = field(default=False, metadata=ONLY_IF_SET)
+    fp32_residual_connection: bool = field(default=False, metadata=ONLY_IF_SET)
 
     @property
     def element_bytes(self) -> int:
         """Return the bytes of a weight in products, and of an activation."""
         return _ELEMENT_BYTES[self.precision]
+
+    @property
+    def residual_bytes(self) -> int:
+        """Return the bytes of an element of what layers, and stages, hand on."""
+        return 4 if self.fp32_residual_connection else self.element_bytes
 
 
 @dataclass(frozen=True)

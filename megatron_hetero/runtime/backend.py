@@ -135,6 +135,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """Yield (owner, attribute, value) of everything that the active backend replaces."""
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.utils import StragglerDetector
+    from megatron.training import activation_logging, dgrad_logging
 
     cuda = torch.cuda
     yield cuda, "is_available", lambda: True
@@ -160,6 +161,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield cuda, "Event", _NullStream
     yield cuda, "current_stream", lambda *a, **k: _NullStream()
     yield cuda, "default_stream", lambda *a, **k: _NullStream()
+    yield cuda, "is_current_stream_capturing", lambda: False
     yield cuda, "stream", lambda *a, **k: contextlib.nullcontext()
     # Megatron asks for the architecture to choose flags that only matter on GPUs.
     yield (
@@ -185,6 +187,9 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
         yield megatron_random, name, standing_for(getattr(megatron_random, name), function)
     # Without CUDA Megatron leaves it as it is made, which is off: there are no sensors to ask.
     yield StragglerDetector, "_configured", True
+    # Without Transformer Engine stand-ins, which are no types, have the names of its layers.
+    for module in (activation_logging, dgrad_logging):
+        yield module, "LINEAR_TYPES", tuple(t for t in module.LINEAR_TYPES if isinstance(t, type))
     # Asks the accelerator whether a graph is being captured, at every optimizer step.
     yield torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _nothing
 

@@ -31,6 +31,7 @@ VARIANTS = [
     "--qk-layernorm --ffn-hidden-size 48",
     "--num-experts 4 --moe-ffn-hidden-size 24 --swiglu",
     "--num-experts 4 --disable-bias-linear",
+    "--mtp-num-layers 2 --position-embedding-type rope --swiglu",
 ]
 
 
@@ -46,6 +47,21 @@ def test_gpt2_by_hand() -> None:
     assert layers[0].attention_flops_forward == 2 * 1024**2 * 768
     assert head.matmul_flops_forward == 2 * 1024 * 768 * 50304
     assert (embedding.matmul_flops_forward, head.attention_flops_forward) == (0, 0)
+
+
+def test_further_tokens_by_hand() -> None:
+    """Each has a layer, three norms, a product of twice the width, and logits of its own."""
+    flags = "--mtp-num-layers 2 --position-embedding-type rope"
+    plain = blocks(load_workload(None, [*GPT2, "--position-embedding-type", "rope"]))
+    more = blocks(load_workload(None, [*GPT2, *flags.split()]))
+    assert more[:-1] == plain[:-1]
+    head, layer = plain[-1], plain[1]
+    joined = 2 * 768**2
+    extra = layer.num_parameters + joined + 3 * 2 * 768
+    assert more[-1].num_parameters - head.num_parameters == 2 * extra
+    flops = layer.matmul_flops_forward + 2 * 1024 * joined + head.matmul_flops_forward
+    assert more[-1].matmul_flops_forward - head.matmul_flops_forward == 2 * flops
+    assert more[-1].attention_flops_forward == 2 * layer.attention_flops_forward
 
 
 def test_grouped_queries_and_gates_in_the_flops() -> None:

@@ -75,6 +75,9 @@ CASES = {
     "latent attention without latents of queries": LATENT.replace("--q-lora-rank 192", ""),
     "all of it": f"{LATENT} {EXPERTS} --moe-layer-freq [0]+[1]*5 "
     "--moe-shared-expert-intermediate-size 512",
+    "further tokens": "--mtp-num-layers 2",
+    "further tokens of a model with all of it": f"{LATENT} {EXPERTS} --moe-layer-freq [0]+[1]*5 "
+    "--moe-shared-expert-intermediate-size 512 --mtp-num-layers 1",
     "a gate of heads": "--attention-output-gate --group-query-attention --num-query-groups 4",
 }
 
@@ -111,7 +114,7 @@ def _arguments(model: ModelSpec) -> Any:
         moe_ffn_hidden_size=model.moe_ffn_hidden_size or None,
         moe_shared_expert_intermediate_size=model.moe_shared_expert_intermediate_size or None,
         moe_latent_size=None,
-        mtp_num_layers=None,
+        mtp_num_layers=model.mtp_num_layers or None,
         swiglu=model.gated_mlp,
         padded_vocab_size=model.vocab_size,
         experimental_attention_variant=None,

@@ -171,7 +171,7 @@ def test_an_old_plan_in_a_script_gives_way_to_the_new_one(tmp_path: Path) -> Non
     ("flags", "feature"),
     [
         ("--context-parallel-size 2", "context parallelism"),
-        ("--mtp-num-layers 1", "multi-token prediction"),
+        ("--yaml-cfg job.yaml", "a YAML configuration"),
         ("--rampup-batch-size 4 4 100", "a batch size that changes"),
         ("--position-embedding-type mrope", '"mrope"'),
         ("--optimizer muon", 'the optimizer "muon"'),

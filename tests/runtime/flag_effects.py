@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 ROPE = ("--position-embedding-type=rope",)
 SWIGLU = ("--swiglu",)
@@ -21,6 +22,14 @@ LATENT = (
 BIASED = (
     "--moe-router-score-function=sigmoid", "--moe-router-enable-expert-bias", "--train-iters=4",
 )  # fmt: skip
+UNLIKE_LAYERS = Path(__file__).parent / "unlike_layers.json"
+"""Layers with other columns, without attention or without an MLP, as Llama-Nemotron has them."""
+NEMOTRON = (
+    *ROPE, *SWIGLU, "--normalization=RMSNorm", "--group-query-attention", "--num-query-groups=2",
+    "--use-rope-scaling", "--use-rotary-position-embeddings", "--rope-scaling-factor=8",
+    "--rotary-base=10000", "--untie-embeddings-and-output-weights", "--disable-bias-linear",
+)  # fmt: skip
+MTP = (*ROPE, "--mtp-num-layers=1")
 CAPACITY = ("--moe-expert-capacity-factor=0.6",)
 
 
@@ -138,4 +147,13 @@ EFFECTS: tuple[Effect, ...] = (
     _effect("--attention-output-gate"),
     _effect("--softmax-type=off-by-one"),
     _effect("--softmax-type=learnable"),
+    _effect("--is-hybrid-model"),
+    _effect("--encoder-seq-length=8"),
+    _effect("--mtp-num-layers=1", ROPE),
+    _effect("--mtp-num-layers=2", ROPE, "--untie-embeddings-and-output-weights"),
+    _effect("--mtp-num-layers=1", ROPE, EXPERTS, BIASED),
+    _effect("--mtp-loss-scaling-factor=1.0", MTP),
+    _effect("--mtp-use-repeated-layer", MTP, "--mtp-num-layers=2"),
+    _effect("--mtp-detach-heads", MTP, "--untie-embeddings-and-output-weights"),
+    Effect((f"--heterogeneous-layers-config-path={UNLIKE_LAYERS}",), NEMOTRON),
 )  # fmt: skip

@@ -32,7 +32,7 @@ SMALL = (
     "--eval-iters=0", "--eval-interval=1000", "--log-interval=1", "--num-workers=0",
     "--attention-dropout=0", "--hidden-dropout=0", "--lr-decay-style=constant",
 )  # fmt: skip
-_TRAIN_ITERS = "--train-iters"
+_INSTEAD = {"--train-samples": "--train-iters", "--encoder-seq-length": "--seq-length"}
 _VOCABULARY = "--make-vocab-size-divisible-by"
 
 
@@ -113,9 +113,10 @@ def one_process_job(
 
 
 def _small(flags: Sequence[str]) -> list[str]:
-    """`SMALL`, whose length is not beside a number of samples."""
-    counts_samples = any(flag.startswith("--train-samples") for flag in flags)
-    return [f for f in SMALL if not (counts_samples and f.startswith(_TRAIN_ITERS))]
+    """`SMALL`, without what is given by another name: the job's length in samples, a sequence's."""
+    names = {flag.partition("=")[0] for flag in flags}
+    replaced = {small for other, small in _INSTEAD.items() if other in names}
+    return [f for f in SMALL if f.partition("=")[0] not in replaced]
 
 
 def _begin(folder: Path) -> None:

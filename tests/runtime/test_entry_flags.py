@@ -29,8 +29,7 @@ def _world_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--ckpt-format=torch"], "--ckpt-format"),
         (["--use-mp-args-from-checkpoint-args"], "--use-mp-args-from-checkpoint-args"),
-        (["--save-params-interval=1"], "--save-params-interval"),
-        (["--check-weight-hash-across-dp-replicas-interval=1"], "--check-weight-hash"),
+        (["--num-distributed-optimizer-instances=2"], "--num-distributed-optimizer-instances"),
     ],
 )
 def test_flags_that_replicas_would_follow_in_unlike_ways(flags: list[str], name: str) -> None:
@@ -47,7 +46,7 @@ def test_flags_that_replicas_would_follow_in_unlike_ways(flags: list[str], name:
     ("flags", "name"),
     [
         (["--context-parallel-size=2"], "--context-parallel-size"),
-        (["--mtp-num-layers=1", "--position-embedding-type=rope"], "--mtp-num-layers"),
+        (["--sft", "--reset-attention-mask"], "--sft with --reset-attention-mask"),
     ],
 )
 def test_flags_that_the_pre_training_script_would_follow(

@@ -55,7 +55,10 @@ def test_a_flag_does_what_it_does_in_one_process(
 
 def test_many_flags_together(folder: Path, tmp_path: Path) -> None:
     """A quick look at a few that go together; the slow test has each alone."""
-    model = ("--glu-linear-offset=1.0", "--norm-epsilon=0.1", "--rotary-percent=0.5")
+    model = (
+        "--glu-linear-offset=1.0", "--norm-epsilon=0.1", "--rotary-percent=0.5",
+        "--mtp-num-layers=1",
+    )  # fmt: skip
     optimizer = ("--adam-beta1=0.5", "--decoupled-lr=0.1", "--lr-warmup-iters=2")
     context = ("--swiglu", "--position-embedding-type=rope")
     shows(Effect((*model, *optimizer), context), folder, tmp_path)

@@ -20,6 +20,8 @@ FLAG = r"--[\w-]+"
 # What can be followed, but not in every way: the rule says in which way not.
 IN_PART = {
     "--async-save",
+    "--ckpt-convert-format",
+    "--dataloader-inter-document-masking",
     "--dump-param-to-param-group-map",
     "--eval-interval",
     "--fp16",
@@ -27,9 +29,16 @@ IN_PART = {
     "--load",
     "--moe-router-load-balancing-type",
     "--moe-token-dispatcher-type",
+    "--multi-latent-attention",
     "--multiple-validation-sets",
+    "--non-persistent-ckpt-type",
     "--num-experts",
     "--optimizer",
+    "--phase-transition-iterations",
+    "--reset-attention-mask",
+    "--reset-position-ids",
+    "--save-dgrads-interval",
+    "--sft",
     "--sequence-parallel",
     "--recompute-modules",
     "--rerun-mode",
@@ -38,8 +47,10 @@ IN_PART = {
     "--test-data-path",
     "--transformer-impl",
     "--train-iters",
+    "--train-samples",
     "--use-distributed-optimizer",
     "--valid-data-path",
+    "--window-size",
 }
 
 

@@ -28,10 +28,11 @@ DENSE = (
     "--check-for-large-grads", "--dump-param-to-param-group-map=map",
     "--log-throughput", "--timing-log-level=2", "--logging-level=20", "--log-memory-interval=1",
     "--no-check-for-nan-in-loss-and-grad", "--num-dataset-builder-threads=2",
-    "--dist-ckpt-optim-fully-reshardable",
+    "--dist-ckpt-optim-fully-reshardable", "--decoder-seq-length=16", "--decoder-num-layers=4",
 )  # fmt: skip
 SPARSE = (
     "--moe-router-dtype=fp64", "--moe-layer-recompute", "--moe-per-layer-logging",
+    "--moe-enable-routing-replay",
 )  # fmt: skip
 ROPE = ("--position-embedding-type=rope", "--use-rope-scaling", "--init-method-std=0.3")
 SELECTIVE = ("--recompute-activations", "--recompute-modules", "core_attn")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megatron_hetero.lab.verify.processes.jobs import Options, VerifyJobs
@@ -17,6 +18,7 @@ from megatron_hetero.runtime.gradients.memory import main_grad
 from megatron_hetero.runtime.job import entry
 from megatron_hetero.runtime.job.local_launch import LocalJob, run_jobs
 from megatron_hetero.runtime.megatron.checkpoint_queue import save_without_a_server
+from tests.runtime.flag_runs import one_process_job, plan_job, read_log
 from tests.runtime.workloads import LLAMA_LIKE, plan, workload
 
 LAYOUT = "tp2:3,tp1:1 @4 | tp1:4 @2"
@@ -147,3 +149,21 @@ class _Overflow(Recorder):
 def _scaled(asked: Any, *flags: str) -> Shrunk:
     shrunk = shrink(asked, workload(per_token_loss=True))
     return replace(shrunk, model_args=(*shrunk.model_args, *flags))
+
+
+@pytest.mark.slow
+def test_residuals_in_fp32(tmp_path: Path) -> None:
+    """`--fp32-residual-connection`: other numbers, no farther from those of one process than four
+    times its own distance from fp32."""
+    half = ["--bf16", "--normalization=RMSNorm"]
+    flags = [*half, "--fp32-residual-connection"]
+    jobs = [
+        plan_job(tmp_path / "plan", flags),
+        *(one_process_job(tmp_path / n, f) for n, f in (("one", flags), ("half", half))),
+        one_process_job(tmp_path / "fp32", half[1:]),
+    ]
+    run_jobs(jobs, 120)
+    ours, one, plain, exact = (np.array(read_log(job).losses) for job in jobs)
+    bound = 4 * np.abs(one - exact).max()
+    assert len(ours) == 3 and np.abs(ours - one).max() <= bound < 0.01
+    assert (one != plain).any()

@@ -77,6 +77,11 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
         {"precision": "fp32", **LLAMA_LIKE, "attention_output_gate": True},
         (),
     ),
+    "further tokens": (
+        "tp2:3,tp1:1 @4 | tp1:4 @2",
+        {"precision": "fp32", **LLAMA_LIKE, "mtp_num_layers": 2},
+        (),
+    ),
     "context parallel": (
         "tp2cp2(3:1):1,tp1:1,tp1cp3:2 @3 | tp1cp2(5:3):4 @2",
         {"precision": "fp32", "use_distributed_optimizer": True, **LLAMA_LIKE},
@@ -100,7 +105,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]] = {
 }
 
 
-_SLOW = {"latent attention", "a gate of heads"}
+_SLOW = {"latent attention", "a gate of heads", "further tokens"}
 """Parts of what another case has."""
 
 

@@ -83,12 +83,13 @@ def test_a_layout_of_another_depth_than_the_model() -> None:
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["--sft"], "--sft"),
+        (["--sft", "--window-size=4,0"], "with --window-size and --transformer-impl local"),
+        (["--phase-transition-iterations=2"], "--train-samples in place of --train-iters"),
         (["--init-method-xavier-uniform"], "--init-method-xavier-uniform: leave it out"),
         (["--rerun-mode=report_stats"], "--rerun-mode report_stats: use validate_results"),
         (["--rampup-batch-size", "2", "2", "64"], "use --step-batch-size-schedule"),
         (["--async-save", "--use-persistent-ckpt-worker"], "--async-save without a GPU"),
-        (["--eval-micro-batch-size=2"], "--eval-micro-batch-size"),
+        (["--eval-micro-batch-size=3"], "--eval-micro-batch-size 3: replica 0"),
         (["--eval-global-batch-size=7"], "--eval-global-batch-size: a batch of 7 leaves"),
         (
             ["--use-distributed-optimizer", "--dump-param-to-param-group-map=map"],
@@ -254,5 +255,5 @@ def _on_hosts(asked: Plan) -> Plan:
 
 def test_nothing_is_printed_before_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     """Megatron prints some thousand lines of arguments as it parses them."""
-    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--sft"], UnsupportedError)
+    refuse([*MODEL, f"--hetero-layout={LAYOUT}", "--qk-clip"], HeteroError)
     assert "num_layers" not in capsys.readouterr().out

@@ -33,7 +33,8 @@ def forward_step(data_iterator: Any, model: Any) -> tuple[torch.Tensor, Any]:
     from megatron.core.utils import get_attr_wrapped_model
 
     batch = gpt._batch(data_iterator, get_attr_wrapped_model(model, "vp_stage"))
-    tokens, labels, loss_mask, _, position_ids = batch
+    names = ("tokens", "labels", "loss_mask", "position_ids")
+    tokens, labels, loss_mask, position_ids = map(batch.get, names)
     first = tokens[0, 5] if tokens is not None else None
     first = labels[0, 4] if labels is not None else first
     if first is not None:

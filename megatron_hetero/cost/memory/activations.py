@@ -34,10 +34,12 @@ def layer_activation_bytes(
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
+    residual = training.residual_bytes
     if recompute == "full":
-        return own_tokens * model.hidden_size * element
+        return own_tokens * model.hidden_size * residual
     # Input and output of both norms, and a mask byte after each of the two dropouts.
-    whole = own_tokens * model.hidden_size * (4 * element + (2 if training.hidden_dropout else 0))
+    kept_of_norms = 2 * (residual + element) + (2 if training.hidden_dropout else 0)
+    whole = own_tokens * model.hidden_size * kept_of_norms
     whole += 2 * own_tokens * _norm_statistics(model)
     if model.num_experts:
         kept = _kept_by_experts(model, training, share)
@@ -220,9 +222,36 @@ def head_activation_bytes(
     """
     element = training.element_bytes
     tokens, own_tokens = share.num_tokens(model, training), share.own_tokens(model, training)
-    kept = own_tokens * (2 * model.hidden_size * element + _norm_statistics(model))
+    norm = model.hidden_size * (training.residual_bytes + element) + _norm_statistics(model)
+    kept = own_tokens * norm
     # For each token its label, where it lies, and its weight in the loss.
     return kept + tokens * (vocab_rows // share.width) * 4 + tokens * (8 + 1 + 4)
+
+
+def further_activation_bytes(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, vocab_rows: int, flash: bool
+) -> int:
+    """Count the bytes that the layers that predict further tokens keep: each embeds the tokens,
+    joins them with what is known of them, and has a loss of its own.
+
+    Args:
+        share: the device's part of its tensor-parallel group.
+        vocab_rows: rows of the padded vocabulary.
+        flash: attention is fused.
+    """
+    if not model.mtp_num_layers:
+        return 0
+    joined = 2 * share.num_tokens(model, training) * model.hidden_size * training.element_bytes
+    # Inputs of the two norms before the joining; that of the last norm is the head's.
+    normed = (
+        2
+        * share.own_tokens(model, training)
+        * (model.hidden_size * training.element_bytes + _norm_statistics(model))
+    )
+    kept = layer_activation_bytes(model, training, share, flash, training.recompute)
+    kept += embedding_activation_bytes(model, training, share)
+    kept += head_activation_bytes(model, training, share, vocab_rows)
+    return model.mtp_num_layers * (kept + joined + normed)
 
 
 def mask_bytes(model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool) -> int:

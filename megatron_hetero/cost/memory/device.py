@@ -14,6 +14,7 @@ from functools import cached_property
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.memory.activations import (
     embedding_activation_bytes,
+    further_activation_bytes,
     head_activation_bytes,
     layer_activation_bytes,
     mask_bytes,
@@ -187,7 +188,7 @@ def stage_memory(
     states = state_bytes(training)
     flash = uses_flash_attention(training, gpu)
     tokens = share.num_tokens(model, training)
-    boundary = share.own_tokens(model, training) * model.hidden_size * element
+    boundary = share.own_tokens(model, training) * model.hidden_size * training.residual_bytes
     num_hops = (not first) + (not last)
     num_sends_kept = num_hops if num_sends_kept is None else num_sends_kept
     first_params = stage_params(model, share, 0, first, False, vocab_rows)
@@ -209,6 +210,7 @@ def stage_memory(
     logits_bytes = 0
     if last:
         kept_once += head_activation_bytes(model, training, share, vocab_rows)
+        kept_once += further_activation_bytes(model, training, share, vocab_rows, flash)
         # Logits in the job's own precision, beside what the loss keeps of them in fp32.
         logits_bytes = tokens * (vocab_rows // width) * (element if element < 4 else 0)
     base = {

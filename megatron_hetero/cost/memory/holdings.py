@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import (
+    further_params,
     head_params,
     layer_params,
     shared_expert_matrices,
@@ -109,7 +110,8 @@ class StateSizes:
         rows = padded_vocab_size(model, (1,))
         self._params = {
             "embedding": word_params(model, 1, rows),
-            "head": head_params(model, 1, rows, holds_embedding=False),
+            "head": head_params(model, 1, rows, holds_embedding=False)
+            + further_params(model, even_share(model, 1)),
         }
         self._bytes = {"weights": states.weight, "optimizer": states.optimizer}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from megatron_hetero.cost.work.share import TensorShare
-from megatron_hetero.model.blocks import router_params, whole_latent_params
+from megatron_hetero.model.blocks import joining_params, router_params, whole_latent_params
 from megatron_hetero.model.spec import ModelSpec
 
 
@@ -155,4 +155,21 @@ def stage_params(
         params += embedding_params(model, share.width, vocab_rows)
     if last:
         params += head_params(model, share.width, vocab_rows, holds_embedding=first)
+        params += further_params(model, share)
+        if model.mtp_num_layers and not first:
+            # Words of a tied output layer are there already.
+            params += embedding_params(
+                model, share.width, 0 if model.tied_embeddings else vocab_rows
+            )
     return params
+
+
+def further_params(model: ModelSpec, share: TensorShare) -> int:
+    """Count the parameters of the layers that predict further tokens, without embeddings."""
+    if not model.mtp_num_layers:
+        return 0
+    last = model.num_layers - 1
+    kind = 1 - model.moe_layer_freq[last] if model.moe_layer_freq else 0
+    layer = layer_params(model.of_layer(last), share.of_kind(kind) if model.kinds else share)
+    norms = 3 * model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
+    return model.mtp_num_layers * (layer + norms + joining_params(model) // share.width)

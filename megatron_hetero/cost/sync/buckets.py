@@ -20,6 +20,7 @@ from itertools import accumulate
 from megatron_hetero.cost.memory.parameters import (
     attention_matrices,
     embedding_params,
+    further_params,
     layer_params,
     shared_expert_matrices,
     whole_layer_params,
@@ -110,6 +111,9 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
     positions = embedding_params(model, 1, 0)
     if not model.tied_embeddings:
         yield _BucketSlice(last_stages, words, model.num_layers)
+    if model.mtp_num_layers:
+        further = further_params(model, even_share(model, 1))
+        yield _BucketSlice(last_stages, further, model.num_layers)
     stage_of = [len(replica.stages) - 1 for replica in replicas]
     for layer in reversed(range(model.num_layers)):
         for r, replica in enumerate(replicas):
@@ -124,9 +128,12 @@ def _slices(placement: Placement, model: ModelSpec, vocab_rows: int) -> Iterator
         for size in (*tensors[:-1], tensors[-1] - whole):
             yield _BucketSlice(holders, size, layer)
         yield _BucketSlice(holders, whole, layer, is_whole=True)
-    if positions:
-        yield _BucketSlice(first_stages, positions, EMBEDDING, is_whole=True)
     holders = first_stages
+    if model.mtp_num_layers:
+        # The last stage embeds the tokens too.
+        holders = tuple(sorted(set(first_stages + last_stages)))
+    if positions:
+        yield _BucketSlice(holders, positions, EMBEDDING, is_whole=True)
     if model.tied_embeddings:
         holders = tuple(sorted(set(first_stages + last_stages)))
     yield _BucketSlice(holders, words, EMBEDDING)

@@ -31,6 +31,7 @@ from megatron_hetero.cost.work.layer_work import (
 )
 from megatron_hetero.cost.work.share import TensorShare, even_share
 from megatron_hetero.cost.work.stage_precision import precision_on
+from megatron_hetero.model.blocks import joining_params
 from megatron_hetero.model.spec import Precision, TrainingSpec, Workload
 
 _MAIN_GRADIENT_BYTES = 4
@@ -268,6 +269,33 @@ def head_times(
     return PassTimes(
         products_s + loss_s,
         2 * products_s + gradient_s + _gradient_accumulation_s(rows, speed),
+    )
+
+
+def joining_times(
+    workload: Workload,
+    gpu: GpuType,
+    width: int,
+    calibration: Calibration | None = None,
+    context_parallel: int = 1,
+) -> PassTimes:
+    """Time what stands before a layer that predicts a further token: two norms, and the product
+    that joins what is known of a token with the embedding of a further one.
+
+    Args:
+        width: of the tensor-parallel group.
+        calibration: constants of GPUs; None is the shipped ones.
+        context_parallel: groups that divide each sequence.
+    """
+    model, training = workload.model, workload.training
+    tokens = training.micro_batch_size * model.seq_length // context_parallel
+    speed = _speed(training, gpu, calibration)
+    weights = joining_params(model) // width
+    products_s = speed.products_s((2.0 * tokens * weights,))
+    norms_s = speed.memory_s(4.0 * tokens * model.hidden_size * training.element_bytes)
+    return PassTimes(
+        products_s + norms_s,
+        2 * (products_s + norms_s) + _gradient_accumulation_s(weights, speed),
     )
 
 

@@ -18,6 +18,7 @@ from megatron_hetero.cost.work.compute import (
     embedding_times,
     group_layer_times,
     head_times,
+    joining_times,
     slowest,
     uses_flash_attention,
 )
@@ -33,6 +34,8 @@ Member = tuple[GpuType, TensorShare]
 @dataclass(frozen=True)
 class PieceTimes:
     """Embedding, one decoder layer and head at one width, communication in the stage included.
+
+    The head includes the layers that predict further tokens.
 
     `communication` is the part of `layer` that is communication (what was measured as part of the
     layer does not count).  Of a model with layers of unlike kinds, `layer` and its communication
@@ -81,7 +84,7 @@ def activation_bytes(workload: Workload) -> int:
     """Return the bytes of the tensor that crosses a stage boundary for one micro-batch."""
     model, training = workload.model, workload.training
     tokens = training.micro_batch_size * model.seq_length
-    return tokens * model.hidden_size * training.element_bytes
+    return tokens * model.hidden_size * training.residual_bytes
 
 
 def price_pieces(
@@ -115,7 +118,9 @@ def price_pieces(
             for i, kind in enumerate(model.kinds)
         )
         counts = model.kind_counts(0, model.num_layers)
-        return replace(kinds[0], kinds=kinds).with_layers(counts)
+        # Further tokens are predicted by layers like the last one.
+        head = kinds[1 - model.moe_layer_freq[-1]].head
+        return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
     context = members[0][1].context_parallel
     modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
     found = {
@@ -132,10 +137,17 @@ def price_pieces(
     apart = PassTimes(0.0, 0.0)
     if "decoder_layer" not in is_measured:
         apart = modelled["decoder_layer"].communication
+    layer = times["decoder_layer"] + exchange
+    further = times["embedding"] + layer + times["head"]
+    if model.mtp_num_layers:
+        joining = [
+            joining_times(workload, gpu, share.width, None, context) for gpu, share in members
+        ]
+        further = (further + slowest(joining)).times(model.mtp_num_layers)
     return PieceTimes(
         stretch.of(times["embedding"]),
-        stretch.of(times["decoder_layer"] + exchange),
-        stretch.of(times["head"]),
+        stretch.of(layer),
+        stretch.of(times["head"] + further if model.mtp_num_layers else times["head"]),
         stretch.of(apart + exchange),
         is_even and is_measured == set(PIECES),
     )
@@ -193,6 +205,7 @@ def _modelled(
     model, training = workload.model, workload.training
     width, num_tokens = members[0][1].width, members[0][1].num_tokens(model, training)
     comm = tensor_parallel_times(
+        # Groups exchange what products take and give, whatever the residuals are in.
         float(num_tokens * model.hidden_size * training.element_bytes),
         width,
         link if width > 1 else None,

@@ -33,7 +33,10 @@ FOLLOWED: tuple[Support, ...] = (
         "--moe-shared-expert-intermediate-size "
         "--moe-shared-expert-gate --moe-router-enable-expert-bias --moe-router-bias-update-rate "
         "--moe-expert-capacity-factor --moe-token-drop-policy --iterations-to-skip "
-        "--reset-attention-mask",
+        "--reset-attention-mask --is-hybrid-model --mtp-num-layers --mtp-loss-scaling-factor "
+        "--mtp-use-repeated-layer --mtp-detach-heads --encoder-seq-length "
+        "--moe-routing-trace-path --moe-routing-trace-max-training-iters "
+        "--heterogeneous-layers-config-path",
         "shown to act as in one process (tests/runtime/flag_effects.py)",
     ),
     Support(
@@ -53,9 +56,26 @@ FOLLOWED: tuple[Support, ...] = (
         "compared with one process, or shown on a plan",
     ),
     Support(
+        "proved",
+        "--sft --sft-tokenizer-prompt-format --dataloader-inter-document-masking --fim-data "
+        "--fim-rate --fim-spm-rate --fim-split-sample --fim-fragment-rate --fim-no-prefix "
+        "--fim-prefix-token --fim-middle-token --fim-suffix-token --fim-pad-token --fim-eod-token "
+        "--eval-micro-batch-size --phase-transition-iterations",
+        "shown to read and train as one process (tests/runtime/test_packed_data.py)",
+    ),
+    Support(
+        "proved",
+        "--save-params-interval --save-wgrads-interval --save-dgrads-interval "
+        "--save-activations-interval --check-weight-hash-across-dp-replicas-interval "
+        "--non-persistent-ckpt-type --non-persistent-save-interval "
+        "--non-persistent-global-ckpt-dir --ckpt-convert-format --ckpt-convert-save",
+        "shown to write what one process does (tests/runtime/test_dumps.py)",
+    ),
+    Support(
         "refused",
-        "--adlr-autoresume --checkpoint-activations --no-pad-vocab-size --warmup",
-        "Megatron itself fails or leaves",
+        "--adlr-autoresume --checkpoint-activations --no-pad-vocab-size --warmup "
+        "--freeze-all-layers --lazy-mpu-init --heterogeneous-layers-config-encoded-json",
+        "Megatron itself fails, leaves, or does not do it",
         by_presence=True,
     ),
     Support(
@@ -65,7 +85,7 @@ FOLLOWED: tuple[Support, ...] = (
     ),
     Support(
         "proved",
-        "--accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16",
+        "--accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --fp32-residual-connection",
         "in half precision, within its rounding",
     ),
     Support(
@@ -80,7 +100,8 @@ FOLLOWED: tuple[Support, ...] = (
         "--dist-ckpt-save-pre-mcore-014 --exit-signal-handler-for-dataloader "
         "--fp16-lm-cross-entropy --no-position-embedding --mup-width-mult "
         "--openai-gelu --rope-scaling-factor "
-        "--use-dist-ckpt --use-flash-attn --use-mcore-models",
+        "--use-dist-ckpt --use-flash-attn --use-mcore-models --decoder-seq-length "
+        "--decoder-num-layers --moe-enable-routing-replay",
         neutral="unread",
     ),
     Support(
@@ -105,6 +126,7 @@ FOLLOWED: tuple[Support, ...] = (
         "--use-transformer-engine-op-fuser --moe-permute-fusion --moe-router-fusion "
         "--moe-shared-expert-overlap --mla-down-proj-fusion "
         "--te-rng-tracker --inference-rng-tracker --no-stream-ckpt-dequant "
+        "--save-tokens-per-expert-interval "
         "--mrope-section",
         "untested, as everything on GPUs",
         neutral="GPU",

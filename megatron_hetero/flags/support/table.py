@@ -14,7 +14,8 @@ SUPPORT: tuple[Support, ...] = (
         "--num-layers-per-virtual-pipeline-stage --decoder-first-pipeline-num-layers "
         "--decoder-last-pipeline-num-layers --account-for-embedding-in-pipeline-split "
         "--account-for-loss-in-pipeline-split --context-parallel-size --batch-size "
-        "--expert-model-parallel-size --expert-tensor-parallel-size",
+        "--expert-model-parallel-size --expert-tensor-parallel-size "
+        "--tensor-parallel-num-weight-shards --expert-tensor-parallel-num-weight-shards",
     ),
     Support(
         "proved",
@@ -72,18 +73,16 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--fp4-format --fp32-residual-connection --mtp-num-layers "
+        "--fp4-format "
         "--hybrid-layer-pattern --use-torch-fsdp2 --use-megatron-fsdp "
-        "--phase-transition-iterations --eval-micro-batch-size --sft "
-        "--hybrid-context-parallel --dataloader-inter-document-masking "
-        "--perform-rl-step --save-wgrads-interval --cuda-graph-impl "
-        "--experimental-attention-variant --heterogeneous-layers-config-path "
-        "--heterogeneous-layers-config-encoded-json --qk-clip --log-max-attention-logit "
-        "--tensor-parallel-num-weight-shards --tp-comm-overlap "
-        "--ckpt-format --non-persistent-ckpt-type --use-mp-args-from-checkpoint-args "
-        "--save-params-interval --save-dgrads-interval --save-activations-interval "
-        "--check-weight-hash-across-dp-replicas-interval --delay-wgrad-compute "
-        "--defer-embedding-wgrad-compute --fim-data "
+        "--hybrid-context-parallel "
+        "--perform-rl-step --cuda-graph-impl "
+        "--experimental-attention-variant "
+        "--qk-clip --log-max-attention-logit "
+        "--tp-comm-overlap "
+        "--ckpt-format --use-mp-args-from-checkpoint-args "
+        "--delay-wgrad-compute "
+        "--defer-embedding-wgrad-compute "
         "--inprocess-restart --use-precision-aware-optimizer "
         "--optimizer-cpu-offload --num-distributed-optimizer-instances "
         "--distribute-saved-activations --dist-ckpt-strictness "
@@ -101,13 +100,13 @@ SUPPORT: tuple[Support, ...] = (
         "refused",
         "--use-nccl-ub --use-ring-exchange-p2p "
         "--pipeline-model-parallel-comm-backend "
-        "--load-main-params-from-ckpt --yaml-cfg --encoder-seq-length --decoder-seq-length "
-        "--decoder-num-layers --is-hybrid-model --hybrid-override-pattern --lazy-mpu-init "
+        "--load-main-params-from-ckpt --yaml-cfg "
+        "--hybrid-override-pattern "
         "--fake-process-group --optimizer-cuda-graph --overlap-moe-expert-parallel-comm "
-        "--vision-pretraining --logits-save-dir --logits-load-dir --freeze-all-layers "
+        "--vision-pretraining --logits-save-dir --logits-load-dir "
         "--fine-grained-activation-offloading --cpu-offloading-num-layers "
         "--overlap-param-gather-with-optimizer-step --enable-ft-package "
-        "--init-model-with-meta-device --ckpt-convert-format --replication "
+        "--init-model-with-meta-device --replication "
         "--run-workload-inspector-server",
         by_presence=True,
     ),
@@ -166,7 +165,7 @@ SUPPORT: tuple[Support, ...] = (
         "--use-one-sent-docs --short-seq-prob --output-bert-embeddings --decode-only-cuda-graphs "
         "--enable-chunked-prefill --flash-decode --max-tokens-to-oom --mlp-chunks-for-prefill "
         "--nccl-all-reduce-for-prefill --num-speculative-tokens --use-legacy-static-engine "
-        "--refit-method --vocab-extra-ids --relative-attention-* --onnx-safe --sft-* "
+        "--refit-method --vocab-extra-ids --relative-attention-* --onnx-safe "
         "--chat-template --test-mode --symmetric-ar-type --batch-invariant-mode "
         "--pretrained-checkpoint --cache-mla-latents --mamba-inference-*",
         "inference, RL, fine-tuning, BERT, vision, retrieval",
@@ -188,9 +187,7 @@ SUPPORT: tuple[Support, ...] = (
     ),
     Support(
         "refused",
-        "--expert-tensor-parallel-num-weight-shards "
-        "--moe-enable-routing-replay --moe-paged-stash --moe-routing-trace-path "
-        "--save-tokens-per-expert-interval",
+        "--moe-paged-stash",
         by_presence=True,
     ),
     Support(

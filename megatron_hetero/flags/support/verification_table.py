@@ -63,13 +63,13 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "shrunk",
         "--num-layers --encoder-num-layers --hidden-size --ffn-hidden-size "
-        "--num-attention-heads --num-query-groups --kv-channels --seq-length "
+        "--num-attention-heads --num-query-groups --kv-channels --seq-length --encoder-seq-length "
         "--max-position-embeddings --num-experts --moe-router-topk --moe-ffn-hidden-size "
         "--moe-router-num-groups --moe-router-group-topk --moe-shared-expert-intermediate-size "
         "--moe-layer-freq --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim "
         "--v-head-dim --recompute-num-layers --window-size "
         "--yarn-original-max-position-embeddings --mup-base-hidden-size --mup-base-head-dim "
-        "--mrope-section",
+        "--mrope-section --mtp-num-layers",
         "the size of the model",
     ),
     Entry(
@@ -85,7 +85,8 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "shrunk",
         "--train-iters --train-samples --lr-decay-iters --lr-decay-samples --lr-warmup-iters "
-        "--lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-samples --exit-interval",
+        "--lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-samples --exit-interval "
+        "--phase-transition-iterations",
         "the number of steps",
     ),
     Entry("shrunk", "--lr --optimizer", "of the job's optimizer; the other has its own rate"),
@@ -101,7 +102,7 @@ TABLE: tuple[Entry, ...] = (
     ),
     Entry(
         "shrunk",
-        "--data-path --train-data-path --mock-data --split --tokenizer-type",
+        "--data-path --train-data-path --mock-data --split --tokenizer-type --fim-data --sft",
         _DATA,
     ),
     Entry("shrunk", "--distributed-backend", "a CPU has gloo"),
@@ -121,7 +122,7 @@ TABLE: tuple[Entry, ...] = (
         "--moe-token-dispatcher-type --use-fused-weighted-squared-relu --deterministic-mode "
         "--use-precision-aware-optimizer --exp-avg-dtype --exp-avg-sq-dtype --main-grads-dtype "
         "--main-params-dtype --te-precision-config-file --use-kitchen-attention "
-        "--moe-enable-deepep",
+        "--moe-enable-deepep --fp32-residual-connection",
         _KERNELS,
     ),
     Entry("left out", "--fp8-* --no-fp8-wgrad --first-last-layers-bf16", _FP8),
@@ -161,8 +162,10 @@ TABLE: tuple[Entry, ...] = (
         "--squared-relu --use-mcore-models "
         "--use-rope-scaling --use-rotary-position-embeddings --window-attn-skip-freq "
         "--yarn-beta-fast --yarn-beta-slow --yarn-correction-range-round-to-int "
-        "--no-yarn-correction-range-round-to-int --softmax-type --fp32-residual-connection "
-        "--multi-latent-attention --rope-type --attention-output-gate",
+        "--no-yarn-correction-range-round-to-int --softmax-type "
+        "--multi-latent-attention --rope-type --attention-output-gate --is-hybrid-model "
+        "--mtp-loss-scaling-factor --mtp-use-repeated-layer --mtp-detach-heads "
+        "--decoder-seq-length --decoder-num-layers",
         "the model",
     ),
     Entry(
@@ -196,7 +199,7 @@ TABLE: tuple[Entry, ...] = (
     Entry(
         "kept",
         "--eod-mask-loss --reset-position-ids --reset-attention-mask --dataloader-type "
-        "--no-create-attention-mask-in-dataloader",
+        "--no-create-attention-mask-in-dataloader --dataloader-inter-document-masking",
         "how text becomes batches",
     ),
     Entry(
@@ -234,7 +237,7 @@ TABLE: tuple[Entry, ...] = (
         "--mid-level-dataset-surplus --no-mmap-bin-files --null-tokenizer-* "
         "--no-use-tokenizer-model-from-checkpoint-args --num-dataset-builder-threads "
         "--object-storage-cache-path --tiktoken-* --tokenizer-* --no-tokenizer-* "
-        "--trust-remote-code --per-dataset-sequences-path",
+        "--trust-remote-code --per-dataset-sequences-path --fim-* --sft-*",
         _DATA,
     ),
     Entry(
@@ -266,7 +269,8 @@ TABLE: tuple[Entry, ...] = (
         "--straggler-* --disable-straggler-on-startup --check-for-* "
         "--no-check-for-nan-in-loss-and-grad --check-weight-hash-* --gpu-sniff-test-interval "
         "--flight-recorder-* --no-flight-recorder-* --no-barrier-with-level-1-timing "
-        "--result-rejected-tracker-filename --rerun-mode --moe-routing-trace-path "
+        "--result-rejected-tracker-filename --rerun-mode --moe-routing-trace-* "
+        "--moe-enable-routing-replay "
         "--run-workload-inspector-server",
         _LOG,
     ),
@@ -285,6 +289,7 @@ TABLE: tuple[Entry, ...] = (
         "it makes faults, which a comparison would find",
     ),
     Entry("refused", "--iterations-to-skip", "a step that is left out has nothing to compare"),
+    Entry("refused", "--heterogeneous-layers-config-*", "layers of unlike shape are not shrunk"),
     Entry("refused", "--skip-train", "a job that does not train has nothing to compare"),
     Entry("refused", "--spec", "it imports the module that it names"),
     Entry("refused", "--use-checkpoint-args", "the model is that of a checkpoint"),

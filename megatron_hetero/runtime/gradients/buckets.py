@@ -173,8 +173,9 @@ def backward_order(tables: Sequence[Mapping[str, ParameterShard]]) -> list[str]:
 
 
 def layer_number(name: str) -> int | None:
-    """Return the number, from 0, of the layer that a parameter is in; None outside of layers."""
-    layer = _LAYER.search(name)
+    """Return the number, from 0, of the layer that a parameter is in; None outside of layers, and
+    in those behind them that predict further tokens."""
+    layer = None if name.startswith("mtp.") else _LAYER.search(name)
     return None if layer is None else int(layer.group(1))
 
 

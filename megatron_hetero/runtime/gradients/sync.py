@@ -8,6 +8,7 @@ start after the last backward pass.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -201,13 +202,16 @@ class GradientSync:
             model: the model chunks.
             num_tokens: this rank's tokens, 0 off the last stage.
             pg_collection: Megatron's argument; not read.
-            force_all_reduce: passed to the chunks, as in Megatron.
+            force_all_reduce: all holders get the sums, not only the owners of an optimizer's state
+                (`--save-wgrads-interval`).
         """
         for chunk in model:
             chunk.finish_grad_sync(force_all_reduce=force_all_reduce)
         self.reduce()
         if num_tokens is not None:
             self.scale(model, 1.0 / self.count_tokens(num_tokens))
+        if force_all_reduce:
+            self.gather(main_grad)
 
     def count_tokens(self, num_tokens: torch.Tensor) -> int:
         """Count the tokens of the whole job's step; one rank counts each micro-batch."""
@@ -346,6 +350,22 @@ class GradientSync:
             else:
                 part.views.unpack(flat, data)
         self.sharded.take_weights()
+
+    def weights_are_equal(self) -> bool:
+        """Compare the weights of all slices over their holders, by a hash of each bucket.
+
+        Every rank of the job takes part; each hears of its own buckets.
+        """
+        self.finish_weights()
+        equal = True
+        for part in (*self._reductions, *self.sharded.buckets):
+            flat = part.views.pack(data).detach().float().cpu().numpy()
+            own = list(hashlib.sha256(flat.tobytes()).digest())
+            digest = torch.tensor(own, dtype=torch.uint8, device=torch.cuda.current_device())
+            found = [torch.empty_like(digest) for _ in range(part.group.size())]
+            dist.all_gather(found, digest, group=part.group)
+            equal &= all(torch.equal(digest, other) for other in found)
+        return equal
 
     def take_main_weights(self, owned: Iterable[torch.nn.Parameter]) -> None:
         """Take the optimizer's pieces of the divided buckets, in order: holders of unlike

@@ -133,7 +133,12 @@ def rank_arguments(plan: Plan, position: Position, megatron: Sequence[str]) -> t
         # Megatron opens its writers on the last rank; so far each replica has one of its own.
         argv += ["--tensorboard-dir=", "--wandb-project="]
     if len(replica.stages) > 1:
-        argv.append(f"--pipeline-model-parallel-layout={pipeline_layout(plan, position)}")
+        further = given_number(megatron, "--mtp-num-layers") or 0
+        layout = pipeline_layout(plan, position, further)
+        argv.append(f"--pipeline-model-parallel-layout={layout}")
+    if given_number(megatron, "--eval-micro-batch-size") is not None:
+        # Megatron's parser would divide validation by it; the plan does (`AsymmetricJob`).
+        argv.append(f"--eval-micro-batch-size={replica.micro_batch_size}")
     if replica.micro_batch_size is not None:
         # Megatron counts samples as micro-batches times their size, which stays the job's.
         argv.append(f"--micro-batch-size={replica.micro_batch_size}")
@@ -170,7 +175,7 @@ def _vocab_multiple(plan: Plan, megatron: Sequence[str]) -> int:
 
 def vocab_divisor(megatron: Sequence[str]) -> int:
     """Return `--make-vocab-size-divisible-by` as the user gave it, or Megatron's default."""
-    given = _given(megatron, "--make-vocab-size-divisible-by")
+    given = given_number(megatron, "--make-vocab-size-divisible-by")
     return 128 if given is None else given
 
 
@@ -180,7 +185,7 @@ def job_micro_batch_size(plan: Plan, megatron: Sequence[str]) -> int:
     Raises:
         UsageError: neither the flags nor the plan have it.
     """
-    size = _given(megatron, "--micro-batch-size")
+    size = given_number(megatron, "--micro-batch-size")
     if size is None and plan.workload is not None:
         size = plan.workload.training.micro_batch_size
     if size is None:
@@ -203,7 +208,7 @@ def shuffles_data(megatron: Sequence[str]) -> bool:
     return kind == "cyclic"
 
 
-def _given(megatron: Sequence[str], flag: str) -> int | None:
+def given_number(megatron: Sequence[str], flag: str) -> int | None:
     """Return a number among the user's flags; the last one counts, as in Megatron's parser."""
     word = _given_word(megatron, flag)
     return None if word is None else int(word)
@@ -215,8 +220,10 @@ def _given_word(megatron: Sequence[str], flag: str) -> str | None:
     return parser.parse_known_args(list(megatron))[0].value
 
 
-def pipeline_layout(plan: Plan, position: Position) -> str:
+def pipeline_layout(plan: Plan, position: Position, further_tokens: int = 0) -> str:
     """Return a replica's `--pipeline-model-parallel-layout`, as one rank has it.
+
+    Layers that predict further tokens (`m`) are the last stage's.
 
     Megatron expects equally many chunks on all stages, and chunk i of stage s at place i * stages +
     s. A rank whose replica has unequal numbers writes its own chunks to such places, and other
@@ -235,7 +242,7 @@ def pipeline_layout(plan: Plan, position: Position) -> str:
             places[i * num_stages + s] += "t" * chunk.num_layers
             due, at = chunk.first_layer + chunk.num_layers, i * num_stages + s + 1
         places[-1] += "t" * (replica.shape.num_layers - due)
-    return f"E{'|'.join(places)}L"
+    return f"E{'|'.join(places)}{'m' * further_tokens}L"
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from megatron_hetero.runtime.job.arguments import (
     HeteroArguments,
     follow_job,
     follow_stage,
+    given_number,
     job_micro_batch_size,
     rank_arguments,
     shuffles_data,
@@ -35,6 +36,7 @@ from megatron_hetero.runtime.job.batches import (
     global_batch_size,
     with_batch,
     with_micro_batch_sizes,
+    with_micro_batches,
 )
 from megatron_hetero.runtime.job.checks import machine, support
 from megatron_hetero.runtime.job.stock import (
@@ -150,11 +152,16 @@ class AsymmetricJob:
         """Set the global batch of growing batches, of which Megatron has one micro-batch's, and of
         validation."""
         if args.step_batch_size_schedule is None:
-            if args.eval_global_batch_size != args.global_batch_size:
-                size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
-                validation = with_batch(self._plan, size, flag)
+            size, flag = args.eval_global_batch_size, "--eval-global-batch-size"
+            validation = with_batch(self._plan, size, flag)
+            of_validation = given_number(self._arguments.megatron, "--eval-micro-batch-size")
+            if of_validation not in (None, self._job_size):
+                validation = with_micro_batches(validation, of_validation, self._job_size)
+            if validation is not self._plan:
                 check_schedules(validation)
                 self._batches = replace(self._batches, validation=validation)
+            own = validation.replicas[self._position.replica].micro_batch_size
+            args.eval_micro_batch_size = own
             return
         self._batches = batch_schedule(args.step_batch_size_schedule, args.seq_length, self._plan)
         for plan in self._batches.plans:

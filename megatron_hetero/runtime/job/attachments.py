@@ -29,11 +29,13 @@ from megatron_hetero.runtime.megatron import (
     optimizer,
     parallel_state,
     skipped_steps,
+    state_dumps,
     training_log,
     value_channels,
     vocabulary_range,
+    weight_hashes,
 )
-from megatron_hetero.runtime.model import expert_bias, experts, hooks
+from megatron_hetero.runtime.model import expert_bias, experts, hooks, prediction
 from megatron_hetero.runtime.model.data import reads_data
 from megatron_hetero.runtime.model.precision import DTYPES
 from megatron_hetero.runtime.model.rotary import own_rotary_hook
@@ -131,6 +133,22 @@ def _expert_routing(context: RankContext) -> None:
         experts.follow_routing(context.plan, context.groups, context.args)
 
 
+def _further_tokens(context: RankContext) -> None:
+    if context.args.mtp_num_layers:
+        run = sum(replica.num_micro_batches for replica in context.plan.replicas)
+        in_own = global_batch_size(context.plan) / context.args.micro_batch_size
+        prediction.follow_losses(context.groups, in_own / run)
+
+
+def _dumps(context: RankContext) -> None:
+    counts = [replica.num_micro_batches for replica in context.plan.replicas]
+    part = counts[context.position.replica] / sum(counts)
+    weight = 1.0 if context.args.calculate_per_token_loss else part
+    state_dumps.apply(context.groups.copy, weight)
+    if context.args.check_weight_hash_across_dp_replicas_interval is not None:
+        weight_hashes.apply(hooks.weights_are_equal)
+
+
 def _jit_warm_up(context: RankContext) -> None:
     args = context.args
     if args.swiglu and args.ffn_hidden_size // context.groups.tensor.size() % 2:
@@ -215,6 +233,8 @@ ATTACHMENTS = (
     Attachment(_skipped_steps, "before the loop, which may begin with one"),
     Attachment(_checkpoint_metadata, "before Megatron loads a checkpoint, in its set-up"),
     Attachment(_expert_routing, "before the model is built, whose routers then report"),
+    Attachment(_further_tokens, "before the log, which sums their losses"),
+    Attachment(_dumps, "before the first step, which may write"),
     Attachment(_jit_warm_up, "before Megatron's set-up, which warms up at a size no rank has"),
     Attachment(_value_channels, "before the model is built, whose attention says their width"),
     Attachment(_vocabulary_rows, "before the model is built, whose embedding asks for its rows"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megatron_hetero.errors import UnsupportedError, UsageError
-from megatron_hetero.plan.plan import Plan
+from megatron_hetero.plan.plan import Plan, Replica
 
 
 def with_micro_batch_sizes(plan: Plan, job_micro_batch_size: int) -> Plan:
@@ -119,6 +119,52 @@ def batch_schedule(text: str, seq_length: int, plan: Plan) -> BatchSchedule:
     return BatchSchedule(tuple((first, with_batch(plan, batch)) for first, batch in read))
 
 
+def with_micro_batches(plan: Plan, size: int, job_size: int) -> Plan:
+    """Return the plan with micro-batches of another size, each replica's as many times larger as
+    the job's (`--eval-micro-batch-size`).
+
+    Args:
+        plan: a plan `with_micro_batch_sizes`.
+        size: the job's new size, in sequences.
+        job_size: the job's size in the plan.
+    Raises:
+        UnsupportedError: a replica would have a fraction of a sequence, or of a micro-batch; the
+            message names it.
+    """
+    flag, replicas = "--eval-micro-batch-size", []
+    for r, (replica, old) in enumerate(zip(plan.replicas, micro_batch_sizes(plan), strict=True)):
+        if any(stage.order is not None for stage in replica.stages):
+            raise UnsupportedError(f"{flag}: {_MADE_FOR_ITS_NUMBER.format(r)}")
+        own, rest = divmod(old * size, job_size)
+        count, left = divmod(replica.num_micro_batches * job_size, size)
+        if rest or left or not count:
+            raise UnsupportedError(
+                f"{flag} {size}: replica {r} runs {replica.num_micro_batches} micro-batches of "
+                f"{old}, which cannot be made {job_size}/{size} as many. Choose a size of which "
+                f"both {old} * {size}/{job_size} and {replica.num_micro_batches} * "
+                f"{job_size}/{size} are whole numbers."
+            )
+        replicas.append(_with_count(replace(replica, micro_batch_size=own), count))
+    return replace(plan, replicas=tuple(replicas))
+
+
+_MADE_FOR_ITS_NUMBER = (
+    "replica {} has orders of computations that are made for its number of micro-batches. Use a "
+    "plan with 1F1B."
+)
+
+
+def _with_count(replica: Replica, count: int) -> Replica:
+    """Return a replica that runs `count` micro-batches, and launches no more ahead."""
+    stages = tuple(
+        replace(stage, num_launched_forwards=min(stage.num_launched_forwards, count))
+        if stage.num_launched_forwards is not None
+        else stage
+        for stage in replica.stages
+    )
+    return replace(replica, num_micro_batches=count, stages=stages)
+
+
 def with_batch(plan: Plan, batch: int, flag: str = "--step-batch-size-schedule") -> Plan:
     """Return the plan with another batch, in which every replica keeps its part.
 
@@ -132,10 +178,7 @@ def with_batch(plan: Plan, batch: int, flag: str = "--step-batch-size-schedule")
     replicas = []
     for r, replica in enumerate(plan.replicas):
         if any(stage.order is not None for stage in replica.stages):
-            raise UnsupportedError(
-                f"{flag}: replica {r} has orders of computations that are "
-                "made for its number of micro-batches. Use a plan with 1F1B."
-            )
+            raise UnsupportedError(f"{flag}: {_MADE_FOR_ITS_NUMBER.format(r)}")
         count, rest = divmod(replica.num_micro_batches * batch, whole)
         if rest:
             raise UnsupportedError(
@@ -149,11 +192,5 @@ def with_batch(plan: Plan, batch: int, flag: str = "--step-batch-size-schedule")
                 f"{flag}: a batch of {batch} is no multiple of replica {r}'s "
                 f"micro-batches of {replica.micro_batch_size} sequences (Megatron counts in them)."
             )
-        stages = tuple(
-            replace(stage, num_launched_forwards=min(stage.num_launched_forwards, count))
-            if stage.num_launched_forwards is not None
-            else stage
-            for stage in replica.stages
-        )
-        replicas.append(replace(replica, num_micro_batches=count, stages=stages))
+        replicas.append(_with_count(replica, count))
     return replace(plan, replicas=tuple(replicas))

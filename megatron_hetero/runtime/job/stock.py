@@ -194,11 +194,16 @@ def watch_stock(plan: Plan, timeline: Path | None, args: Any, model: Any) -> Non
 
 
 def with_layer_spec(model: Any) -> Any:
-    """Set our layer spec, unless `--spec` named one."""
+    """Set our layer spec, unless `--spec` named one, and that of further tokens."""
+    from megatron_hetero.runtime.megatron import mtp_spec
     from megatron_hetero.runtime.model import gpt
+    from megatron_hetero.runtime.model.prediction import one_embedding_hook
 
     if model.transformer_layer_spec is None:
         model.transformer_layer_spec = gpt.layer_spec
+    if model.transformer.mtp_num_layers:
+        mtp_spec.apply(gpt.mtp_spec)
+        model.pre_wrap_hooks.append(one_embedding_hook)
     return model
 
 

@@ -39,6 +39,7 @@ def workload_of(args: Any, megatron: Sequence[str], micro_batch_size: int) -> Wo
         make_vocab_size_divisible_by=1,
         learns_softmax_offset=args.softmax_type == "learnable",
         attention_output_gate=args.attention_output_gate,
+        mtp_num_layers=args.mtp_num_layers or 0,
         **_kinds_of_layers(args),
     )
     training = TrainingSpec(

@@ -16,5 +16,9 @@ skipped_steps        the data of steps that are left out
 value_channels       value heads of another width
 token_dropping       capacities of experts over a whole micro-batch
 jit_warm_up          a warm-up at a size that no rank has
+mtp_spec             parts of the layers that predict more tokens
+mtp_losses           their losses, of the whole job
+state_dumps          dumps of gradients and activations, by one copy of the model
+weight_hashes        equal weights on all holders
 compile_helpers      the wheel has no Makefile
 """

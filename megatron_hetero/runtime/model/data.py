@@ -24,6 +24,7 @@ from megatron_hetero.runtime.job.batches import (
     global_batch_size,
     micro_batch_sizes,
 )
+from megatron_hetero.runtime.model.datasets import every_stage_reads
 from megatron_hetero.runtime.model.provider import EveryRankProvider
 from megatron_hetero.runtime.parallel.groups import RankGroups
 
@@ -154,15 +155,13 @@ class _Validation:
 
 
 def reads_data(groups: RankGroups) -> bool:
-    """Tell if this rank reads data: tokens on first stages, labels on last stages, and on all the
-    mask between documents (`--reset-attention-mask`).
+    """Tell if this rank reads data: tokens on first stages, labels on last stages, and on all what
+    says where documents begin (`runtime.model.datasets.every_stage_reads`).
 
     One rank reads for its tensor-parallel group.
     """
-    from megatron.training import get_args
-
     at_an_end = groups.pipeline.stage == 0 or groups.is_last_stage
-    return (at_an_end or get_args().reset_attention_mask) and groups.tensor.rank() == 0
+    return (at_an_end or every_stage_reads()) and groups.tensor.rank() == 0
 
 
 def iterators_provider(
@@ -221,9 +220,18 @@ def iterators_provider(
         else:
             validation = iterator(valid, args.consumed_valid_samples)
         return (
-            iterator(train, args.consumed_train_samples, batches),
+            iterator(train, _consumed_in_phase(args), batches),
             validation,
             iterator(test, 0),
         )
 
     return EveryRankProvider(provide)
+
+
+def _consumed_in_phase(args: Any) -> int:
+    """Count the samples that the job has read of its data set, which every phase of
+    `--phase-transition-iterations` begins anew."""
+    if not args.phase_transition_iterations:
+        return int(args.consumed_train_samples)
+    begun = max(step for step in (0, *args.phase_transition_iterations) if step <= args.iteration)
+    return int((args.iteration - begun) * args.global_batch_size)

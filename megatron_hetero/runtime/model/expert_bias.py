@@ -37,8 +37,8 @@ def _with_bias(finalize: Callable[..., None]) -> Callable[..., None]:
 def update_expert_bias(model: Sequence[Any]) -> None:
     """Move every router's bias by the tokens of the step, and begin to count anew.  Collective."""
     config = get_model_config(model[0])
-    routers = {router.layer_number - 1: router for router in _routers(model)}
-    shape = (config.num_layers, config.num_moe_experts)
+    routers = dict(_routers(model, config.num_layers))
+    shape = (config.num_layers + (config.mtp_num_layers or 0), config.num_moe_experts)
     device = next(model[0].parameters()).device
     tokens, bias = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
     for layer, router in routers.items():
@@ -52,8 +52,10 @@ def update_expert_bias(model: Sequence[Any]) -> None:
     reset_model_temporary_tensors(config, list(model))
 
 
-def _routers(model: Sequence[Any]) -> Iterator[TopKRouter]:
+def _routers(model: Sequence[Any], num_layers: int) -> Iterator[tuple[int, TopKRouter]]:
+    """Yield (layer, router); layers that predict further tokens follow the others."""
     for chunk in unwrap_model(list(model)):
-        for module in chunk.modules():
+        for name, module in chunk.named_modules():
             if isinstance(module, TopKRouter):
-                yield module
+                first = num_layers if name.startswith("mtp.") else 0
+                yield first + module.layer_number - 1, module

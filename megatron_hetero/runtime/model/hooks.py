@@ -126,6 +126,12 @@ def synchronise_hook(
     return hook
 
 
+def weights_are_equal(model: Sequence[Any]) -> bool:
+    """Tell if all holders of a weight have the same one; collective."""
+    sync = gradient_sync(get_model_config(model[0]))
+    return sync is None or sync.weights_are_equal()
+
+
 def checkpoint_hook(
     groups: RankGroups, states: RandomStates, dtype: torch.dtype | None = None
 ) -> ModelHook:

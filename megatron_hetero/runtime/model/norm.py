@@ -1,12 +1,15 @@
-"""Norms for the local layer spec that allow sequence parallelism.
+"""Norms for the local layer spec that allow sequence parallelism, and residuals in fp32.
 
 Without Transformer Engine or Apex, Megatron uses torch's norms and refuses sequence parallelism
 with them, because its gradient sync cannot know that their gradients are partial sums. One
-attribute tells it; the arithmetic is torch's either way.
+attribute tells it; the arithmetic is torch's either way. Nor do torch's norms take what is in fp32
+beside weights in half precision (`--fp32-residual-connection`): here they compute in fp32, and hand
+on what the next product wants, as Transformer Engine's do.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +18,14 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from torch.nn.functional import layer_norm, rms_norm
 
 from megatron_hetero.runtime.model.spec_parts import LayerSpec, with_parts
 
 
 class SequenceParallelTorchNorm:
-    """Megatron's `WrappedTorchNorm` whose parameters are marked for sequence parallelism."""
+    """Megatron's `WrappedTorchNorm` whose parameters are marked for sequence parallelism, and that
+    takes residuals in fp32."""
 
     def __new__(
         cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any
@@ -32,7 +37,19 @@ class SequenceParallelTorchNorm:
             config.sequence_parallel = enabled
         for parameter in norm.parameters():
             parameter.sequence_parallel = enabled
+        if config.fp32_residual_connection:
+            norm.forward = partial(_from_fp32, norm)
         return norm
+
+
+def _from_fp32(norm: torch.nn.LayerNorm | torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    """Norm `x` in fp32, whatever its weights are in, and return what these are in."""
+    weight, shape = norm.weight.float(), list(norm.normalized_shape)
+    if isinstance(norm, torch.nn.LayerNorm):
+        result = layer_norm(x.float(), shape, weight, norm.bias.float(), norm.eps)
+    else:
+        result = rms_norm(x.float(), shape, weight, norm.eps)
+    return result.to(norm.weight.dtype)
 
 
 def local_block_spec(

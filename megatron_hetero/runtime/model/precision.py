@@ -41,6 +41,16 @@ REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda a: a.grad_reduce_in_bf16,
         "leave it out; gradients of stages in unlike precisions are summed in fp32",
     ),
+    (
+        "--fp32-residual-connection",
+        lambda a: a.fp32_residual_connection,
+        "leave it out; boundaries between unlike precisions carry the narrower one",
+    ),
+    (
+        "--check-weight-hash-across-dp-replicas-interval",
+        lambda a: a.check_weight_hash_across_dp_replicas_interval is not None,
+        "leave it out; the same weight is rounded otherwise on stages of other precisions",
+    ),
     ("--main-grads-dtype", lambda a: a.main_grads_dtype != torch.float32, "use fp32"),
     ("--fp16-lm-cross-entropy", lambda a: a.fp16_lm_cross_entropy, "leave it out"),
     (

@@ -19,9 +19,11 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
     FineGrainedActivationOffloadingInterface,
 )
 from megatron.core.utils import get_model_config
+from megatron.training import get_args
 
 from megatron_hetero.runtime.faults.marks import finishing_gradients
 from megatron_hetero.runtime.gradients.sync import gradient_sync
+from megatron_hetero.runtime.model.packed import is_packed
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 from megatron_hetero.runtime.parallel.stage_programme import StageProgramme
@@ -84,6 +86,9 @@ class Executor:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
+        if is_packed(get_args()):
+            # The sequences of a micro-batch follow one another in one.
+            seq_length, micro_batch_size = seq_length * micro_batch_size, 1
         (shape,) = schedules.get_tensor_shapes(
             seq_length=seq_length,
             micro_batch_size=micro_batch_size,

@@ -25,6 +25,8 @@ from megatron_hetero.runtime.parallel.tensor_place import tensor_place
 
 TIED_EMBEDDING = "embedding.word_embeddings.weight"
 _FIRST_OF_AN_MLP = ("linear_fc1.weight", "linear_fc1.bias")
+_NUMBERED = re.compile(r"(?:^|\.)\d+$")
+"""Place of a layer in the block; a layer that predicts further tokens has none of its own."""
 _GROUPED_EXPERT = re.compile(r"\.experts\.(linear_fc[12])\.(weight|bias)(\d+)$")
 """Parameter of one expert in Transformer Engine's module of all (`--moe-grouped-gemm`)."""
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
@@ -140,7 +142,7 @@ def global_parameters(
         layer_prefixes = {
             prefix: f"{prefix.rpartition('.')[0]}.{module.layer_number - 1}"
             for prefix, module in chunk.named_modules()
-            if isinstance(module, TransformerLayer)
+            if isinstance(module, TransformerLayer) and _NUMBERED.search(prefix)
         }
         for name, parameter in chunk.named_parameters():
             if not parameter.requires_grad:

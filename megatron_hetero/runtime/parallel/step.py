@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config
+from megatron.training import get_args
 
 from megatron_hetero.errors import UnsupportedError, UsageError
 from megatron_hetero.plan.plan import Plan
@@ -43,17 +44,16 @@ class ReplicaSchedule:
         watched = None if watch is None else watch.watched
         place = groups.context_place
         own_tokens = None if place is None else place.tokens[place.rank]
-        self._executors: dict[int, Executor] = {}
-        for plan in (*batches.plans, batches.of_validation):
-            if global_batch_size(plan) in self._executors:
-                continue
+        self._executors: dict[tuple[int, bool], Executor] = {}
+        steps = [(plan, False) for plan in batches.plans]
+        for plan, forward_only in (*steps, (batches.of_validation, True)):
             schedule = replica_schedule(plan, groups.position.replica)
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()
             executor = Executor(
                 schedule, groups.pipeline.stage, watched, _idle_rounds(plan, groups), own_tokens
             )
-            self._executors[global_batch_size(plan)] = executor
+            self._executors[global_batch_size(plan), forward_only] = executor
 
     def __call__(
         self,
@@ -74,24 +74,33 @@ class ReplicaSchedule:
             On last stages one report, `{key: [sum, tokens]}` over the whole job, in a list as in
             Megatron; on other stages an empty list.
         """
-        size = num_microbatches * micro_batch_size
-        if size not in self._executors:
+        forward_only = bool(kwargs.get("forward_only", False))
+        key = num_microbatches * micro_batch_size, forward_only
+        if key not in self._executors:
+            allowed = [str(size) for size, only in self._executors if only == forward_only]
             raise UsageError(
-                f"this step has {size} sequences, the plan's replicas together "
-                f"{' or '.join(map(str, self._executors))}; it must stay the plan's."
+                f"this step has {key[0]} sequences, the plan's replicas together "
+                f"{' or '.join(allowed)}; it must stay the plan's."
             )
         if self._groups.context.size() > 1:
             kwargs["forward_step_func"] = whole_counts(
                 kwargs["forward_step_func"], kwargs["model"], self._groups.context
             )
-        begin_step(kwargs.get("forward_only", False))
-        reports = self._executors[size].run(
+        begin_step(forward_only)
+        args = get_args()
+        # Ranks that read no batch make room for one of this size; validation may have its own.
+        trained, args.micro_batch_size = args.micro_batch_size, micro_batch_size
+        reports = self._executors[key].run(
             micro_batch_size=micro_batch_size,
             collect_non_loss_data=collect_non_loss_data,
             **kwargs,
         )
+        args.micro_batch_size = trained
         if collect_non_loss_data or not self._groups.is_last_stage:
             return reports
+        if forward_only and args.sft:
+            # Of conversations Megatron's validation takes the mean over micro-batches.
+            reports = [{key: _mean_of(r[key]) for key in r} for r in reports]
         return [self._job_report(reports)]
 
     def _job_report(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -113,6 +122,12 @@ class ReplicaSchedule:
                 total[key].zero_()
             dist.all_reduce(total[key], group=self._groups.last_stages)
         return total
+
+
+def _mean_of(report: torch.Tensor) -> torch.Tensor:
+    """Turn a micro-batch's [sum, tokens] into [mean, 1]."""
+    total, count = report.view(-1).tolist()
+    return report.new_tensor([total / max(count, 1), 1.0])
 
 
 def whole_counts(

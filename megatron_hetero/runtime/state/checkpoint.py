@@ -223,6 +223,8 @@ class _Correction:
         All experts of a layer are divided alike, so the first stands for them.
         """
         key = entry.key.replace(".experts.experts.", ".experts.local_experts.0.")
+        # Megatron's older name of the layer in one that predicts further tokens.
+        key = key.replace(".transformer_layer.", ".mtp_model_layer.")
         if self.is_stacked and entry.prepend_axis_num:
             key = key.replace("layers.", f"layers.{entry.global_offset[0]}.", 1)
         for name, shard in self.uneven_shards.items():

@@ -75,7 +75,7 @@ def test_values_decide_where_they_do() -> None:
 
 
 def test_what_cannot_be_compared_is_refused_by_name() -> None:
-    given = flag_table().split(["--skip-train", "--lr", "1", "--mtp-num-layers", "2"])
-    with pytest.raises(UnsupportedError, match=r"--skip-train(.|\n)*--mtp-num-layers 2"):
+    given = flag_table().split(["--skip-train", "--lr", "1", "--iterations-to-skip", "2"])
+    with pytest.raises(UnsupportedError, match=r"--skip-train(.|\n)*--iterations-to-skip 2"):
         treat(given)
     assert treat(flag_table().split(["--error-injection-type", "transient_error"])).of("refused")

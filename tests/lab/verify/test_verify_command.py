@@ -61,7 +61,7 @@ def test_an_optimizer_that_stock_megatron_divides_is_seen_whole() -> None:
     [
         ("--no-such-flag 2", UsageError),
         ("--tp-comm-overlap", UnsupportedError),
-        ("--mtp-num-layers=1", UnsupportedError),
+        ("--iterations-to-skip 2", UnsupportedError),
     ],
 )
 def test_refusals_come_before_anything_is_trained(flags: str, kind: type[HeteroError]) -> None:

@@ -81,7 +81,11 @@ def _model(gpt_config_from_args: Any, args: Any, casts: Casts | None) -> Any:
 def _forward_step(batches: Iterator[dict[str, Tensor]], model: Any) -> tuple[Tensor, Any]:
     batch = next(batches)
     losses = model(
-        batch["tokens"], batch["position_ids"], batch.get("attention_mask"), labels=batch["labels"]
+        batch["tokens"],
+        batch["position_ids"],
+        batch.get("attention_mask"),
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
     )
     counted = batch["loss_mask"].bool()
 
@@ -102,6 +106,8 @@ def _datasets(num_samples: Any) -> tuple[Any, ...]:
     from megatron.training import get_args
 
     args = get_args()
+    # Packed documents are masked here, and end where the text says it.
+    packed = args.dataloader_inter_document_masking
     config = GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=args.seq_length,
@@ -109,10 +115,10 @@ def _datasets(num_samples: Any) -> tuple[Any, ...]:
         split=args.split,
         path_to_cache=args.data_cache_path,
         tokenizer=build_tokenizer(args),
-        reset_position_ids=args.reset_position_ids,
-        reset_attention_mask=args.reset_attention_mask,
+        reset_position_ids=args.reset_position_ids or packed,
+        reset_attention_mask=args.reset_attention_mask or packed,
         eod_mask_loss=args.eod_mask_loss,
-        create_attention_mask=args.create_attention_mask_in_dataloader,
+        create_attention_mask=args.create_attention_mask_in_dataloader or packed,
     )
     return tuple(
         BlendedMegatronDatasetBuilder(GPTDataset, num_samples, lambda: True, config).build()

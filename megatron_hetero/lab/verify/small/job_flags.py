@@ -224,7 +224,9 @@ class _Values:
 
 PRECISIONS = ("--bf16", "--fp16")
 """Flags of half precision; `Options.precision` decides which of them the runs get."""
-_DATA_FLAGS = ("--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type")
+_DATA_FLAGS = (
+    "--data-path", "--train-data-path", "--mock-data", "--split", "--tokenizer-type", "--fim-data",
+)  # fmt: skip
 _RANDOM_FLAGS = (
     "--moe-input-jitter-eps",
     "--moe-router-force-biased",
@@ -259,6 +261,11 @@ _MADE: dict[str, _Made] = {
          "--hysteresis"),
         lambda values, option: ((), "a scale that moves within these steps"),
     ),
+    # Conversations become what they are packed as: documents, of text.
+    "--sft": lambda values, option: (
+        ("--dataloader-inter-document-masking",), "packed documents of text"
+    ),
+    "--phase-transition-iterations": lambda values, option: ((), "one phase"),
     "--padded-vocab-size": lambda values, option: ((), _TEXT),
     "--no-pad-vocab-size": lambda values, option: ((), _TEXT),
     "--mrope-section": lambda values, option: ((), _OFF),

@@ -103,6 +103,8 @@ def shrink(plan: Plan, workload: Workload, max_layers: int = MAX_LAYERS) -> Shru
     args += _experts(model, num_experts, ffn, pattern)
     latents = _latent_sizes(model, unit)
     args += _latent_attention(latents)
+    if model.mtp_num_layers:
+        args.append(f"--mtp-num-layers={model.mtp_num_layers}")
     if training.sequence_parallel:
         args.append("--sequence-parallel")
     if training.per_token_loss:

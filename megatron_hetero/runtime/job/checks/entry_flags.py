@@ -37,16 +37,38 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
         "add --no-load-optim, or use adam; Megatron 0.19 cannot load the state of SGD",
     ),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
-    ("--sft", lambda a: a.sft, "pre-train"),
-    ("--fim-data", lambda a: a.fim_data, "leave it out"),
-    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
-    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
-    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     (
-        "--dataloader-inter-document-masking",
-        lambda a: a.dataloader_inter_document_masking,
-        "leave it out",
+        "--sft with --reset-attention-mask / --reset-position-ids",
+        lambda a: a.sft and (a.reset_attention_mask or a.reset_position_ids),
+        "leave these out; packed conversations do not see each other without them",
     ),
+    (
+        "--sft / --dataloader-inter-document-masking with --window-size and "
+        "--transformer-impl local",
+        lambda a: (
+            (a.sft or a.dataloader_inter_document_masking)
+            and a.window_size is not None
+            and a.transformer_impl == "local"
+        ),
+        "use --transformer-impl transformer_engine, or leave the window out",
+    ),
+    (
+        "--sft / --dataloader-inter-document-masking with --multi-latent-attention and "
+        "--transformer-impl local",
+        lambda a: (
+            (a.sft or a.dataloader_inter_document_masking)
+            and a.multi_latent_attention
+            and a.transformer_impl == "local"
+        ),
+        "use --transformer-impl transformer_engine",
+    ),
+    (
+        "--save-dgrads-interval in fp32",
+        lambda a: a.save_dgrads_interval is not None and not (a.bf16 or a.fp16),
+        "train in bf16 or fp16; Megatron's loss changes its input in place in fp32, and fails",
+    ),
+    ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
+    ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     ("--inprocess-restart", lambda a: a.inprocess_restart, "leave it out"),
     (
         "--init-method-xavier-uniform",

@@ -27,8 +27,6 @@ REFUSED: tuple[Rule, ...] = (
         "use --use-distributed-optimizer",
     ),
     ("--fp4-format", lambda a: getattr(a, "fp4", None) is not None, "leave it out"),
-    ("--fp32-residual-connection", lambda a: a.fp32_residual_connection, "leave it out"),
-    ("--mtp-num-layers", lambda a: a.mtp_num_layers is not None, "leave it out"),
     ("--hybrid-layer-pattern", lambda a: a.hybrid_layer_pattern is not None, "train a GPT"),
     ("--use-torch-fsdp2", lambda a: a.use_torch_fsdp2, "leave it out"),
     ("--use-megatron-fsdp", lambda a: a.use_megatron_fsdp, "leave it out"),
@@ -49,24 +47,12 @@ REFUSED: tuple[Rule, ...] = (
         "add --full-validation",
     ),
     (
-        "--phase-transition-iterations",
-        lambda a: bool(a.phase_transition_iterations),
-        "leave it out",
+        "--phase-transition-iterations without --train-samples",
+        lambda a: bool(a.phase_transition_iterations) and a.train_samples is None,
+        "give --train-samples in place of --train-iters; Megatron counts a phase in samples",
     ),
-    (
-        "--eval-micro-batch-size",
-        lambda a: a.eval_micro_batch_size != a.micro_batch_size,
-        "leave it out; validation uses the training micro-batches",
-    ),
-    ("--sft", lambda a: a.sft, "pre-train"),
     ("--hybrid-context-parallel", lambda a: a.hybrid_context_parallel, "leave it out"),
-    (
-        "--dataloader-inter-document-masking",
-        lambda a: a.dataloader_inter_document_masking,
-        "leave it out",
-    ),
     ("--perform-rl-step", lambda a: a.perform_rl_step, "pre-train"),
-    ("--save-wgrads-interval", lambda a: a.save_wgrads_interval is not None, "leave it out"),
     (
         "--cuda-graph-impl",
         lambda a: a.cuda_graph_impl != "none",
@@ -81,14 +67,6 @@ REFUSED: tuple[Rule, ...] = (
         "--experimental-attention-variant",
         lambda a: a.experimental_attention_variant is not None,
         "use standard attention",
-    ),
-    (
-        "--heterogeneous-layers-config-path / --heterogeneous-layers-config-encoded-json",
-        lambda a: (
-            a.heterogeneous_layers_config_path is not None
-            or a.heterogeneous_layers_config_encoded_json is not None
-        ),
-        "use equal layers",
     ),
     ("--qk-clip", lambda a: a.qk_clip, "leave it out; each replica would clip by its own logits"),
     ("--log-max-attention-logit", lambda a: a.log_max_attention_logit, "leave it out"),
@@ -108,6 +86,11 @@ REFUSED: tuple[Rule, ...] = (
         "use torch_dist; the others name files by one grid of ranks",
     ),
     (
+        "--ckpt-convert-format torch",
+        lambda a: a.ckpt_convert_format not in (None, "torch_dist"),
+        "use torch_dist; the other names files by one grid of ranks",
+    ),
+    (
         "--non-persistent-ckpt-type local",
         lambda a: a.non_persistent_ckpt_type == "local",
         "use global",
@@ -116,19 +99,6 @@ REFUSED: tuple[Rule, ...] = (
         "--use-mp-args-from-checkpoint-args",
         lambda a: a.use_mp_args_from_checkpoint_args,
         "leave it out; widths and depths are the plan's",
-    ),
-    (
-        "--save-params-interval / --save-dgrads-interval / --save-activations-interval",
-        lambda a: (
-            (a.save_params_interval, a.save_dgrads_interval, a.save_activations_interval)
-            != (None, None, None)
-        ),
-        "leave them out",
-    ),
-    (
-        "--check-weight-hash-across-dp-replicas-interval",
-        lambda a: a.check_weight_hash_across_dp_replicas_interval is not None,
-        "leave it out; replicas hold unlike shards",
     ),
     (
         "--distribute-saved-activations",
@@ -160,6 +130,16 @@ REFUSED: tuple[Rule, ...] = (
 """Flags refused on an asymmetric plan."""
 
 NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
+    (
+        "--sft / --dataloader-inter-document-masking",
+        lambda a: a.sft or a.dataloader_inter_document_masking,
+        "use a plan without cp; documents would have to be divided one by one",
+    ),
+    (
+        "--mtp-num-layers",
+        lambda a: a.mtp_num_layers is not None,
+        "leave it out, or use a plan without cp",
+    ),
     (
         "--reset-attention-mask",
         lambda a: a.reset_attention_mask,
@@ -199,6 +179,11 @@ NOT_WITH_CONTEXT_SHARES: tuple[Rule, ...] = (
 
 NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     (
+        "--save-params-interval / --save-wgrads-interval",
+        lambda a: a.save_params_interval is not None or a.save_wgrads_interval is not None,
+        "leave them out; weights and gradients of sharded layers are on other ranks",
+    ),
+    (
         "--log-params-norm",
         lambda a: a.log_params_norm,
         "leave it out; it reads weights that are on other ranks",
@@ -216,6 +201,14 @@ NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
     ("--fp8-format", lambda a: a.fp8 is not None, "train in bf16, or use a plan without z"),
 )
 """Flags refused on a plan with sharded layers."""
+NOT_WITH_CHUNKS: tuple[Rule, ...] = (
+    (
+        "--sft / --dataloader-inter-document-masking / --reset-attention-mask",
+        lambda a: a.sft or a.dataloader_inter_document_masking or a.reset_attention_mask,
+        "use a plan with one chunk on each stage; every chunk would have to read the batch",
+    ),
+)
+"""Flags refused on a plan some of whose stages have several chunks of the model."""
 NOT_WITH_SPLIT_PASSES: tuple[Rule, ...] = (
     (
         "--transformer-impl",

@@ -17,6 +17,7 @@ from megatron_hetero.plan.ranks import rank_table
 from megatron_hetero.runtime.job.batches import global_batch_size
 from megatron_hetero.runtime.job.checks.entry_flags import NOT_IN_THIS_ENTRY
 from megatron_hetero.runtime.job.checks.refused_flags import (
+    NOT_WITH_CHUNKS,
     NOT_WITH_CONTEXT_PARALLEL,
     NOT_WITH_CONTEXT_SHARES,
     NOT_WITH_SHARDED_LAYERS,
@@ -120,7 +121,8 @@ def check_precisions(plan: Plan, args: Any) -> None:
 
 
 def check_orders(plan: Plan, args: Any) -> None:
-    """Refuse flags that orders with split backward passes (I and W) cannot honour yet.
+    """Refuse flags that orders with split backward passes (I and W), or with several chunks of the
+    model on a stage, cannot honour yet.
 
     Raises:
         UnsupportedError: the message names every such flag, with advice.
@@ -128,6 +130,9 @@ def check_orders(plan: Plan, args: Any) -> None:
     split = any("I" in (stage.order or "") for r in plan.replicas for stage in r.stages)
     if split:
         _refuse(NOT_WITH_SPLIT_PASSES, args, "These flags do not go with a plan's I and W passes:")
+    if any(len(stage.chunks) > 1 for r in plan.replicas for stage in r.stages):
+        heading = "These flags do not go with several chunks of the model on a stage:"
+        _refuse(NOT_WITH_CHUNKS, args, heading)
 
 
 def check_flags(options: Sequence[Option]) -> tuple[str, ...]:

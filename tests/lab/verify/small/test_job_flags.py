@@ -56,6 +56,11 @@ def test_how_ranks_work_together_reaches_the_plan() -> None:
         ("--window-size (24,0)", ("--window-size=16,0",), ("--window-size (24,0) -> 16,0",)),
         ("--moe-input-jitter-eps 0.1", (), ("--moe-input-jitter-eps 0.1 -> off",)),
         ("--split 9,1,0", (), ("--split 9,1,0 -> text as bytes",)),
+        (
+            "--sft",
+            ("--dataloader-inter-document-masking",),
+            ("--sft -> packed documents of text",),
+        ),
     ],
 )
 def test_shrunk_values_are_both_shown(
