@@ -113,7 +113,6 @@ def test_every_replaced_symbol_of_megatron_is_on_the_page_of_the_runtime() -> No
 
 NOT_IN_IT = {
     "expert parallelism across replicas": "--expert-model-parallel-size 2",
-    "multi-token prediction": "--mtp-num-layers 1",
     "sequences dealt step by step": "--sequences lengths.txt --output plan.json",
 }
 """What README.md says is not in it, and the words that `plan` refuses for it."""

@@ -60,12 +60,13 @@ def run_memory(arguments: argparse.Namespace, output: Output) -> int:
         if kept is None
         else f"{kept / GIB:.3g} GiB of each GPU"
     )
+    recompute = "no" if training.recompute == "none" else training.recompute
     output.show(
         f"The fewest GPUs of each type that hold {workload.source}, in one pipeline of equal "
         f"groups of up to {GPUS_OF_A_NODE} and {reserve} in reserve",
         _table(found),
-        f"as given: with --micro-batch-size {training.micro_batch_size} and "
-        f"{training.recompute} recompute of the job, which plans may change. "
+        f"as given: with the job's --micro-batch-size {training.micro_batch_size} and "
+        f"{recompute} recompute, which plans may change. "
         "More replicas take as many each, or less with --use-distributed-optimizer.",
     )
     for note in notes:
