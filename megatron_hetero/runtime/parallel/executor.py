@@ -19,11 +19,9 @@ from megatron.core.pipeline_parallel.fine_grained_activation_offload import (
     FineGrainedActivationOffloadingInterface,
 )
 from megatron.core.utils import get_model_config
-from megatron.training import get_args
 
 from megatron_hetero.runtime.faults.marks import finishing_gradients
 from megatron_hetero.runtime.gradients.sync import gradient_sync
-from megatron_hetero.runtime.model.packed import is_packed
 from megatron_hetero.runtime.parallel.boundary import PipelineCommunicator
 from megatron_hetero.runtime.parallel.executed_step import ExecutedStep
 from megatron_hetero.runtime.parallel.stage_programme import StageProgramme
@@ -40,6 +38,7 @@ class Executor:
         watched: Callable[[str], AbstractContextManager[None]] | None = None,
         num_idle_rounds: int = 0,
         own_tokens: int | None = None,
+        is_packed: bool = False,
     ) -> None:
         """Prepare the programme of the stage.
 
@@ -51,8 +50,10 @@ class Executor:
             num_idle_rounds: micro-batches that other replicas have and this one has not, in which
                 it gives its parts of sharded layers.
             own_tokens: of a sequence, on this rank of a stage with unlike shares of them.
+            is_packed: the sequences of a micro-batch follow one another in one.
         """
         self._num_idle_rounds, self._own_tokens = num_idle_rounds, own_tokens
+        self._is_packed = is_packed
         self._stage = StageProgramme(schedule, stage, watched)
 
     def run(
@@ -86,8 +87,7 @@ class Executor:
         timers = config.timers
         if timers is not None:
             timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        if is_packed(get_args()):
-            # The sequences of a micro-batch follow one another in one.
+        if self._is_packed:
             seq_length, micro_batch_size = seq_length * micro_batch_size, 1
         (shape,) = schedules.get_tensor_shapes(
             seq_length=seq_length,

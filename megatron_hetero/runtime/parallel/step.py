@@ -20,6 +20,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.runtime.faults.marks import begin_step
 from megatron_hetero.runtime.gradients import weight_gradients
 from megatron_hetero.runtime.job.batches import BatchSchedule, global_batch_size
+from megatron_hetero.runtime.model.packed import is_packed
 from megatron_hetero.runtime.observe.stage_ratio import StageWatch
 from megatron_hetero.runtime.parallel.executor import Executor
 from megatron_hetero.runtime.parallel.groups import RankGroups
@@ -51,7 +52,12 @@ class ReplicaSchedule:
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()
             executor = Executor(
-                schedule, groups.pipeline.stage, watched, _idle_rounds(plan, groups), own_tokens
+                schedule,
+                groups.pipeline.stage,
+                watched,
+                _idle_rounds(plan, groups),
+                own_tokens,
+                is_packed(get_args()),
             )
             self._executors[global_batch_size(plan), forward_only] = executor
 

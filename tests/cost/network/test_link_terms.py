@@ -288,7 +288,7 @@ def test_another_network_keeps_its_terms() -> None:
     plan = place("tp1:4 @2 | tp1:4 @2", make_workload(), cluster)
     plan = replace(plan, hosts=canonical_hosts(plan.replicas, cluster))
     found = {v.what: v.change for v in variations(plan, cluster, None)}
-    assert found["network between nodes at twice its speed"] == pytest.approx(0, abs=0.01)
+    assert found["network between machines at twice its speed"] == pytest.approx(0, abs=0.01)
     problem = make_problem(cluster, make_workload())
     (faster,) = (g.cluster for g in additions(problem) if "the network" in g.what)
     assert faster.node_links["a", "b"] == replace(link, bytes_per_s=2e12)
