@@ -12,6 +12,7 @@ training_log         raw losses and norms for observers
 checkpoint_metadata  one key for each layer
 checkpoint_queue     a queue without a server
 vocabulary_range     vocabulary rows by shares
+context_batch        tokens of a sequence by shares
 skipped_steps        the data of steps that are left out
 value_channels       value heads of another width
 token_dropping       capacities of experts over a whole micro-batch

@@ -11,5 +11,6 @@ shards             the part of every parameter that a rank holds
 shard_tables       the parts of all ranks
 texts              texts of all ranks on every rank
 tensor_place       a rank's place in its tensor-parallel group
+context_place      a rank's tokens of every sequence
 context_attention  attention over divided sequences
 """
