@@ -11,7 +11,7 @@ from megatron_hetero.cluster.spec import Cluster, Device, GpuType
 from megatron_hetero.errors import PlanFormatError, UnsupportedError
 from megatron_hetero.model.spec import Precision
 from megatron_hetero.plan.checks.schedule import launched_forwards
-from megatron_hetero.plan.plan import Plan, Stage
+from megatron_hetero.plan.plan import Plan, Stage, StageShape
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -67,6 +67,19 @@ class PlacedStage:
     sharding: Sharding | None = None
     precision: Precision | None = None
     context_shares: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> StageShape:
+        """Return the stage's part of a layout."""
+        return StageShape(
+            self.width,
+            self.num_layers,
+            self.shares,
+            self.context_parallel,
+            self.expert_shares,
+            self.num_sharded_layers,
+            self.context_shares,
+        )
 
     @cached_property
     def width(self) -> int:

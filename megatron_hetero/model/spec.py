@@ -133,9 +133,13 @@ class ModelSpec:
         sparse = sum(self.moe_layer_freq[first_layer : first_layer + num_layers])
         return sparse, num_layers - sparse
 
+    def kind_of(self, layer: int) -> int:
+        """Return which of `kinds` a layer is; 0 where all layers are alike."""
+        return 1 - self.moe_layer_freq[layer] if self.moe_layer_freq else 0
+
     def of_layer(self, layer: int) -> ModelSpec:
         """Return a model all of whose layers are like number `layer`."""
-        return self.kinds[1 - self.moe_layer_freq[layer]] if self.moe_layer_freq else self
+        return self.kinds[self.kind_of(layer)] if self.kinds else self
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from megatron_hetero.plan.plan import Plan
 from megatron_hetero.plan.precision import stage_precisions
 
 MIXED = "--stage-precision mixed"
+"""Of `plan` itself, not of Megatron."""
 
 _REFUSED: Mapping[str, Callable[[Workload], bool]] = {
     "--num-experts": lambda w: w.model.num_experts > 0,

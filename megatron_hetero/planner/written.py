@@ -10,7 +10,7 @@ from megatron_hetero.cluster.file.description import cluster_hash
 from megatron_hetero.model.load import workload_hash
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.build import canonical_hosts
-from megatron_hetero.plan.plan import Plan, Replica, Stage, StageShape
+from megatron_hetero.plan.plan import Plan, Replica, Stage
 from megatron_hetero.plan.stock_ranks import hosts_in_rank_order
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.problem import Problem
@@ -39,14 +39,7 @@ def bare_plan(
         Replica(
             tuple(
                 Stage(
-                    StageShape(
-                        stage.width,
-                        stage.num_layers,
-                        stage.shares,
-                        stage.context_parallel,
-                        num_sharded_layers=stage.num_sharded_layers,
-                        context_shares=stage.context_shares,
-                    ),
+                    stage.shape,
                     first,
                     tuple(device.name for device in stage.devices),
                     recompute=stage.recompute,

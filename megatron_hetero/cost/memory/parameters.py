@@ -169,7 +169,7 @@ def further_params(model: ModelSpec, share: TensorShare) -> int:
     if not model.mtp_num_layers:
         return 0
     last = model.num_layers - 1
-    kind = 1 - model.moe_layer_freq[last] if model.moe_layer_freq else 0
-    layer = layer_params(model.of_layer(last), share.of_kind(kind) if model.kinds else share)
+    own = share.of_kind(model.kind_of(last)) if model.kinds else share
+    layer = layer_params(model.of_layer(last), own)
     norms = 3 * model.hidden_size * (2 if model.normalization == "LayerNorm" else 1)
     return model.mtp_num_layers * (layer + norms + joining_params(model) // share.width)

@@ -277,7 +277,7 @@ def joining_times(
     gpu: GpuType,
     width: int,
     calibration: Calibration | None = None,
-    context_parallel: int = 1,
+    num_tokens: int | None = None,
 ) -> PassTimes:
     """Time what stands before a layer that predicts a further token: two norms, and the product
     that joins what is known of a token with the embedding of a further one.
@@ -285,10 +285,10 @@ def joining_times(
     Args:
         width: of the tensor-parallel group.
         calibration: constants of GPUs; None is the shipped ones.
-        context_parallel: groups that divide each sequence.
+        num_tokens: of a micro-batch; None is all of them.
     """
     model, training = workload.model, workload.training
-    tokens = training.micro_batch_size * model.seq_length // context_parallel
+    tokens = num_tokens or training.micro_batch_size * model.seq_length
     speed = _speed(training, gpu, calibration)
     weights = joining_params(model) // width
     products_s = speed.products_s((2.0 * tokens * weights,))

@@ -119,7 +119,7 @@ def price_pieces(
         )
         counts = model.kind_counts(0, model.num_layers)
         # Further tokens are predicted by layers like the last one.
-        head = kinds[1 - model.moe_layer_freq[-1]].head
+        head = kinds[model.kind_of(model.num_layers - 1)].head
         return replace(kinds[0], kinds=kinds, head=head).with_layers(counts)
     context = members[0][1].context_parallel
     modelled = {piece: _modelled(workload, piece, members, link, vocab_rows) for piece in PIECES}
@@ -138,16 +138,18 @@ def price_pieces(
     if "decoder_layer" not in is_measured:
         apart = modelled["decoder_layer"].communication
     layer = times["decoder_layer"] + exchange
-    further = times["embedding"] + layer + times["head"]
+    head = times["head"]
     if model.mtp_num_layers:
-        joining = [
-            joining_times(workload, gpu, share.width, None, context) for gpu, share in members
-        ]
-        further = (further + slowest(joining)).times(model.mtp_num_layers)
+        tokens = members[0][1].num_tokens(model, workload.training)
+        joining = slowest(
+            [joining_times(workload, gpu, s.width, None, tokens) for gpu, s in members]
+        )
+        further = times["embedding"] + layer + head + joining
+        head += further.times(model.mtp_num_layers)
     return PieceTimes(
         stretch.of(times["embedding"]),
         stretch.of(layer),
-        stretch.of(times["head"] + further if model.mtp_num_layers else times["head"]),
+        stretch.of(head),
         stretch.of(apart + exchange),
         is_even and is_measured == set(PIECES),
     )

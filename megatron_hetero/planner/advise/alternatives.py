@@ -8,7 +8,7 @@ from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Placement, placement_of
 from megatron_hetero.cost.step_cost import PlacementCost
 from megatron_hetero.plan.layout import format_layout
-from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape, StageShape
+from megatron_hetero.plan.plan import Layout, Plan, ReplicaShape
 from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.rescore import Rescorer
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
@@ -55,17 +55,7 @@ def layout_text(placement: Placement) -> str:
         Layout(
             tuple(
                 ReplicaShape(
-                    tuple(
-                        StageShape(
-                            s.width,
-                            s.num_layers,
-                            s.shares,
-                            s.context_parallel,
-                            num_sharded_layers=s.num_sharded_layers,
-                            context_shares=s.context_shares,
-                        )
-                        for s in r.stages
-                    ),
+                    tuple(s.shape for s in r.stages),
                     r.num_micro_batches,
                     r.micro_batch_size,
                 )

@@ -39,7 +39,6 @@ _FIELDS = {
 _TRIED = ((DIVIDE,), (OVERLAP,), (DIVIDE, OVERLAP), (DIVIDE, OVERLAP, GATHER))
 """Each after its parts; Megatron gathers parameters in the buckets of the second alone."""
 
-"""Of `plan` itself, not of Megatron."""
 _WORTH_SAYING = 5e-3
 """Flags that gain less than this part of the step are not named."""
 _MANY_GPUS = 64

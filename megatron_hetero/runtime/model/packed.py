@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from megatron_hetero.errors import UnsupportedError, UsageError
+from megatron_hetero.errors import UsageError
+from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
 
 
 def is_packed(args: Any) -> bool:
@@ -69,24 +68,11 @@ def other_documents(starts: Tensor) -> Tensor:
     return hidden[None, None]
 
 
-class PackedAttention(DotProductAttention):
-    """Megatron's core attention inside the documents of a packed sequence.
+class PackedAttention(MaskedAttention):
+    """Core attention inside the documents of a packed sequence."""
 
-    Raises:
-        UnsupportedError: the attention is not causal, or looks back through a window.
-    """
-
-    def __init__(
-        self, config: Any, layer_number: int, attn_mask_type: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        if attn_mask_type != AttnMaskType.causal or config.window_size is not None:
-            raise UnsupportedError(
-                "packed sequences (--sft, --dataloader-inter-document-masking) with local layers: "
-                "only causal attention without --window-size is supported. Use --transformer-impl "
-                "transformer_engine, or leave the window out."
-            )
-        # "padding" stands for a mask that is given.
-        super().__init__(config, layer_number, AttnMaskType.padding, *args, **kwargs)
+    asked_by = "packed sequences (--sft, --dataloader-inter-document-masking)"
+    instead = "leave the window out"
 
     def forward(
         self,

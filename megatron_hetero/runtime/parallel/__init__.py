@@ -12,5 +12,6 @@ shard_tables       the parts of all ranks
 texts              texts of all ranks on every rank
 tensor_place       a rank's place in its tensor-parallel group
 context_place      a rank's tokens of every sequence
+masked_attention   attention under a mask of ours
 context_attention  attention over divided sequences
 """

@@ -14,35 +14,23 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 from torch.nn.functional import pad
 
-from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.runtime.parallel.context_place import context_place
+from megatron_hetero.runtime.parallel.masked_attention import MaskedAttention
 
 
-class GatheredAttention(DotProductAttention):
-    """Megatron's core attention of a rank's own queries with the keys and values of all ranks.
+class GatheredAttention(MaskedAttention):
+    """Core attention of a rank's own queries with the keys and values of all ranks."""
 
-    Raises:
-        UnsupportedError: the attention is not causal, or looks back through a window.
-    """
+    asked_by = "context parallelism"
+    instead = "no cp in the plan"
 
-    def __init__(
-        self, config: Any, layer_number: int, attn_mask_type: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        if attn_mask_type != AttnMaskType.causal or config.window_size is not None:
-            raise UnsupportedError(
-                "context parallelism with local layers: only causal attention without "
-                "--window-size is supported. Use --transformer-impl transformer_engine, or no cp "
-                "in the plan."
-            )
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         size, config.context_parallel_size = config.context_parallel_size, 1
         try:
-            # "padding" stands for a mask that is given, which the causal one of some rows is.
-            super().__init__(config, layer_number, AttnMaskType.padding, *args, **kwargs)
+            super().__init__(config, *args, **kwargs)
         finally:
             config.context_parallel_size = size
         self._group = self.pg_collection.cp

@@ -48,6 +48,9 @@ class ReplicaSchedule:
         self._executors: dict[tuple[int, bool], Executor] = {}
         steps = [(plan, False) for plan in batches.plans]
         for plan, forward_only in (*steps, (batches.of_validation, True)):
+            key = global_batch_size(plan), forward_only
+            if key in self._executors:
+                continue
             schedule = replica_schedule(plan, groups.position.replica)
             if any(o.kind == "backward_weight" for p in schedule.programmes for i in p for o in i):
                 weight_gradients.activate()
@@ -59,7 +62,7 @@ class ReplicaSchedule:
                 own_tokens,
                 is_packed(get_args()),
             )
-            self._executors[global_batch_size(plan), forward_only] = executor
+            self._executors[key] = executor
 
     def __call__(
         self,

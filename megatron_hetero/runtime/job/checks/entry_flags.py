@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_hetero.runtime import backend
 from megatron_hetero.runtime.job.checks.refused_flags import Rule
+from megatron_hetero.runtime.model.packed import is_packed
 
 NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
@@ -45,21 +46,13 @@ NOT_IN_THIS_ENTRY: tuple[Rule, ...] = (
     (
         "--sft / --dataloader-inter-document-masking with --window-size and "
         "--transformer-impl local",
-        lambda a: (
-            (a.sft or a.dataloader_inter_document_masking)
-            and a.window_size is not None
-            and a.transformer_impl == "local"
-        ),
+        lambda a: is_packed(a) and a.window_size is not None and a.transformer_impl == "local",
         "use --transformer-impl transformer_engine, or leave the window out",
     ),
     (
         "--sft / --dataloader-inter-document-masking with --multi-latent-attention and "
         "--transformer-impl local",
-        lambda a: (
-            (a.sft or a.dataloader_inter_document_masking)
-            and a.multi_latent_attention
-            and a.transformer_impl == "local"
-        ),
+        lambda a: is_packed(a) and a.multi_latent_attention and a.transformer_impl == "local",
         "use --transformer-impl transformer_engine",
     ),
     (

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from megatron_hetero.runtime.model.packed import is_packed
+
 Rule = tuple[str, Callable[[Any], bool], str]
 """(flag as the user knows it, condition on the parsed arguments, advice)."""
 
@@ -132,7 +134,7 @@ REFUSED: tuple[Rule, ...] = (
 NOT_WITH_CONTEXT_PARALLEL: tuple[Rule, ...] = (
     (
         "--sft / --dataloader-inter-document-masking",
-        lambda a: a.sft or a.dataloader_inter_document_masking,
+        is_packed,
         "use a plan without cp; documents would have to be divided one by one",
     ),
     (
@@ -204,7 +206,7 @@ NOT_WITH_SHARDED_LAYERS: tuple[Rule, ...] = (
 NOT_WITH_CHUNKS: tuple[Rule, ...] = (
     (
         "--sft / --dataloader-inter-document-masking / --reset-attention-mask",
-        lambda a: a.sft or a.dataloader_inter_document_masking or a.reset_attention_mask,
+        lambda a: is_packed(a) or a.reset_attention_mask,
         "use a plan with one chunk on each stage; every chunk would have to read the batch",
     ),
 )
