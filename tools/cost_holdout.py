@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from calibration_tables import (
@@ -26,7 +26,7 @@ from calibration_tables import (
     operator_points,
     table_workload,
 )
-from make_calibration import fit, fit_link, predict
+from make_calibration import fit, fit_launch, fit_link, predict, with_launches
 
 from megatron_hetero.cluster.catalogue import gpu_type
 from megatron_hetero.cost.network.seconds import ring_all_reduce_s
@@ -43,27 +43,54 @@ def chip(gpu: str) -> tuple[str, ...]:
     return (name, *(other for other, same in SAME_CHIP.items() if same == name))
 
 
-def layer_errors(folder: Path) -> None:
-    """Print both tables of layers: GPU types left out, widths left out."""
-    points = layer_points(folder)
-    links = {(p.gpu, p.width): fit_link(folder, p.gpu, p.width) for p in points}
-    every = Calibration.from_data(fit(folder))
-    without_gpu = {g: Calibration.from_data(fit(folder, chip(g))) for g in CATALOGUE_NAMES}
-    without_width = {
-        w: Calibration.from_data(fit(folder, (), [v for v in WIDTHS if v != w])) for w in WIDTHS
-    }
+def layer_errors(
+    folder: Path, points: Sequence[LayerPoint], links: dict
+) -> dict[str, tuple[Calibration, float]]:
+    """Print both tables of layers, GPU types left out and widths left out; return the constants
+    without each type."""
+    every = constants(folder)
+    without_gpu = {g: constants(folder, chip(g)) for g in CATALOGUE_NAMES}
+    without_width = {w: constants(folder, (), [v for v in WIDTHS if v != w]) for w in WIDTHS}
     for title, choose in (
         ("fp32, the GPU type left out", lambda p: without_gpu[p.gpu]),
         ("fp32, the width left out", lambda p: without_width[p.width]),
         ("fp32, nothing left out (layers of width 1 alone are fitted)", lambda p: every),
     ):
-        error_table(title, points, lambda p, choose=choose: error(p, links, choose(p)))
+        error_table(title, points, lambda p, choose=choose: error(p, links, *choose(p)))
+    return without_gpu
 
 
-def error(point: LayerPoint, links: dict, calibration: Calibration) -> float:
+def constants(
+    folder: Path, without: Sequence[str] = (), widths: Sequence[int] | None = None
+) -> tuple[Calibration, float]:
+    """Fit all constants and the host's seconds for each operator; None: layers of width 1, and
+    operators of all widths."""
+    data = fit(folder, without, widths or (1,))
+    return Calibration.from_data(data), fit_launch(folder, data, without, widths or WIDTHS)
+
+
+def error(point: LayerPoint, links: dict, calibration: Calibration, launch_s: float = 0.0) -> float:
     """Return the relative error of forward plus backward."""
     times = predict(point, links[point.gpu, point.width], calibration)
-    return times.total_s / point.total_s - 1
+    return with_launches(point, times, launch_s).total_s / point.total_s - 1
+
+
+def floor_table(
+    points: Sequence[LayerPoint], links: dict, without_gpu: dict[str, tuple[Calibration, float]]
+) -> None:
+    """Print every layer that the host's launches make longer, without and with them."""
+    print("\nfp32, layers bound by the host's launches, the GPU type left out\n")
+    print("| GPU | model | TP | micro-batch | measured, ms | without the floor | with it |")
+    print("| --- | --- | --: | --: | --: | --: | --: |")
+    for point in points:
+        calibration, launch_s = without_gpu[point.gpu]
+        before, after = (error(point, links, calibration, s) for s in (0.0, launch_s))
+        if before != after:
+            print(
+                f"| {CATALOGUE_NAMES[point.gpu]} | {point.model} | {point.width} | "
+                f"{point.micro_batch_size} | {1e3 * point.total_s:.2f} | {100 * before:+.1f} % | "
+                f"{100 * after:+.1f} % |"
+            )
 
 
 def error_table(
@@ -135,9 +162,12 @@ def collective_errors(folder: Path) -> None:
 def main() -> None:
     """Print every table."""
     folder = Path(sys.argv[1])
-    layer_errors(folder)
+    points = layer_points(folder)
+    links = {(p.gpu, p.width): fit_link(folder, p.gpu, p.width) for p in points}
+    without_gpu = layer_errors(folder, points, links)
     operator_errors(folder)
     collective_errors(folder)
+    floor_table(points, links, without_gpu)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ FOLDER: see `calibration_tables.py`.  Forward times of the four matrix products 
 1 give `max_efficiency` (products of at least 300 us at peak) and `overhead_s` (those under 150 us).
 Layer norm and GELU give the memory efficiency that stands for types without a table.  Whole layers
 at width 1 then give each type's own memory efficiency, and what unfused attention moves for each
-score in fp32.  No end-to-end measurement takes part.
+score in fp32.  No end-to-end measurement takes part.  The host's time for each operator follows
+from narrow shards and small micro-batches; it is printed and stands in `cluster/catalogue.json`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,9 @@ from megatron_hetero.cost.work.calibration import (
     has_tf32,
     product_flops_per_s,
 )
-from megatron_hetero.cost.work.compute import PassTimes, layer_times
+from megatron_hetero.cost.work.compute import PassTimes, layer_times, slowest
+from megatron_hetero.cost.work.launches import layer_launches
+from megatron_hetero.cost.work.share import even_share
 from megatron_hetero.files import write_json
 
 NUM_WEIGHTS_PER_H2 = {
@@ -61,6 +65,8 @@ CHIPS = {
     "H200": "GH200-96GB",
 }
 """Types without a table of their own, and one that has the same chip."""
+_MOST_MICROSECONDS = 200
+"""For an operator: more than any host needs."""
 _PRIOR_DEVIATION = 0.15
 """How far (in logarithms) a type's memory efficiency may lie from the streaming operators'."""
 
@@ -160,6 +166,7 @@ def fit_half_scores(folder: Path, gpus: Sequence[str], data: dict[str, Any]) -> 
     data["score_traffic"]["fp16"] = {k: round(statistics.median(v), 2) for k, v in found.items()}
 
 
+@cache
 def fit_link(folder: Path, gpu: str, width: int) -> Link:
     """Fit latency and bandwidth of a ring all-reduce, by least squares of relative errors; of half
     as many GPUs where the width was not measured."""
@@ -225,6 +232,53 @@ def fit_layers(
     set_constants(least_squares(errors, start, loss="soft_l1", f_scale=0.1).x)
 
 
+def fit_launch(
+    folder: Path,
+    data: Mapping[str, Any],
+    without: Collection[str] = (),
+    widths: Collection[int] = (1, 2, 4, 8),
+) -> float:
+    """Fit the host's seconds for each operator, in whole microseconds: on each machine those of the
+    least mean error of its layers, and of these the fewest, because a floor must not be higher than
+    a quick host's.
+
+    Args:
+        data: the constants, fitted already.
+        without: types of the tables that do not take part.
+        widths: tensor-parallel widths that take part.
+    """
+    calibration = Calibration.from_data(data)
+    of_type: dict[str, list[tuple[LayerPoint, PassTimes]]] = {}
+    for point in layer_points(folder):
+        if point.gpu not in without and point.width in widths:
+            link = fit_link(folder, point.gpu, point.width)
+            times = predict(point, link, calibration)
+            of_type.setdefault(point.gpu, []).append((point, times))
+    found = [best_launch(points) for points in of_type.values()]
+    return min((launch_s for launch_s in found if launch_s), default=0.0)
+
+
+def best_launch(points: Sequence[tuple[LayerPoint, PassTimes]]) -> float:
+    """Return the seconds for each operator that fit the layers of one machine best; 0 where its
+    GPUs are never kept waiting."""
+
+    def error(launch_s: float) -> float:
+        return statistics.mean(
+            abs(with_launches(point, times, launch_s).total_s / point.total_s - 1)
+            for point, times in points
+        )
+
+    return min((1e-6 * number for number in range(_MOST_MICROSECONDS)), key=error)
+
+
+def with_launches(point: LayerPoint, times: PassTimes, launch_s: float) -> PassTimes:
+    """Return the times of a layer whose operators the host launches in so many seconds each."""
+    workload = table_workload(point.model, point.micro_batch_size, "fp32")
+    share = even_share(workload.model, point.width)
+    launches = layer_launches(workload.model, workload.training, share, flash=False, fused=False)
+    return slowest([times, PassTimes(launches.forward * launch_s, launches.backward * launch_s)])
+
+
 def with_constants(data: dict[str, Any], gpus: Sequence[str], logs: Sequence[float]) -> Any:
     """Return `data` with the constants that `fit_layers` seeks, unrounded."""
     forward, backward, *efficiencies = [math.exp(x) for x in logs]
@@ -248,7 +302,9 @@ def main() -> None:
         "note": "Relative to the peaks of cluster/catalogue. On GPUs with TF32 fp32 products run "
         "at half of the 16-bit peak, and share that curve.",
     }
-    write_json(output, fit(folder) | {"provenance": provenance})
+    data = fit(folder)
+    write_json(output, data | {"provenance": provenance})
+    print(f"launch_time of cluster/catalogue.json: {1e6 * fit_launch(folder, data):.0f} us")
 
 
 if __name__ == "__main__":

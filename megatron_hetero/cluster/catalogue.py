@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from megatron_hetero.cluster.file.quantities import Bandwidth, MemorySize, Peak
+from megatron_hetero.cluster.file.quantities import Bandwidth, Latency, MemorySize, Peak
 from megatron_hetero.cluster.makers import Library, cannot_train, library_of_name
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import ClusterError
@@ -53,6 +53,8 @@ class _Catalogue(BaseModel):
 
     memory_source: str
     link_source: str
+    launch_time: Latency
+    launch_source: str
     gpus: tuple[_CatalogueEntry, ...]
 
 
@@ -88,6 +90,11 @@ def gpu_type(name: str) -> GpuType:
 def gpu_type_names() -> tuple[str, ...]:
     """Return the names of the catalogue, in its order (by generation)."""
     return tuple(_load()[0])
+
+
+def usual_launch_s() -> float:
+    """Return the seconds that a host takes for each operator that it launches, of any GPU."""
+    return next(iter(_load()[0].values())).launch_s
 
 
 def sheet_link(name: str) -> SheetLink:
@@ -145,6 +152,7 @@ def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
             compute_capability=entry.compute_capability,
             source=entry.source,
             library=entry.library,
+            launch_s=catalogue.launch_time,
         )
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
         for name in (entry.name, *entry.aliases):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.catalogue import gpu_type, usual_launch_s
 from megatron_hetero.cluster.file.references import References
 from megatron_hetero.cluster.file.schema import ClusterSection, GpuSection
 from megatron_hetero.cluster.makers import DEFAULT_LIBRARY, library_of_name
@@ -150,4 +150,5 @@ def _defined_gpu_type(name: str, section: GpuSection, references: References) ->
         source=references.document.locate(["gpu_types", name]),
         library=section.library
         or (known.library if known else library_of_name(name) or DEFAULT_LIBRARY),
+        launch_s=usual_launch_s() if section.launch_time is None else section.launch_time,
     )

@@ -73,6 +73,12 @@ class GpuSection(_Section):
     library: (
         Annotated[Library, Field(description="Communication library of its machines.")] | None
     ) = None
+    launch_time: (
+        Annotated[
+            Latency, Field(description="Time of the host for each operator that it launches.")
+        ]
+        | None
+    ) = None
     price_per_hour: Price | None = None
 
 

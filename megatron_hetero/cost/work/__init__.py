@@ -3,6 +3,7 @@
 pieces       embedding, layer and head on a stage, modelled or measured
 compute      the analytic model of a layer, the embedding and the head
 layer_work   products and memory traffic of the parts of a layer
+launches     operators that the host launches for a piece
 share        what one member of a group holds and computes
 calibration  what GPUs reach of their peaks, from published tables
 profile      profile.json

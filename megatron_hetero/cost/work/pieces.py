@@ -23,6 +23,11 @@ from megatron_hetero.cost.work.compute import (
     uses_flash_attention,
 )
 from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
+from megatron_hetero.cost.work.launches import (
+    embedding_launches,
+    head_launches,
+    layer_launches,
+)
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import Workload
@@ -37,9 +42,11 @@ class PieceTimes:
 
     The head includes the layers that predict further tokens.
 
-    `communication` is the part of `layer` that is communication (what was measured as part of the
-    layer does not count).  Of a model with layers of unlike kinds, `layer` and its communication
-    are the mean of all of them, and `kinds` has the pieces of each kind (`ModelSpec.kinds`).
+    No pass is shorter than the host needs to launch it (`cost.work.launches`), unless it was
+    measured.  `communication` is the part of `layer` that is communication (what was measured as
+    part of the layer does not count).  Of a model with layers of unlike kinds, `layer` and its
+    communication are the mean of all of them, and `kinds` has the pieces of each kind
+    (`ModelSpec.kinds`).
     """
 
     embedding: PassTimes
@@ -126,19 +133,21 @@ def price_pieces(
     found = {
         piece: _gauged(workload, profile, piece, members, link, vocab_rows) for piece in PIECES
     }
+    is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
+    is_even = context == 1 and len({share for _, share in members}) == 1
+    exchange = _context_exchange(workload, members, context_link)
     times = {
         piece: modelled[piece].total if (gauged := found[piece]) is None else gauged.times
         for piece in PIECES
     }
-    is_measured = {piece for piece, gauged in found.items() if gauged and gauged.is_measured}
-    is_even = context == 1 and len({share for _, share in members}) == 1
-    exchange = _context_exchange(workload, members, context_link)
+    times["decoder_layer"] += exchange
+    for piece in set(PIECES) - is_measured:
+        times[piece] = slowest([times[piece], _launching(workload, piece, members)])
     stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
     apart = PassTimes(0.0, 0.0)
     if "decoder_layer" not in is_measured:
         apart = modelled["decoder_layer"].communication
-    layer = times["decoder_layer"] + exchange
-    head = times["head"]
+    layer, head = times["decoder_layer"], times["head"]
     if model.mtp_num_layers:
         tokens = members[0][1].num_tokens(model, workload.training)
         joining = slowest(
@@ -231,6 +240,22 @@ def _modelled(
     if piece == "embedding":
         return Modelled(computing, PassTimes(comm.embedding_s, 0.0))
     return Modelled(computing, PassTimes(comm.head_forward_s, comm.head_backward_s))
+
+
+def _launching(workload: Workload, piece: Piece, members: Sequence[Member]) -> PassTimes:
+    """Time the host's launches of a piece, on the member whose host takes longest."""
+    model, training = workload.model, workload.training
+    found = []
+    for gpu, share in members:
+        if piece == "embedding":
+            launches = embedding_launches(model, training, share.width)
+        elif piece == "head":
+            launches = head_launches(training, share.width)
+        else:
+            flash = uses_flash_attention(training, gpu)
+            launches = layer_launches(model, training, share, flash=flash)
+        found.append(PassTimes(launches.forward * gpu.launch_s, launches.backward * gpu.launch_s))
+    return slowest(found)
 
 
 def _gauged(

@@ -1,0 +1,152 @@
+"""Operators that the host launches for the pieces of a model, and the seconds in which it can.
+
+The host (Python, PyTorch's dispatcher and autograd, the driver) launches one operator after the
+other and runs ahead of the GPU, so a single small operator costs nothing: what counts is a whole
+pass of a piece, which ends no sooner than its last operator is launched.  Layers follow each other
+and are alike, so a pass of many layers is bound as one layer is, and times stay sums of pieces.  At
+the ends of the model that is an upper limit: a head that takes long lets the host run ahead of the
+layers' backward pass, and the smaller of the two differences is then counted for nothing.  Between
+pipeline stages nothing is gained: Megatron waits for the GPU after each exchange with a neighbour
+(`batch_p2p_sync`).
+
+Counted are calls of PyTorch's dispatcher that reach the GPU, of Megatron-core 0.19
+(`tests/cost/work/test_launches.py` counts its local layer on a CPU).  A narrower shard, a smaller
+micro-batch or a shorter sequence needs as many.  Where attention is fused, the layer is Transformer
+Engine's: norms, biases, activation and rotation are fused with what they stand beside.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megatron_hetero.cost.memory.parameters import attention_matrices
+from megatron_hetero.cost.work.share import TensorShare
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+
+_EAGER_ROTATION = 7
+"""Cosine, sine, negation, concatenation, two products and a sum, of queries and of keys each."""
+_CASTS = 2
+"""Of scores to fp32 and back, where torch computes the softmax of 16-bit scores."""
+_ROUTER = 8
+"""Product, softmax, top-k, their mask, and the tokens sorted, counted, gathered and put back."""
+_HEAD = (20, 11)
+"""Final norm, output layer and vocabulary-parallel cross entropy."""
+
+
+class Launches(NamedTuple):
+    """Operators of the forward and of the backward pass."""
+
+    forward: int
+    backward: int
+
+    def plus(self, forward: int, backward: int) -> Launches:
+        """Return so many more."""
+        return Launches(self.forward + forward, self.backward + backward)
+
+
+def layer_launches(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, *, flash: bool, fused: bool = True
+) -> Launches:
+    """Count the operators of a decoder layer, recomputation included.
+
+    Args:
+        share: the GPU's part of its tensor-parallel group.
+        flash: attention is fused, and the layer Transformer Engine's.
+        fused: Megatron's own fusions are on (softmax with its mask; bias, dropout and sum; bias and
+            activation), as they are on GPUs; False is for layers of plain torch, with layer norm
+            and GELU.
+    """
+    core = _core(training, flash, fused)
+    forward = core.plus(*_attention(model, training, share, flash, fused))
+    both = forward.plus(*_mlp(model, training, share, flash, fused))
+    if share.width > 1:
+        both = both.plus(*_communication(training.sequence_parallel))
+    again = {"none": 0, "selective": core.forward, "full": both.forward}[training.recompute]
+    return both.plus(0, again)
+
+
+def _core(training: TrainingSpec, flash: bool, fused: bool) -> Launches:
+    """Count scores, softmax, dropout and context."""
+    if flash:
+        return Launches(1, 1)
+    # Two products, softmax, a copy in the layout of the projection; backward four products, two
+    # scalings, softmax.
+    core = Launches(4, 7)
+    if not fused:  # the mask; of fp32 scores torch also copies the gradient of a view
+        casts = 0 if training.precision == "fp32" else _CASTS
+        core = core.plus(1 + casts, 1 + (casts or 5))
+    return core.plus(1, 1) if training.attention_dropout else core
+
+
+def _attention(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, fused: bool
+) -> Launches:
+    """Count norm, projections, rotation and the sum with what went in."""
+    products = len(attention_matrices(model, share))
+    # Backward two products each, and the parts of the projection put together again.
+    found = Launches(1 + products, 1 + 2 * products + 1)
+    if model.is_rotary:
+        each = 2 * (_EAGER_ROTATION if not fused else 1)
+        found = found.plus(each, each)
+    if model.qk_layernorm:
+        found = found.plus(2, 2)
+    if not flash and (model.add_bias_linear or model.add_qkv_bias):
+        found = found.plus(1, 1)
+    return found.plus(*_residual(model, training, flash, fused))
+
+
+def _residual(model: ModelSpec, training: TrainingSpec, flash: bool, fused: bool) -> Launches:
+    """Count bias, dropout and the sum with the input of the part, and the bias's gradient."""
+    bias = 1 if model.add_bias_linear else 0
+    if fused:
+        return Launches(1, 1 + (0 if flash else bias))
+    dropout = 1 if training.hidden_dropout else 0
+    return Launches(1 + bias + dropout, 1 + bias + dropout)
+
+
+def _mlp(
+    model: ModelSpec, training: TrainingSpec, share: TensorShare, flash: bool, fused: bool
+) -> Launches:
+    """Count norm, products, activation and the sum with what went in."""
+    bias = 1 if model.add_bias_linear else 0
+    # Both products and the activation; backward also the first bias's gradient.
+    each = Launches(3 + (0 if fused else bias), 5 + (0 if flash else bias))
+    number = share.num_experts(model) if model.num_experts else 1
+    found = Launches(1 + number * each.forward, 1 + number * each.backward)
+    if model.num_experts:
+        found = found.plus(_ROUTER, _ROUTER)
+    if share.shared_columns:
+        found = found.plus(each.forward + 1, each.backward + 1)
+    return found.plus(*_residual(model, training, flash, fused))
+
+
+def _communication(sequence_parallel: bool) -> Launches:
+    """Count collectives of a layer: two all-reduces in each pass, or their two halves, and what
+    the backward pass gathers again."""
+    return Launches(4, 6) if sequence_parallel else Launches(2, 2)
+
+
+def embedding_launches(model: ModelSpec, training: TrainingSpec, width: int) -> Launches:
+    """Count the look-up of words and positions, their sum, and dropout.
+
+    Args:
+        width: of the tensor-parallel group.
+    """
+    found = Launches(1, 1)
+    if model.position_embedding == "learned_absolute":
+        found = Launches(3, 2)
+    if width > 1:
+        found = found.plus(1, 1 if training.sequence_parallel else 0)
+    return found.plus(1, 1) if training.hidden_dropout else found
+
+
+def head_launches(training: TrainingSpec, width: int) -> Launches:
+    """Count final norm, output layer and loss.
+
+    Args:
+        width: of the tensor-parallel group, in which the loss takes three sums.
+    """
+    found = Launches(*_HEAD)
+    if width > 1:
+        found = found.plus(3 + training.sequence_parallel, 1 + training.sequence_parallel)
+    return found
