@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tools.by_hand import launches
 from tools.by_hand.gpus import GPUS
 from tools.by_hand.memory import bytes_of_parameter, held, holders_of_layer
 from tools.by_hand.paper import Paper, Replica, Stage
@@ -22,35 +23,62 @@ class _Pass:
         return self.forward + self.backward
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Passes of a stage's parts: a layer, one that is recomputed, both ends of the model."""
+
+    layer: _Pass
+    again: _Pass
+    words: _Pass
+    head: _Pass
+
+
 def stage_pass(paper: Paper, site: Site, replica: Replica, stage: Stage) -> _Pass:
-    """Time a micro-batch, forward and backward, on the slowest member of a group."""
+    """Time a micro-batch, forward and backward: each part on the slowest member of a group, with
+    its communication, and no faster than the host launches it."""
     job = paper.job
-    slowest = [_member_pass(paper, site, replica, stage, m) for m in range(stage.width)]
-    forward = max(p.forward for p in slowest)
-    backward = max(p.backward for p in slowest)
-    if stage.width == 1:
-        return _Pass(forward, backward)
-    # Two all-reduces of the activation in each pass of a layer; a ring of t cards.
-    speed, latency = site.inside(stage.node)
-    size = replica.size * job.sequence * job.hidden * job.element
-    once = (stage.width - 1) * (latency + size / stage.width / speed)
-    reduce = 2 * once
-    full = stage.recomputed if stage.recompute == "full" else 0
-    forward += stage.layers * 2 * reduce
-    backward += (stage.layers + full) * 2 * reduce
-    if job.sequence_parallel:
-        backward += stage.layers * 2 * once
+    members = [_member_pass(paper, site, replica, stage, m) for m in range(stage.width)]
+    is_old = any(GPUS[site.gpu(device)].is_old for device in stage.devices)
+    width = stage.width
+    once = reduce = loss = 0.0
+    if width > 1:
+        # Two all-reduces of the activation in each pass of a layer; a ring of t cards.
+        speed, latency = site.inside(stage.node)
+        size = replica.size * job.sequence * job.hidden * job.element
+        once = (width - 1) * (latency + size / width / speed)
+        reduce = 2 * once
+        tokens = 4 * replica.size * job.sequence
+        loss = 3 * 2 * (width - 1) * (latency + tokens / width / speed)
+    gathered = once if job.sequence_parallel else 0.0
+
+    def slowest(part: str, more: tuple[float, float], counts: launches.Counts) -> _Pass:
+        found = [getattr(member, part) for member in members]
+        return _Pass(
+            max(max(p.forward for p in found) + more[0], launches.HOST_S * counts[0]),
+            max(max(p.backward for p in found) + more[1], launches.HOST_S * counts[1]),
+        )
+
+    counts = launches.layer(job, width, is_old)
+    more = 2 * reduce, 2 * reduce + 2 * gathered
+    full = stage.recompute == "full"
+    repeated = counts[0] if full else launches.core(job, is_old)[0]
+    kept = slowest("layer", more, counts)
+    again = slowest(
+        "again", (more[0], more[1] + 2 * reduce * full), (counts[0], counts[1] + repeated)
+    )
+    num_again = stage.recomputed if stage.recompute in ("full", "selective") else 0
+    forward = (stage.layers - num_again) * kept.forward + num_again * again.forward
+    backward = (stage.layers - num_again) * kept.backward + num_again * again.backward
     if stage.first == 0:
-        forward += once if job.sequence_parallel else reduce
+        words = slowest("words", (gathered or reduce, 0.0), launches.words(job, width))
+        forward, backward = forward + words.forward, backward + words.backward
     if stage.end == job.layers:
-        loss = 4 * replica.size * job.sequence
-        forward += 3 * 2 * (stage.width - 1) * (latency + loss / stage.width / speed)
-        forward += once if job.sequence_parallel else 0
-        backward += reduce
+        head = slowest("head", (loss + gathered, reduce), launches.head(job, width))
+        forward, backward = forward + head.forward, backward + head.backward
     return _Pass(forward, backward)
 
 
-def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Pass:
+def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, member: int) -> _Parts:
     """Time a member's passes without communication: products at the rate that they reach of the
     peak, the rest at the memory's; backward twice the products, twice the rest, and 8 bytes for
     each weight's gradient."""
@@ -93,20 +121,20 @@ def _member_pass(paper: Paper, site: Site, replica: Replica, stage: Stage, membe
     matrices = has.layer - job.whole_layer
     layer_back = 2 * products + 2 * rest + core_back + 8 * matrices / memory
     again = {"full": layer, "selective": core}.get(stage.recompute, 0.0)
-    forward = stage.layers * layer
-    backward = stage.layers * layer_back + stage.recomputed * again
     rows = paper.rows * job.hidden * stage.shares[member] / sum(stage.shares)
-    if stage.first == 0:
-        words = 3 * tokens * job.hidden * e / memory
-        forward += words
-        backward += 2 * words + 8 * rows / memory
-    if stage.end == job.layers:
-        logits = tokens * rows / job.hidden
-        output = 2 * tokens * rows / rate + each
-        # The loss: logits to fp32, a maximum, exponents, a sum; backward once over them.
-        forward += output + (logits * (e + 16) + 2 * tokens * job.hidden * e) / memory
-        backward += 2 * output + (logits * (8 + e) + 8 * rows) / memory
-    return _Pass(forward, backward)
+    words = 3 * tokens * job.hidden * e / memory
+    logits = tokens * rows / job.hidden
+    output = 2 * tokens * rows / rate + each
+    # The loss: logits to fp32, a maximum, exponents, a sum; backward once over them.
+    return _Parts(
+        _Pass(layer, layer_back),
+        _Pass(layer, layer_back + again),
+        _Pass(words, 2 * words + 8 * rows / memory),
+        _Pass(
+            output + (logits * (e + 16) + 2 * tokens * job.hidden * e) / memory,
+            2 * output + (logits * (8 + e) + 8 * rows) / memory,
+        ),
+    )
 
 
 @dataclass(frozen=True)
