@@ -37,8 +37,7 @@ class GpuType:
     source: str
     library: Library = DEFAULT_LIBRARY
     """Communication library of its machines; GPUs of one job have one (`cluster.makers`)."""
-    launch_s: float = 0.0
-    """Seconds of the host for each operator that it launches (`cost.work.launches`)."""
+    launch_s: float = 0.0  # of the host, for each operator (`cost.work.launches`)
 
     @property
     def capability(self) -> float | None:

@@ -17,11 +17,15 @@ Engine's: norms, biases, activation and rotation are fused with what they stand 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.cost.memory.parameters import attention_matrices
+from megatron_hetero.cost.work.compute import PassTimes, slowest, uses_flash_attention
+from megatron_hetero.cost.work.profile import Piece
 from megatron_hetero.cost.work.share import TensorShare
-from megatron_hetero.model.spec import ModelSpec, TrainingSpec
+from megatron_hetero.model.spec import ModelSpec, TrainingSpec, Workload
 
 _EAGER_ROTATION = 7
 """Cosine, sine, negation, concatenation, two products and a sum, of queries and of keys each."""
@@ -150,3 +154,21 @@ def head_launches(training: TrainingSpec, width: int) -> Launches:
     if width > 1:
         found = found.plus(3 + training.sequence_parallel, 1 + training.sequence_parallel)
     return found
+
+
+def launching_times(
+    workload: Workload, piece: Piece, members: Sequence[tuple[GpuType, TensorShare]]
+) -> PassTimes:
+    """Time the host's launches of a piece, on the member whose host takes longest."""
+    model, training = workload.model, workload.training
+    found = []
+    for gpu, share in members:
+        if piece == "embedding":
+            launches = embedding_launches(model, training, share.width)
+        elif piece == "head":
+            launches = head_launches(training, share.width)
+        else:
+            flash = uses_flash_attention(training, gpu)
+            launches = layer_launches(model, training, share, flash=flash)
+        found.append(PassTimes(launches.forward * gpu.launch_s, launches.backward * gpu.launch_s))
+    return slowest(found)

@@ -23,11 +23,7 @@ from megatron_hetero.cost.work.compute import (
     uses_flash_attention,
 )
 from megatron_hetero.cost.work.gauge import Gauged, Modelled, gauged_times
-from megatron_hetero.cost.work.launches import (
-    embedding_launches,
-    head_launches,
-    layer_launches,
-)
+from megatron_hetero.cost.work.launches import launching_times
 from megatron_hetero.cost.work.profile import NO_STRETCH, PIECES, Piece, Profile
 from megatron_hetero.cost.work.share import TensorShare
 from megatron_hetero.model.spec import Workload
@@ -142,7 +138,7 @@ def price_pieces(
     }
     times["decoder_layer"] += exchange
     for piece in set(PIECES) - is_measured:
-        times[piece] = slowest([times[piece], _launching(workload, piece, members)])
+        times[piece] = slowest([times[piece], launching_times(workload, piece, members)])
     stretch = profile.stretch(gpu.name for gpu, _ in members) if profile else NO_STRETCH
     apart = PassTimes(0.0, 0.0)
     if "decoder_layer" not in is_measured:
@@ -240,22 +236,6 @@ def _modelled(
     if piece == "embedding":
         return Modelled(computing, PassTimes(comm.embedding_s, 0.0))
     return Modelled(computing, PassTimes(comm.head_forward_s, comm.head_backward_s))
-
-
-def _launching(workload: Workload, piece: Piece, members: Sequence[Member]) -> PassTimes:
-    """Time the host's launches of a piece, on the member whose host takes longest."""
-    model, training = workload.model, workload.training
-    found = []
-    for gpu, share in members:
-        if piece == "embedding":
-            launches = embedding_launches(model, training, share.width)
-        elif piece == "head":
-            launches = head_launches(training, share.width)
-        else:
-            flash = uses_flash_attention(training, gpu)
-            launches = layer_launches(model, training, share, flash=flash)
-        found.append(PassTimes(launches.forward * gpu.launch_s, launches.backward * gpu.launch_s))
-    return slowest(found)
 
 
 def _gauged(
