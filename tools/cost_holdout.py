@@ -159,6 +159,47 @@ def collective_errors(folder: Path) -> None:
         print(f"| {CATALOGUE_NAMES[gpu]} | " + " | ".join(map(percent, row)) + " |")
 
 
+def profile_errors(points: Sequence[LayerPoint], ratios: dict[LayerPoint, float]) -> None:
+    """Print how far off a profile is where it has not measured: the cost model times a measured
+    ratio, or a line between two sizes (`cost.work.gauge`, `cost.work.profile`).
+
+    Args:
+        points: layers of all widths and sizes.
+        ratios: measured over predicted seconds of each.
+    """
+    at = {(p.gpu, p.model, p.width, p.micro_batch_size): p for p in points}
+    errors: dict[str, list[float]] = {}
+    for point in points:
+        size, width = point.micro_batch_size, point.width
+
+        def of(width: int, size: float, point: LayerPoint = point) -> LayerPoint | None:
+            return at.get((point.gpu, point.model, width, int(size)))
+
+        def note(what: str, seconds: float, point: LayerPoint = point) -> None:
+            errors.setdefault(what, []).append(abs(seconds / point.total_s - 1))
+
+        predicted_s = point.total_s / ratios[point]
+        half, double, one, narrow = (
+            of(width, size / 2) if size % 2 == 0 else None,
+            of(width, 2 * size),
+            of(width, 1),
+            of(width // 2, size) if width > 1 else None,
+        )
+        if one and size > 1:
+            note("size 1 of this width | any larger size", predicted_s * ratios[one])
+        if half and size > 2:
+            note("half the size, and smaller ones | the size", predicted_s * ratios[half])
+        if half and double:
+            between_s = half.total_s + (double.total_s - half.total_s) / 3
+            note("half and double the size | the size", between_s)
+        if narrow:
+            note("half the width | the width", predicted_s * ratios[narrow])
+    print("\nfp32, a profile of other sizes or widths\n")
+    print("| measured | predicted | layers | mean error | worst |\n| --- | --- | --: | --: | --: |")
+    for what, found in errors.items():
+        print(f"| {what} | {len(found)} | {percent(found)} | {100 * max(found):.0f} % |")
+
+
 def main() -> None:
     """Print every table."""
     folder = Path(sys.argv[1])
@@ -167,6 +208,8 @@ def main() -> None:
     without_gpu = layer_errors(folder, points, links)
     operator_errors(folder)
     collective_errors(folder)
+    every = constants(folder)
+    profile_errors(points, {p: 1 / (1 + error(p, links, *every)) for p in points})
     floor_table(points, links, without_gpu)
 
 

@@ -33,6 +33,7 @@ from megatron_hetero.plan.file import save_plan
 from megatron_hetero.plan.plan import Plan
 from megatron_hetero.planner import plan_and_explain
 from megatron_hetero.planner.advise.faster_flags import faster_flags
+from megatron_hetero.planner.measured_sizes import HeldCluster, held_to_measured_sizes
 from megatron_hetero.planner.mixture import with_mixed_precisions
 from megatron_hetero.planner.moves.annealing import MAX_GPUS_ANNEALED
 from megatron_hetero.planner.portfolio import STRATEGIES, strategies_of
@@ -70,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile", type=Path, metavar="PROFILE.JSON", help="measurements to plan from"
+    )
+    parser.add_argument(
+        "--scale-profile",
+        action="store_true",
+        help="compare micro-batch sizes too of which a profile with a single size says nothing: "
+        "the cost model says how they differ from it",
     )
     parser.add_argument(
         "--without",
@@ -165,6 +172,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             raise UsageError("--stage-precision mixed does not go with --shard-layers yet")
         workload = with_mixed_precisions(workload)
     objective = objective_of(arguments, workload)
+    held = HeldCluster(cluster, "")
+    if not arguments.scale_profile:
+        held = held_to_measured_sizes(cluster, workload, profile)
+    cluster = held.cluster
     start_s = time.perf_counter()
     with output.search_progress() as progress:
         search = partial(
@@ -207,7 +218,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             summary[name] = None if other is None else asdict(other)
         summary["simplest_within"] = explanation.simplest_within
         summary["objective"] = arguments.objective
-        summary["notes"] = list(plan_notes(plan, workload, _places(arguments)))
+        summary["notes"] = [
+            *plan_notes(plan, workload, _places(arguments)),
+            *([held.words] if held.words else []),
+        ]
         summary["chosen_precision"] = chosen.words or None
         summary["interrupted"] = explanation.interrupted
         summary["faster_flags"] = [asdict(g) for g in faster_flags(plan, cluster, profile)]
@@ -218,9 +232,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     outcome_part = [] if outcome is None else outcome_lines(outcome)
     faster = faster_flag_lines(faster_flags(plan, cluster, profile))
     lines = plan_report(plan, utilization)
-    precision = [chosen.words] if chosen.words else []
+    chosen_for_you = [words for words in (chosen.words, held.words) if words]
     notes = note_lines(plan, workload, _places(arguments))
-    output.show(lines, "", *precision, *outcome_part, *beside, *notes, *faster)
+    output.show(lines, "", *chosen_for_you, *outcome_part, *beside, *notes, *faster)
     if _may_be_proved_further(arguments, plan):
         is_small = len(cluster.devices) <= MAX_GPUS_ANNEALED
         if is_small and arguments.strategy == "auto":

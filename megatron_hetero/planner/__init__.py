@@ -11,6 +11,7 @@ objective_bound   lower bounds of the other objectives
 one_library       plans keep to one communication library
 mixture           stages in precisions of their own, where the user asks for them
 precision         the precision of a job that names none: what all GPUs have, or the faster
+measured_sizes    micro-batch sizes that a profile speaks for
 exchange_groups   groups of machines for the exchange of gradients
 outcome           what a plan means for a whole run
 written           a placement as a plan

@@ -163,6 +163,11 @@ class Profile:
         size, times = _at_size(self.points[key], training.micro_batch_size)
         return Measured(key.width, size, key.recompute, key.sequence_parallel, times)
 
+    def layer_sizes(self, workload: Workload, gpu_name: str) -> frozenset[int]:
+        """Return the micro-batch sizes at which layers of this model were measured on a type."""
+        of = gpu_name, workload.training.precision, "decoder_layer", _shape_key(workload.model)
+        return frozenset(size for key in self._keys_of.get(of, ()) for size, _ in self.points[key])
+
     @cached_property
     def _keys_of(self) -> Mapping[tuple[str, str, Piece, tuple[int, ...]], Sequence[PointKey]]:
         """Group the keys by (GPU type, precision, piece, shape)."""
