@@ -15,6 +15,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from calibration_tables import (
@@ -141,15 +142,26 @@ def operator_errors(folder: Path) -> None:
         print(f"| {CATALOGUE_NAMES[gpu]} | {len(errors)} | {percent(errors)} |")
 
 
-def collective_errors(folder: Path) -> None:
-    """Print the errors of rings of 4 and 8, from a link fitted to rings of 2."""
-    print("\nAll-reduce inside a node, from the link that fits a pair of GPUs\n")
+def collective_errors(folder: Path, *, groups: bool) -> None:
+    """Print the errors of rings of 4 and 8, from a link fitted to rings of 2.
+
+    Args:
+        folder: of the tables.
+        groups: the link has the bandwidth of each size of ring (`groups`), of its largest
+            buffer.
+    """
+    beside = ", and the bandwidth of each size of ring with its largest buffer" if groups else ""
+    print(f"\nAll-reduce inside a node, from the link that fits a pair of GPUs{beside}\n")
     print("| GPU | 2 | 4 | 8 |\n| --- | --: | --: | --: |")
     for gpu in CATALOGUE_NAMES:
         if gpu in SAME_CHIP:
             continue
         link, row = fit_link(folder, gpu, 2), []
         for width in (2, 4, 8):
+            if groups and width > 2 and (sizes := [*all_reduce_points(folder, gpu, width)]):
+                num_bytes, time_s = max(sizes)
+                speed = 2 * (width - 1) / width * num_bytes / time_s
+                link = replace(link, group_bytes_per_s=((width, min(speed, link.bytes_per_s)),))
             row.append(
                 [
                     abs(ring_all_reduce_s(size, width, link) / time_s - 1)
@@ -207,7 +219,8 @@ def main() -> None:
     links = {(p.gpu, p.width): fit_link(folder, p.gpu, p.width) for p in points}
     without_gpu = layer_errors(folder, points, links)
     operator_errors(folder)
-    collective_errors(folder)
+    collective_errors(folder, groups=False)
+    collective_errors(folder, groups=True)
     every = constants(folder)
     profile_errors(points, {p: 1 / (1 + error(p, links, *every)) for p in points})
     floor_table(points, links, without_gpu)

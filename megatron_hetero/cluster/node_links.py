@@ -29,6 +29,8 @@ class Link:
     `jitter_s`: what a message may be late beside that, at a high quantile.  `reduce_bytes_per_s`:
     memory traffic, reads and writes, with which a rank adds what it receives to its own; infinite
     where that hides behind the link.  `cost.network.link_terms` prices it, and `incast`.
+    `group_bytes_per_s`: (ranks, bandwidth), ascending, of rings of so many ranks or more, which
+    crowd a bus that a pair has for itself.
     """
 
     bytes_per_s: float
@@ -36,6 +38,24 @@ class Link:
     jitter_s: float = 0.0
     reduce_bytes_per_s: float = inf
     incast: Incast | None = None
+    group_bytes_per_s: tuple[tuple[int, float], ...] = ()
+
+    def ring_bytes_per_s(self, num_ranks: int) -> float:
+        """Return what each of `num_ranks` ranks in a ring gets.
+
+        >>> Link(50e9, 0.0, group_bytes_per_s=((4, 9e9),)).ring_bytes_per_s(5)
+        9000000000.0
+        """
+        found = [speed for size, speed in self.group_bytes_per_s if size <= num_ranks]
+        return found[-1] if found else self.bytes_per_s
+
+    def times_as_fast(self, factor: float) -> Link:
+        """Return the link with `factor` times the bandwidth, of pairs and of rings."""
+        return replace(
+            self,
+            bytes_per_s=factor * self.bytes_per_s,
+            group_bytes_per_s=tuple((n, factor * speed) for n, speed in self.group_bytes_per_s),
+        )
 
     @property
     def terms(self) -> tuple[float | Incast | None, ...]:

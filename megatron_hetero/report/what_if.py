@@ -61,10 +61,7 @@ def _changed(
         ):
             yield what, _with_network(cluster, faster, later), profile
     if any(len(host.gpu_indices) > 1 for host in plan.hosts):
-        nodes = tuple(
-            replace(n, link=replace(n.link, bytes_per_s=n.link.bytes_per_s * 2))
-            for n in cluster.nodes
-        )
+        nodes = tuple(replace(n, link=n.link.times_as_fast(2.0)) for n in cluster.nodes)
         yield "links inside every node at twice their speed", replace(cluster, nodes=nodes), profile
     for name in dict.fromkeys(plan.type_by_device.values()):
         changed, with_profile = _with_gpu_speed(cluster, profile, name, SLOWER_GPU)
@@ -89,8 +86,7 @@ def _with_gpu_speed(
 def _with_network(cluster: Cluster, faster: float, later: float) -> Cluster:
     def change(link: Link) -> Link:
         return replace(
-            link,
-            bytes_per_s=link.bytes_per_s * faster,
+            link.times_as_fast(faster),
             latency_s=link.latency_s * later,
             jitter_s=link.jitter_s * later,
         )

@@ -167,6 +167,7 @@ def _link_content(link: Link) -> list[Any]:
     terms = _given(
         reduce_bytes_per_s=None if link.reduce_bytes_per_s == inf else link.reduce_bytes_per_s,
         incast=link.incast and [link.incast.num_senders, link.incast.slowdown],
+        groups=[[size, float(speed)] for size, speed in link.group_bytes_per_s] or None,
     )
     return [float(link.bytes_per_s), float(link.latency_s), *jitter, *([terms] if terms else [])]
 

@@ -62,7 +62,10 @@ def resolve_link(section: LinkSection) -> Link:
     if section.incast is not None and section.incast.slowdown:
         incast = Incast(section.incast.senders, section.incast.slowdown)
     reduce_bytes_per_s = section.reduce_bandwidth or inf
-    return Link(section.bandwidth, section.latency, section.jitter, reduce_bytes_per_s, incast)
+    groups = tuple(sorted((ring.size, ring.bandwidth) for ring in section.groups))
+    return Link(
+        section.bandwidth, section.latency, section.jitter, reduce_bytes_per_s, incast, groups
+    )
 
 
 def _site_links(section: LinksSection, references: References) -> dict[tuple[str, str], Link]:

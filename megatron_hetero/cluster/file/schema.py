@@ -19,6 +19,7 @@ from pydantic import (
 from megatron_hetero.cluster.file.quantities import Bandwidth, Latency, MemorySize, Peak
 from megatron_hetero.cluster.makers import Library
 from megatron_hetero.cluster.names import check_host_name
+from megatron_hetero.units import format_bandwidth
 
 MAX_GPUS_PER_NODE = 64
 MAX_PAIRS_PER_NODE = 256
@@ -50,6 +51,13 @@ class IncastSection(_Section):
     slowdown: Annotated[float, Field(ge=0, le=100, strict=False)]
 
 
+class RingSection(_Section):
+    """What each GPU gets in a ring of `size` GPUs or more, in each direction."""
+
+    size: Annotated[int, Field(ge=3, le=MAX_PARALLEL_SIZE)]
+    bandwidth: Bandwidth
+
+
 class LinkSection(_Section):
     """A path between two GPUs: one direction of it, as one pair of GPUs sees it."""
 
@@ -58,6 +66,27 @@ class LinkSection(_Section):
     jitter: Latency = 0.0
     reduce_bandwidth: Bandwidth | None = None
     incast: IncastSection | None = None
+    groups: Annotated[
+        tuple[RingSection, ...],
+        Field(
+            max_length=16,
+            strict=False,  # a list, also behind a validator that sees Python's values
+            description="What rings of several GPUs get, where they crowd a bus that a pair has "
+            "for itself.",
+        ),
+    ] = ()
+
+    @model_validator(mode="after")
+    def _no_ring_has_more_than_a_pair(self) -> Self:
+        for ring in self.groups:
+            if ring.bandwidth > self.bandwidth:
+                raise ValueError(
+                    f"groups: a ring of {ring.size} cannot have {format_bandwidth(ring.bandwidth)} "
+                    f"where a pair has {format_bandwidth(self.bandwidth)}"
+                )
+        if len({ring.size for ring in self.groups}) < len(self.groups):
+            raise ValueError("groups: a size of ring is given twice")
+        return self
 
 
 class GpuSection(_Section):

@@ -82,7 +82,7 @@ def ring_all_gather_s(num_bytes: float, num_ranks: int, link: Link) -> float:
     if num_ranks == 1:
         return 0.0
     rounds = num_ranks - 1
-    return rounds * (link.latency_s + num_bytes / num_ranks / link.bytes_per_s)
+    return rounds * (link.latency_s + num_bytes / num_ranks / link.ring_bytes_per_s(num_ranks))
 
 
 def boundary_time(
@@ -232,10 +232,12 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> Link:
 def worst_link(links: Sequence[Link]) -> Link:
     """Return the least bandwidths and the most latency of some links, for rings, in which nobody
     hears from two."""
+    sizes = sorted({size for link in links for size, _ in link.group_bytes_per_s})
     return Link(
         min(k.bytes_per_s for k in links),
         max(k.latency_s for k in links),
         reduce_bytes_per_s=min(k.reduce_bytes_per_s for k in links),
+        group_bytes_per_s=tuple((n, min(k.ring_bytes_per_s(n) for k in links)) for n in sizes),
     )
 
 

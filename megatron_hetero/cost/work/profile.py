@@ -165,7 +165,8 @@ class Profile:
 
     def layer_sizes(self, workload: Workload, gpu_name: str) -> frozenset[int]:
         """Return the micro-batch sizes at which layers of this model were measured on a type."""
-        of = gpu_name, workload.training.precision, "decoder_layer", _shape_key(workload.model)
+        piece: Piece = "decoder_layer"
+        of = gpu_name, workload.training.precision, piece, _shape_key(workload.model)
         return frozenset(size for key in self._keys_of.get(of, ()) for size, _ in self.points[key])
 
     @cached_property

@@ -59,7 +59,7 @@ def additions(problem: Problem) -> Iterator[Addition]:
 
 
 def _faster(link: Link) -> Link:
-    return replace(link, bytes_per_s=FASTER * link.bytes_per_s)
+    return link.times_as_fast(FASTER)
 
 
 def _with_faster_sites(cluster: Cluster, sites: set[str]) -> Cluster:

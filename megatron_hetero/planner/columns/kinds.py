@@ -51,7 +51,7 @@ def kinds_of(problem: Problem) -> tuple[Kind, ...]:
             gpu.memory_bytes,
             -len(problem.gpus[node.name]),
             problem.widths[node.name],
-            (node.link.bytes_per_s, node.link.latency_s, *node.link.terms),
+            node.link,
             node.uplink_bytes_per_s,
             node.name in first,
             node.name in last,

@@ -137,6 +137,21 @@ def _replaced(old: str, new: str) -> str:
         ),
         (_replaced("3 us}", "3 us, reduce_bandwidth: 0 GB/s}"), "above 0 and at most 10 TB/s"),
         (
+            _replaced("3 us}", "3 us, groups: [{size: 4, bandwidth: 9 TB/s}]}"),
+            "groups: a ring of 4 cannot have 9 TB/s where a pair has 600 GB/s",
+        ),
+        (
+            _replaced("3 us}", "3 us, groups: [{size: 2, bandwidth: 1 GB/s}]}"),
+            "groups[0].size: input should be greater than or equal to 3",
+        ),
+        (
+            _replaced(
+                "3 us}",
+                "3 us, groups: [{size: 4, bandwidth: 1 GB/s}, {size: 4, bandwidth: 1 GB/s}]}",
+            ),
+            "a size of ring is given twice",
+        ),
+        (
             _replaced("3 us}", "3 us, incast: {senders: 0, slowdown: 1}}"),
             ":12: links.inside_node.A100-40GB.incast.senders: input should be greater than or equ",
         ),
@@ -303,6 +318,15 @@ def test_prices_are_read_and_count_in_the_hash(tmp_path: Path) -> None:
             tmp_path, text.replace(old, old.replace("3", "4").replace("2", "6").replace("5", "7"))
         )
         assert cluster_hash(other) != cluster_hash(cluster)
+
+
+def test_bandwidths_of_groups_are_read_and_count_in_the_hash(tmp_path: Path) -> None:
+    given = "groups: [{size: 8, bandwidth: 0.5 GB/s}, {size: 4, bandwidth: 1 GB/s}]"
+    cluster = _load(tmp_path, _replaced("50 us}", f"50 us, {given}}}"))
+    link = cluster.node_links["mine", "mine2"]
+    assert link == Link(1.25e9, 50e-6, group_bytes_per_s=((4, 1e9), (8, 0.5e9)))
+    assert link.times_as_fast(2).ring_bytes_per_s(9) == 1e9
+    assert cluster_hash(cluster) != cluster_hash(_load(tmp_path, FULL))
 
 
 def test_link_terms_are_read_and_count_in_the_hash_where_there_are_some(tmp_path: Path) -> None:

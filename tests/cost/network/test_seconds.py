@@ -8,6 +8,7 @@ from megatron_hetero.cost.network.seconds import (
     ring_all_gather_s,
     ring_all_reduce_s,
     tensor_parallel_times,
+    worst_link,
 )
 from tests.cost.builders import BETWEEN, FAST, INSIDE, SLOW, make_cluster
 
@@ -23,6 +24,15 @@ def test_ring_all_reduce_is_two_n_minus_one_rounds() -> None:
     assert ring_all_reduce_s(4e9, 4, LINK) == pytest.approx(6 * (1e-3 + 1))
     assert ring_all_gather_s(4e9, 4, LINK) == pytest.approx(3 * (1e-3 + 1))
     assert ring_all_reduce_s(4e9, 1, LINK) == 0
+
+
+def test_rings_that_crowd_a_bus_have_the_bandwidth_of_their_size() -> None:
+    link = Link(8e9, 0.0, group_bytes_per_s=((4, 2e9), (8, 1e9)))
+    plain = {n: ring_all_reduce_s(8e9, n, Link(8e9, 0.0)) for n in (2, 3, 4, 6, 8)}
+    found = {n: ring_all_reduce_s(8e9, n, link) / plain[n] for n in plain}
+    assert found == {2: 1, 3: 1, 4: 4, 6: 4, 8: 8}
+    both = worst_link([link, Link(4e9, 1e-6)])
+    assert [both.ring_bytes_per_s(n) for n in (2, 4, 8)] == [4e9, 2e9, 1e9]
 
 
 def test_every_byte_crosses_the_card_between_nodes_once() -> None:
