@@ -39,6 +39,8 @@ class _CatalogueEntry(BaseModel):
     fp16: Peak | None
     fp32: Peak | None
     fp8: Peak | None
+    best_product: Peak | None = None
+    half_rate: bool = False
     memory_bandwidth: Bandwidth
     compute_capability: str | None
     link: Literal["NVLink", "Infinity Fabric", "PCIe 3.0", "PCIe 4.0", "PCIe 5.0"]
@@ -55,6 +57,7 @@ class _Catalogue(BaseModel):
     link_source: str
     launch_time: Latency
     launch_source: str
+    product_source: str
     gpus: tuple[_CatalogueEntry, ...]
 
 
@@ -153,6 +156,8 @@ def _load() -> tuple[dict[str, GpuType], dict[str, str], dict[str, SheetLink]]:
             source=entry.source,
             library=entry.library,
             launch_s=catalogue.launch_time,
+            best_product=entry.best_product,
+            half_rate=entry.half_rate,
         )
         links[entry.name] = SheetLink(entry.link, entry.link_bandwidth, entry.bridge_bandwidth)
         for name in (entry.name, *entry.aliases):

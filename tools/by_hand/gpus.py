@@ -27,7 +27,9 @@ class Gpu:
 
 
 # What is reached of the peaks are measurements, which no paper gives: docs/cost-model.md says which
-# tables they come from, and that types without one have the median of the six (the defaults above).
+# tables they come from.  Types without one have 0.925 of the fastest product that a public list has
+# (A6000: 0.925 * 131.2 / 154.8); GeForce cards that it lacks the mean of RTX 2080 Ti and 3090; any
+# other the median of the six (the default above).
 GPUS = {
     # WP-08608, Tesla V100 whitepaper: 125 TFLOP/s, 900 GB/s.
     "V100-16GB": Gpu(125, 900, 15.77, 0.711, 0.985, 18.6, is_old=True),
@@ -40,20 +42,20 @@ GPUS = {
     "A100-80GB": Gpu(312, 2039, 79.15, 0.806, 0.906, 25.0),
     # GA102 whitepaper: 71 and 936; the professional cards accumulate in fp32 at the full rate.
     "RTX-3090": Gpu(71, 936, 23.65, 1.003, 0.955, 34.1),
-    "RTX-A5000": Gpu(111.1, 768, 23.65),
-    "RTX-A6000": Gpu(154.8, 768, 47.43),
+    "RTX-A5000": Gpu(111.1, 768, 23.65, 0.782),
+    "RTX-A6000": Gpu(154.8, 768, 47.43, 0.784),
     "A10": Gpu(125, 600, 22.06),
     "A40": Gpu(149.7, 696, 44.35),
     # Ada whitepaper v2 and data sheets (halves of what they print with sparsity).
-    "RTX-4080": Gpu(97.5, 716.8, 15.60),
-    "RTX-4090": Gpu(165.2, 1008, 23.52),
-    "RTX-6000-Ada": Gpu(364.2, 960, 47.37),
-    "L4": Gpu(121, 300, 21.95),
-    "L40S": Gpu(362, 864, 44.40),
+    "RTX-4080": Gpu(97.5, 716.8, 15.60, 1.0155),
+    "RTX-4090": Gpu(165.2, 1008, 23.52, 1.001),
+    "RTX-6000-Ada": Gpu(364.2, 960, 47.37, 0.707),
+    "L4": Gpu(121, 300, 21.95, 0.699),
+    "L40S": Gpu(362, 864, 44.40, 0.644),
     # H100 whitepaper: SXM5 989.4 and 3,352; PCIe 756 and 2,039.  RTX Blackwell whitepaper: 209.5.
     "H100-80GB": Gpu(989.4, 3352, 79.11, 0.583, 0.838, 27.2),
-    "H100-PCIe": Gpu(756, 2039, 79.11),
-    "RTX-5090": Gpu(209.5, 1792, 31.36),
+    "H100-PCIe": Gpu(756, 2039, 79.11, 0.611),
+    "RTX-5090": Gpu(209.5, 1792, 31.36, 1.0155),
     # CDNA 3 data sheet: 1,307.4 and 5,300.
-    "MI300X": Gpu(1307.4, 5300, 191.98),
+    "MI300X": Gpu(1307.4, 5300, 191.98, 0.558),
 }

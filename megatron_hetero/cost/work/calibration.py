@@ -2,17 +2,21 @@
 
 `calibration.json` is made by `tools/make_calibration.py`, and `tools/cost_holdout.py` says how well
 it predicts GPUs and widths that it was not fitted to.  A type that was measured has constants of
-its own, one with the same chip shares them, any other has the medians.
+its own, one with the same chip shares them.  Any other reaches in a layer as large a part of its
+fastest product (`GpuType.best_product`) as the measured types do, or what cards of half rate reach,
+or the median.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from megatron_hetero.cluster.catalogue import gpu_type, gpu_type_names
 from megatron_hetero.cluster.spec import GpuType
 from megatron_hetero.errors import UnsupportedError
 from megatron_hetero.files import read_json
@@ -73,13 +77,52 @@ class Calibration:
         """Return the curve of a GPU type, or the median curve where the type was not measured."""
         kind = "fp16" if precision != "fp32" or has_tf32(gpu) else "fp32"
         name = self.same_chip.get(gpu.name, gpu.name)
-        return self.gemm.get((name, kind), self.gemm[DEFAULT, kind])
+        known = self.gemm.get((name, kind))
+        if known is not None:
+            return known
+        usual = self.gemm[DEFAULT, kind]
+        if kind == "fp32":
+            return usual
+        peak = _half_peak(gpu)
+        if gpu.best_product and peak and self._parts_of_best:
+            part = median(self._parts_of_best)
+            return replace(usual, max_efficiency=part * gpu.best_product / peak)
+        if gpu.half_rate and self._half_rate:
+            return replace(usual, max_efficiency=median(self._half_rate))
+        return usual
+
+    @cached_property
+    def _parts_of_best(self) -> tuple[float, ...]:
+        """Return what layers of measured types reach, over their fastest products."""
+        return tuple(
+            curve.max_efficiency * peak / gpu.best_product
+            for gpu, curve in self._measured
+            if gpu.best_product and (peak := _half_peak(gpu))
+        )
+
+    @cached_property
+    def _half_rate(self) -> tuple[float, ...]:
+        """Return the parts of their peaks that measured cards of half rate reach."""
+        return tuple(curve.max_efficiency for gpu, curve in self._measured if gpu.half_rate)
+
+    @cached_property
+    def _measured(self) -> tuple[tuple[GpuType, GemmEfficiency], ...]:
+        """Return the types with a curve of their own in 16 bits."""
+        return tuple(
+            (gpu_type(name), curve)
+            for (name, kind), curve in self.gemm.items()
+            if kind == "fp16" and name in gpu_type_names() and name not in self.same_chip
+        )
 
     def memory_bytes_per_s(self, gpu: GpuType) -> float:
         """Return the memory bandwidth that streaming operators reach."""
         name = self.same_chip.get(gpu.name, gpu.name)
         efficiency = self.memory_efficiency.get(name, self.memory_efficiency[DEFAULT])
         return gpu.memory_bytes_per_s * efficiency
+
+
+def _half_peak(gpu: GpuType) -> float | None:
+    return gpu.peak_flops.get("bf16") or gpu.peak_flops.get("fp16")
 
 
 @cache

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from megatron_hetero.cluster.catalogue import gpu_type
+from megatron_hetero.cluster.file.description import load_cluster
 from megatron_hetero.cost.work.calibration import (
     DEFAULT,
     Calibration,
@@ -102,3 +104,35 @@ def test_no_type_reaches_more_than_its_memory() -> None:
     for name in ("A100-40GB", "A10", "L40S", "RTX-3090", "RTX-4090"):
         gpu = gpu_type(name)
         assert 0 < shipped_calibration().memory_bytes_per_s(gpu) <= gpu.memory_bytes_per_s
+
+
+def test_types_without_a_table_reach_a_part_of_their_fastest_product() -> None:
+    calibration = shipped_calibration()
+
+    def reached(name: str) -> float:
+        gpu = gpu_type(name)
+        peak = gpu.peak_flops["bf16"] or gpu.peak_flops["fp16"]
+        assert peak is not None
+        return calibration.gemm_efficiency(gpu, "fp16").max_efficiency * peak / 1e12
+
+    # Median of (A100 twice, GH200, RTX 3090, V100): that of the V100.
+    part = 0.711 * 125 / 96.1
+    assert reached("RTX-4090") == pytest.approx(part * 178.8)
+    assert reached("L40S") == pytest.approx(part * 252.0)
+    assert reached("L40S") < reached("A100-80GB")
+    # GeForce cards that the list lacks: the mean of the two that have tables.
+    assert reached("RTX-4080") == pytest.approx((1.028 + 1.003) / 2 * 97.5)
+    assert reached("T4") == pytest.approx(0.7585 * 65)
+    assert reached("RTX-3090") == pytest.approx(1.003 * 71)
+
+
+def test_a_peak_of_the_users_own_is_no_part_of_the_lists_product(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "version: 1\ngpu_types:\n  L40S: {bf16: 300 TFLOPS}\n  L4: {memory: 20 GiB}\n"
+        "nodes:\n- {name: a, gpu: L40S, count: 1}\n- {name: b, gpu: L4, count: 1}\n"
+        "links: {between_nodes: {bandwidth: 10 Gb/s, latency: 50 us}}\n"
+    )
+    own, l4 = (node.gpu_type for node in load_cluster(file).nodes)
+    assert own.best_product is None
+    assert l4.best_product == gpu_type("L4").best_product
