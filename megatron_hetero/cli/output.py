@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import IO, Any, Protocol, TextIO
 
 from rich.console import Console, RenderableType
@@ -42,10 +44,15 @@ class Output:
         self._people = self._errors if json_to_stdout else _console(sys.stdout, color)
 
     def show(self, *renderables: RenderableType) -> None:
-        """Show tables and text for people, wrapped to the terminal."""
+        """Show tables and text for people, wrapped to the terminal between words: a path or a
+        command's option that is longer than a line stays whole, to be copied."""
         with self._people.capture() as captured:
             for renderable in renderables:
-                self._people.print(renderable)
+                if isinstance(renderable, str):
+                    wrapped = _between_words(renderable, self._people.width)
+                    self._people.print(wrapped, soft_wrap=True)
+                else:
+                    self._people.print(renderable)
         # Tables are padded to the width of the terminal, which is in the way of copy and paste.
         lines = captured.get().splitlines()
         self._people.file.write("".join(f"{line.rstrip()}\n" for line in lines))
@@ -166,6 +173,18 @@ def wants_color(color: str, stream: IO[str]) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
+
+
+def _between_words(words: str, width: int) -> str:
+    """Break lines that are longer than the terminal, between words only."""
+    lines = (
+        textwrap.wrap(
+            line, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+        )
+        or [""]
+        for line in words.splitlines() or [""]
+    )
+    return "\n".join(chain.from_iterable(lines))
 
 
 def _console(stream: IO[str], color: str) -> Console:

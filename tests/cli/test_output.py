@@ -142,3 +142,12 @@ def test_shown_text_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert lines == [line.rstrip() for line in lines]
     assert lines[-1] == "end"
+
+
+def test_lines_break_between_words_only(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/data/" + 120 * "x" + "/plan.json"
+    Output().show(f"Written to {path}; next: megatron-hetero flags {path}", "  - a\n\n  - b", "")
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith(f"{path};") for line in lines)
+    assert path in lines
+    assert lines[-4:] == ["  - a", "", "  - b", ""]
