@@ -133,6 +133,8 @@ def _bound_of(
     is_stock: bool,
 ) -> Bound | None:
     """Return the bound on the step of a placement; None where it is of others, or wrong."""
+    if placement.has_context_parallel and why_outside(costs, placement, cost, divided=True) is None:
+        return _bound_of_divided(costs, cost)
     if why_outside(costs, placement, cost) is not None:
         return _bound_of_free_groups(costs, placement, cost)
     most_s = cost.step_time_s * (1 + 1e-9)
@@ -145,6 +147,21 @@ def _bound_of(
         work_s = work_bound_s(costs, in_parts=True, uneven=placement.has_shares)
         bound = Bound(work_s, WORK_BOUND_RELAXES)
     if bound.step_time_s <= most_s:
+        return bound
+    _warn_of_fault(bound, cost)
+    return None
+
+
+def _bound_of_divided(costs: CostModel, cost: PlacementCost) -> Bound | None:
+    """Return the bound of a plan with stages whose groups divide sequences.
+
+    None with measured times, which need not be those of groups of unlike GPUs, and where these may
+    be in a narrower precision than a GPU would have alone.
+    """
+    if costs.profile is not None or costs.workload.training.mixes_precisions:
+        return None
+    bound = Bound(work_bound_s(costs, divided=True), WORK_BOUND_RELAXES)
+    if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
         return bound
     _warn_of_fault(bound, cost)
     return None

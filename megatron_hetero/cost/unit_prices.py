@@ -225,6 +225,23 @@ class UnitPrices:
             )
         return self._pieces[key]
 
+    def divided_pieces(
+        self, node: Node, width: int, context_parallel: int, vocab_rows: int
+    ) -> PieceTimes:
+        """Time the model's pieces on one group of a node of several that divide sequences, however
+        fast the others and the links to them are."""
+        costs = self.on((node.gpu_type,))
+        if costs is not self:
+            return costs.divided_pieces(node, width, context_parallel, vocab_rows)
+        key = (node.name, width, vocab_rows, context_parallel)
+        if key not in self._pieces:
+            shares = member_shares(self.workload.model, width, None, context_parallel)
+            members = tuple((node.gpu_type, share) for share in shares[:width])
+            self._pieces[key] = price_pieces(
+                self.workload, self.profile, members, node.link, vocab_rows
+            )
+        return self._pieces[key]
+
     def memory(
         self,
         node: Node,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isinf
 
+from megatron_hetero.bounds.free_groups import free_groups_bound_s
 from megatron_hetero.bounds.space import has_every_plan
 from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
@@ -95,6 +96,8 @@ def none_keeps_the_limits(problem: Problem) -> bool:
     if objective.may_want_fewer(cluster) or not has_every_plan(problem.costs):
         return False
     step_s = step_time_bound(problem.costs, uneven=True).step_time_s
+    if problem.divides_sequences:
+        step_s = min(step_s, free_groups_bound_s(problem.costs) or 0.0)
     return objective.standing_of(cluster, problem.num_gpus, step_s, None).excess > _NEGLIGIBLE
 
 

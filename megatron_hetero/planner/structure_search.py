@@ -26,6 +26,7 @@ from megatron_hetero.planner.moves.layouts import Layouts
 from megatron_hetero.planner.moves.neighbours import Structure, neighbours
 from megatron_hetero.planner.moves.refine import arranged
 from megatron_hetero.planner.objective import Standing
+from megatron_hetero.planner.shapes.divided import divided_structures
 from megatron_hetero.planner.shapes.spread import Spreader
 
 _WORTH = 1 - 5e-4
@@ -38,6 +39,10 @@ _MAX_MESSAGES = 20_000
 """Structures that exchange more in a step are not simulated here."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
+_MANY_DIVIDED, _FEW_DIVIDED = 400, 32
+"""Structures that divide sequences which are completed, where nothing else fits, and else."""
+_DIVIDED_PART = 4
+"""And the part of the work, one in so many, that goes on from them where something else fits."""
 _START_PART = 3
 """One part in so many of the work may go into starts."""
 
@@ -121,6 +126,30 @@ class Loop:
         heapify(left)
         self.last = True
         self.descend(left, self.max_work)
+        self.divide()
+
+    def divide(self) -> None:
+        """Go on from structures that divide sequences, where these promise a shorter step than any
+        that does not."""
+        best = self.board.nearest
+        best_s = inf if best is None else best.step_time_s
+        most, part = (_MANY_DIVIDED, 1) if best is None else (_FEW_DIVIDED, _DIVIDED_PART)
+        ranked: list[tuple[float, int, Completion]] = []
+        for structure in divided_structures(self.problem, best_s, most):
+            found = self.sized(structure)
+            if found is not None:
+                promise_s = found.quick_s + self.tails.estimate_s(found)
+                ranked.append((promise_s, len(ranked), found))
+        ranked.sort(key=lambda entry: entry[:2])
+        nodes: list[Climber] = []
+        for promise_s, _, found in ranked[: self.options.num_starts]:
+            if promise_s < _NEAR * best_s:
+                self.seen.add(self.image(found.structure))
+                nodes += self.price(found)
+        tuned = [self.tune(node, node.candidate) for node in nodes if node.candidate is not None]
+        heapify(tuned)
+        self.max_work = self.done + self.max_work // part
+        self.descend(tuned, self.max_work)
 
     @property
     def done(self) -> int:
@@ -211,11 +240,12 @@ class Loop:
         for key, chain in sorted([(shape(chain), chain) for chain in structure]):
             nodes = []
             for unit in chain:
-                if unit.node not in numbers:
-                    kind = self.kind_of[unit.node]
-                    counts[kind] = counts.get(kind, 0) + 1
-                    numbers[unit.node] = kind, counts[kind]
-                nodes.append(numbers[unit.node])
+                for node, _ in unit.parts:
+                    if node not in numbers:
+                        kind = self.kind_of[node]
+                        counts[kind] = counts.get(kind, 0) + 1
+                        numbers[node] = kind, counts[kind]
+                    nodes.append(numbers[node])
             image.append((key, tuple(nodes)))
         return tuple(image)
 

@@ -291,8 +291,8 @@ def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
     site_of_layer: dict[int, str] = {}
     for replica in placement.replicas:
         for first, stage in zip(replica.first_layers, replica.stages, strict=True):
-            site = nodes[stage.devices[0].node].site
+            sites = {nodes[device.node].site for device in stage.devices[:: stage.width]}
             for layer in range(first, first + stage.num_layers):
-                if site_of_layer.setdefault(layer, site) != site:
+                if sites != {site_of_layer.setdefault(layer, min(sites))}:
                     return False
     return True
