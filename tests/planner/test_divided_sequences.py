@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
-from megatron_hetero.cost.placement import PlacedReplica, Placement, with_optimizer_shares
+from megatron_hetero.cost.placement import (
+    PlacedReplica,
+    Placement,
+    placement_of,
+    with_optimizer_shares,
+)
 from megatron_hetero.errors import InfeasiblePlanError
 from megatron_hetero.model.spec import Workload
 from megatron_hetero.plan.layout import format_layout
@@ -154,6 +160,14 @@ def test_groups_over_slow_links_divide_sequences_and_not_weights() -> None:
     assert after.layout.has_context_parallel
     assert after.estimates.step_time_s < 0.9 * before.estimates.step_time_s
     assert after.estimates.bound_s is not None
+    assert before.estimates.bound_with_context_parallel_s is None  # the cluster forbids it
+    assert after.estimates.bound_with_context_parallel_s is None  # the bound is of all plans
+    placement = placement_of(before, cluster := replace(given, limits=GIVEN))
+    costs = make_problem(cluster, workload).costs
+    beside = estimates_of(costs, placement, costs.placement(placement))
+    assert beside.bound_s is not None and beside.bound_with_context_parallel_s is not None
+    assert beside.bound_s > after.estimates.step_time_s  # so it is no bound of all plans
+    assert beside.bound_with_context_parallel_s <= after.estimates.step_time_s
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 
+from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
@@ -73,7 +74,8 @@ class Scoreboard:
 
     @cached_property
     def _bound_s(self) -> float:
-        return work_bound_s(self.problem.costs)
+        costs = self.problem.costs
+        return min(work_bound_s(costs), divided_bound_s(costs))
 
     @property
     def best(self) -> Candidate | None:

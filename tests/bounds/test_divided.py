@@ -9,14 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES, work_bound_s
 from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.model import CostModel
 from megatron_hetero.planner.completion.completer import Completer
 from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.problem import make_problem
 from megatron_hetero.planner.shapes.divided import divided_structures
-from tests.cost.builders import FAST, FREE, make_cluster, make_workload
+from tests.cost.builders import AS_GIVEN, FAST, FREE, make_cluster, make_workload
 from tests.planner.strategies import cases, clusters
 
 
@@ -84,3 +86,22 @@ def test_a_long_sequence_divided_evenly_is_near_its_bound() -> None:
     ]
     bound_s = work_bound_s(problem.costs, divided=True)
     assert bound_s <= min(steps_s) < 1.02 * bound_s
+
+
+def test_nothing_is_said_where_no_plan_may_divide_sequences() -> None:
+    nodes, workload = ("a", FAST, 2), make_workload(seq_length=8192, sequence_parallel=True)
+    costs = CostModel(make_cluster(nodes, limits=FREE), workload)
+    least_s = divided_bound_s(costs)
+    assert 0 < least_s < inf
+    assert bound_with_context_parallel_s(costs, 1.01 * least_s) == least_s
+    assert bound_with_context_parallel_s(costs, least_s) is None
+    experts = replace(workload.model, num_experts=4)
+    for other in (
+        CostModel(make_cluster(nodes, limits=AS_GIVEN), workload),
+        CostModel(make_cluster(("a", FAST, 1), limits=FREE), workload),
+        CostModel(make_cluster(nodes, limits=FREE), replace(workload, model=experts)),
+    ):
+        assert bound_with_context_parallel_s(other, 1e9) is None
+    mixed = replace(workload.training, mixes_precisions=True)
+    unknown = CostModel(costs.cluster, replace(workload, training=mixed))
+    assert bound_with_context_parallel_s(unknown, 1e9) == 0.0
