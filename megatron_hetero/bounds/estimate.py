@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from math import inf
 
+from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.bounds.free_groups import FREE_GROUPS_RELAX, free_groups_bound_s
 from megatron_hetero.bounds.space import why_outside
 from megatron_hetero.bounds.step_time import (
@@ -68,6 +69,7 @@ def estimates_of(
     price = price_of(costs, placement, cost)
     tokens = workload.training.global_batch_size * workload.model.seq_length
     bound = _bound_of(costs, placement, cost, prove, in_parts=in_parts, is_stock=is_stock)
+    divided_s = None if bound is None else bound_with_context_parallel_s(costs, bound.step_time_s)
     devices = {}
     for replica, replica_cost in zip(placement.replicas, cost.replicas, strict=True):
         for stage, stage_cost in zip(replica.stages, replica_cost.stages, strict=True):
@@ -89,6 +91,7 @@ def estimates_of(
         gradient_sync_s=cost.gradient_sync_s,
         devices=devices,
         bound_relaxes="" if bound is None else bound.relaxes,
+        bound_with_context_parallel_s=divided_s,
         measured=cost.measured,
         price_per_hour=None if price is None else price.per_hour,
         price_per_million_tokens=(
@@ -133,6 +136,8 @@ def _bound_of(
     is_stock: bool,
 ) -> Bound | None:
     """Return the bound on the step of a placement; None where it is of others, or wrong."""
+    if placement.has_context_parallel and why_outside(costs, placement, cost, divided=True) is None:
+        return _bound_of_divided(costs, cost)
     if why_outside(costs, placement, cost) is not None:
         return _bound_of_free_groups(costs, placement, cost)
     most_s = cost.step_time_s * (1 + 1e-9)
@@ -146,6 +151,15 @@ def _bound_of(
         bound = Bound(work_s, WORK_BOUND_RELAXES)
     if bound.step_time_s <= most_s:
         return bound
+    _warn_of_fault(bound, cost)
+    return None
+
+
+def _bound_of_divided(costs: CostModel, cost: PlacementCost) -> Bound | None:
+    """Return the bound of a plan with stages whose groups divide sequences; it holds for all."""
+    bound = Bound(divided_bound_s(costs), WORK_BOUND_RELAXES)
+    if bound.step_time_s <= cost.step_time_s * (1 + 1e-9):
+        return bound if bound.step_time_s else None
     _warn_of_fault(bound, cost)
     return None
 

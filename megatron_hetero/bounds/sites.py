@@ -12,7 +12,7 @@ from math import inf
 from typing import Literal
 
 from megatron_hetero.bounds.chains.kinds import GpuClass
-from megatron_hetero.cost.choices import recomputes
+from megatron_hetero.cost.choices import context_parallels, recomputes
 from megatron_hetero.cost.memory.device import state_bytes
 from megatron_hetero.cost.memory.parameters import layer_params
 from megatron_hetero.cost.model import CostModel
@@ -36,9 +36,16 @@ class Rates:
     head_layers: float
 
 
-def rates_of(sizes: Sequence[CostModel], classes: Iterable[GpuClass]) -> Rates:
+def rates_of(
+    sizes: Sequence[CostModel], classes: Iterable[GpuClass], most_groups: int = 1
+) -> Rates:
     """Return speeds of all GPUs of some classes, in micro-batches of any of the sizes: each at
-    its best width, size and recompute; a head counts as on the GPUs on which it is worth least."""
+    its best width, size and recompute; a head counts as on the GPUs on which it is worth least.
+
+    Args:
+        most_groups: so many groups may divide a sequence (context parallelism); GPUs then are as
+            fast as if they waited for no others.
+    """
     vocab_size = sizes[0].workload.model.vocab_size  # unpadded: the least that any plan computes
     layers_per_s, head_layers = 0.0, inf
     for c in classes:
@@ -50,6 +57,14 @@ def rates_of(sizes: Sequence[CostModel], classes: Iterable[GpuClass]) -> Rates:
                     pieces = costs.variant(recompute=recompute).pieces(c.node, width, vocab_size)
                     layer_s = min(layer_s, width * pieces.layer.total_s / size)
                     head_s = min(head_s, width * pieces.head.total_s / size)
+                for context in context_parallels(costs, width, most_groups):
+                    # What is recomputed takes longer than what is not.
+                    least = "none" if "none" in recomputes(costs) else recomputes(costs)[0]
+                    variant = costs.variant(recompute=least)
+                    pieces = variant.divided_pieces(c.node, width, context, vocab_size)
+                    num_gpus = width * context
+                    layer_s = min(layer_s, num_gpus * pieces.layer.total_s / size)
+                    head_s = min(head_s, num_gpus * pieces.head.total_s / size)
         layers_per_s += c.num_gpus / layer_s
         head_layers = min(head_layers, head_s / layer_s)
     return Rates(layers_per_s, head_layers)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from megatron_hetero.bounds.chains.kinds import group_widths
-from megatron_hetero.cost.choices import may_choose, may_mix_sizes, micro_batch_sizes, recomputes
+from megatron_hetero.cost.choices import (
+    context_parallels,
+    may_choose,
+    may_mix_sizes,
+    micro_batch_sizes,
+    recomputes,
+)
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, PlacedStage, Placement, own_launch_counts
 from megatron_hetero.cost.step_cost import PlacementCost
@@ -12,7 +18,8 @@ from megatron_hetero.cost.widths import usable_gpus
 
 def has_every_plan(costs: CostModel) -> bool:
     """Return whether the search makes no plan outside of the space: groups over several nodes
-    are, where the limits allow them, and groups over the islands of a machine."""
+    are, where the limits allow them, and groups over the islands of a machine.  So are divided
+    sequences, which it makes only where speed is all that counts (`Problem.divides_sequences`)."""
     may_share = may_choose(costs, "shares")
     cluster = costs.cluster
     keeps_to_nodes = "nodes" in cluster.limits.no_tensor_parallel_across
@@ -21,12 +28,18 @@ def has_every_plan(costs: CostModel) -> bool:
 
 
 def why_outside(
-    costs: CostModel, placement: Placement, cost: PlacementCost, *, free_groups: bool = False
+    costs: CostModel,
+    placement: Placement,
+    cost: PlacementCost,
+    *,
+    free_groups: bool = False,
+    divided: bool = False,
 ) -> str | None:
     """Return what a placement does that no plan of the space does; None where it is one of them.
 
     Args:
-        free_groups: the space also has groups of any GPUs, in any shares.
+        free_groups: the space also has groups of any GPUs, in any shares, and divided sequences.
+        divided: it also has stages whose groups divide sequences, each of which it has too.
 
     Every rule of `bounds.step_time` that leaves plans out has its line here.
     """
@@ -43,28 +56,38 @@ def why_outside(
     if not sizes <= set(allowed) or (len(sizes) > 1 and not may_mix_sizes(costs)):
         return f"micro-batches of {', '.join(map(str, sorted(sizes)))} sequences"
     for replica in placement.replicas:
-        if reason := _why_replica_outside(costs, replica, free_groups):
+        if reason := _why_replica_outside(costs, replica, free_groups, divided):
             return reason
     return None
 
 
-def _why_replica_outside(costs: CostModel, replica: PlacedReplica, free_groups: bool) -> str | None:
+def _why_replica_outside(
+    costs: CostModel, replica: PlacedReplica, free_groups: bool, divided: bool
+) -> str | None:
     least = [min(n, replica.num_micro_batches) for n in own_launch_counts(len(replica.stages))]
     if any(n < own for n, own in zip(replica.num_in_flight, least, strict=True)):
         return "a stage launches fewer forwards than 1F1B"
     for stage in replica.stages:
-        if reason := _why_stage_outside(costs, stage, free_groups):
+        if reason := _why_stage_outside(costs, stage, free_groups, divided):
             return reason
     return None
 
 
-def _why_stage_outside(costs: CostModel, stage: PlacedStage, free_groups: bool) -> str | None:
-    if stage.context_parallel > 1:
+def _why_stage_outside(
+    costs: CostModel, stage: PlacedStage, free_groups: bool, divided: bool
+) -> str | None:
+    size = stage.context_parallel
+    if size > 1 and not (free_groups or divided):
         return "context parallelism"
+    if stage.context_shares is not None:
+        return "unlike shares of sequences"
+    if size > 1 and size not in context_parallels(costs, stage.width, size):
+        return f"context parallelism of size {size}"
     if stage.sharding is not None:
         return "sharded layers"
-    if not free_groups and (reason := _why_group_outside(costs, stage)):
-        return reason
+    for group in () if free_groups else stage.groups:
+        if reason := _why_group_outside(costs, group):
+            return reason
     names = dict.fromkeys(device.node for device in stage.devices)
     nodes = [costs.cluster.node_by_name[name] for name in names]
     usable = {(node.name, index) for node in nodes for index in usable_gpus(costs.cluster, node)}

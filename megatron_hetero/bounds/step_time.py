@@ -115,24 +115,33 @@ def _size(costs: CostModel) -> int:
     return costs.workload.training.micro_batch_size
 
 
-def work_bound_s(costs: CostModel, *, in_parts: bool = False, uneven: bool = False) -> float:
+def work_bound_s(
+    costs: CostModel, *, in_parts: bool = False, uneven: bool = False, divided: bool = False
+) -> float:
     """Return seconds that no placement of the space beats, by the work alone: known at once.
 
     Args:
         in_parts: also of stages in chunks and with split backward passes, of which a micro-batch's
             weight gradients need not be on its way through the model.
         uneven: as of `step_time_bound`.
+        divided: also of stages whose groups divide sequences, on any nodes; one micro-batch's way
+            through the model is left out.
     """
     costs = costs.of_least_layers()
     classes = gpu_classes(costs, uneven=uneven)
     sizes = [costs.variant(micro_batch_size=size) for size in micro_batch_sizes(costs)]
+    most_groups = sum(c.num_gpus for c in classes) if divided else 1
+    asked = classes, in_parts or divided, most_groups
     if may_mix_sizes(costs):
-        return _work_bound_s(sizes, classes, in_parts)
-    return min(_work_bound_s([of_size], classes, in_parts) for of_size in sizes)
+        return _work_bound_s(sizes, *asked)
+    return min(_work_bound_s([of_size], *asked) for of_size in sizes)
 
 
 def _work_bound_s(
-    sizes: Sequence[CostModel], classes: Sequence[GpuClass], in_parts: bool = False
+    sizes: Sequence[CostModel],
+    classes: Sequence[GpuClass],
+    in_parts: bool = False,
+    most_groups: int = 1,
 ) -> float:
     """Return all work, perfectly divided over all GPUs, in micro-batches of any of the sizes.
 
@@ -142,7 +151,7 @@ def _work_bound_s(
     step also lasts at least one micro-batch's way through the model on the fastest stages.
     """
     training, model = sizes[0].workload.training, sizes[0].workload.model
-    rates = rates_of(sizes, classes)
+    rates = rates_of(sizes, classes, most_groups)
     if not rates.layers_per_s:
         return 0.0
     way_s: dict[int, tuple[float, float]] = {}

@@ -38,6 +38,7 @@ def plan_summary(
         "bound_s": estimates and estimates.bound_s,
         "gap": estimates and estimates.gap,
         "bound_relaxes": estimates and estimates.bound_relaxes,
+        "bound_with_context_parallel_s": estimates and estimates.bound_with_context_parallel_s,
         "measured": estimates and estimates.measured,
         "idle_devices": list(plan.idle_devices),
         "idle_reasons": dict(plan.idle_reasons),

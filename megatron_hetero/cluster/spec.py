@@ -121,6 +121,7 @@ CHOICES = (
     "optimizer_share",
     "precision",
     "exchange",
+    "context_parallel",
 )
 """Settings that a plan may make for single stages or replicas, beside or against the job's flags;
 the precision for all of them, where the job names none, and groups of machines for the exchange of

@@ -4,7 +4,8 @@ model        `CostModel`: the price of any placement, cached piece by piece
 placement    which devices hold which layers
 step_cost    what a placement costs: stages, replicas, the step
 pipeline     seconds of a 1F1B pipeline
-unit_prices  prices of pieces, memories and hops, with their variants
+unit_prices  prices of pieces, memories and hops
+variants     the price lists of a job under other settings of single stages
 choices      settings that plans may choose for themselves
 widths       usable GPUs and tensor-parallel widths of a node
 price        money for machines and for traffic between sites

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.model.spec import Workload
 
 _LARGEST_SIZE = 32
+NOT_WITH_CONTEXT_PARALLEL = frozenset(
+    {
+        "--reset-attention-mask",
+        "--num-experts",
+        "--hierarchical-context-parallel-sizes",
+        "--window-size",
+        "--sft",
+        "--dataloader-inter-document-masking",
+        "--mtp-num-layers",
+    }
+)
+"""Flags with which the runtime refuses context parallelism, some of them with local layers only
+(`runtime.job.checks.refused_flags`)."""
+_FP8_ROWS = 8
+"""Transformer Engine's fp8 products need so many tokens, or a multiple (`runtime.model.fp8`)."""
 
 
 def may_choose(costs: CostModel, setting: str) -> bool:
@@ -31,6 +49,32 @@ def may_mix_sizes(costs: CostModel) -> bool:
     """Return whether replicas may differ in micro-batch size, for which the loss has to be weighted
     by token."""
     return costs.workload.training.per_token_loss and len(micro_batch_sizes(costs)) > 1
+
+
+def context_parallels(costs: CostModel, width: int, most: int) -> tuple[int, ...]:
+    """Return the context-parallel sizes from 2 to `most` that a stage in tensor-parallel groups of
+    `width` may choose: those that the runtime runs.
+
+    Each rank has two chunks of every sequence, which the group divides under
+    `--sequence-parallel`.
+    """
+    if not (may_choose(costs, "context_parallel") and _may_divide(costs.workload)):
+        return ()
+    model, training = costs.workload.model, costs.workload.training
+    parts = 2 * (width if training.sequence_parallel else 1)
+    if training.fp8:
+        parts = max(parts, _FP8_ROWS) if _FP8_ROWS % parts == 0 else parts * _FP8_ROWS
+    return tuple(size for size in range(2, most + 1) if model.seq_length % (parts * size) == 0)
+
+
+@lru_cache(maxsize=64)
+def _may_divide(workload: Workload) -> bool:
+    """Return whether stages may divide sequences: dense layers of plain attention, and no flag
+    that the runtime refuses beside it."""
+    model = workload.model
+    given = {word.split("=")[0] for word in workload.megatron_args}
+    unlike = model.num_experts or model.kv_lora_rank or model.mtp_num_layers
+    return not (unlike or given & NOT_WITH_CONTEXT_PARALLEL)
 
 
 def recomputes(costs: CostModel) -> tuple[Recompute, ...]:

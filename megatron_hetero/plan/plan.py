@@ -263,6 +263,8 @@ class TrafficEstimate:
 class Estimates:
     """Predictions of the planner.  `bound_s` is a lower bound on the step time of any plan of the
     space searched, `gap = step_time_s / bound_s - 1`; both None when no bound was computed.
+    Where it is of plans without context parallelism alone, no plan that divides sequences in equal
+    parts is faster than `bound_with_context_parallel_s`; 0 if nothing is known of these.
     `measured` is False when no profile.json stood behind the numbers."""
 
     step_time_s: float
@@ -277,6 +279,7 @@ class Estimates:
     gradient_sync_s: float
     devices: Mapping[str, DeviceEstimate]
     bound_relaxes: str = ""
+    bound_with_context_parallel_s: float | None = None
     measured: bool = False
     price_per_hour: float | None = None
     """Price of the machines in use, in the cluster file's currency; None where it gives none."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.bounds.effort import PROOF
 from megatron_hetero.bounds.estimate import estimates_of
 from megatron_hetero.bounds.step_time import Prove, bound_by_work, step_time_bound, thorough_bound
@@ -233,6 +234,9 @@ def _searched(
             bound_s=first.step_time_s,
             gap=best.step_time_s / first.step_time_s - 1,
             bound_relaxes=EXACT_RELAXES,
+            bound_with_context_parallel_s=bound_with_context_parallel_s(
+                problem.costs, first.step_time_s
+            ),
         )
         plan = replace(plan, estimates=proved)
     if schedules == "best" and not board.interrupted:
@@ -253,7 +257,8 @@ def _with_bound(
         nonlocal proved_s
         proved_s = bound_s
         if progress is not None:
-            progress(best.step_time_s, board.num_priced, bound_s)
+            of_all_s = min(bound_s, divided_bound_s(problem.costs))
+            progress(best.step_time_s, board.num_priced, of_all_s)
 
     try:
         if not board.interrupted:
@@ -291,6 +296,7 @@ def _with_bound_of(plan: Plan, outcome: Outcome) -> Outcome:
         bound=estimates.bound_s,
         gap=estimates.gap,
         bound_relaxes=estimates.bound_relaxes,
+        bound_with_context_parallel=estimates.bound_with_context_parallel_s,
     )
 
 

@@ -152,4 +152,5 @@ def _may_group(problem: Problem, placement: Placement) -> bool:
         and not problem.objective.stock_only
         and len(placement.replicas) <= MAX_REPLICAS
         and not placement.has_sharded_layers
+        and not placement.has_context_parallel
     )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isinf
 
+from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.space import has_every_plan
 from megatron_hetero.bounds.step_time import step_time_bound
 from megatron_hetero.cluster.spec import Cluster, Link
@@ -87,15 +88,20 @@ def objective_bound(problem: Problem) -> ObjectiveBound | None:
 
 
 def none_keeps_the_limits(problem: Problem) -> bool:
-    """Return whether it is proved that no plan keeps the limits of time and money."""
+    """Return whether it is proved that no plan keeps the limits of time and money; of plans with
+    context parallelism only the time is bounded."""
+    objective, cluster, costs = problem.objective, problem.cluster, problem.costs
+    least_s = divided_bound_s(costs)
     bound = objective_bound(problem)
-    if bound is not None:
-        return isinf(bound.value)
-    objective, cluster = problem.objective, problem.cluster
-    if objective.may_want_fewer(cluster) or not has_every_plan(problem.costs):
+    if bound is None:
+        if objective.may_want_fewer(cluster) or not has_every_plan(costs):
+            return False
+        least_s = min(least_s, step_time_bound(costs, uneven=True).step_time_s)
+    elif not isinf(bound.value):
         return False
-    step_s = step_time_bound(problem.costs, uneven=True).step_time_s
-    return objective.standing_of(cluster, problem.num_gpus, step_s, None).excess > _NEGLIGIBLE
+    return isinf(least_s) or (
+        objective.standing_of(cluster, problem.num_gpus, least_s, None).excess > _NEGLIGIBLE
+    )
 
 
 def _value(problem: Problem, promised: Promise) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isinf
 
+from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
 from megatron_hetero.cluster.names import machine_of
 from megatron_hetero.cost.price import Price, price_of
 from megatron_hetero.errors import InfeasiblePlanError
@@ -27,7 +28,9 @@ class Outcome:
 
     `value` is what the objective made small: seconds of a step (throughput), money for a million
     tokens (cheapest), or GPUs (fewest-gpus).  `bound` is a value that no plan under the same limits
-    beats, `gap = value / bound - 1`, and `bound_relaxes` says what the bound leaves out.  Of
+    beats, `gap = value / bound - 1`, and `bound_relaxes` says what the bound leaves out.  Where
+    it is of plans without context parallelism alone, none with it, in equal parts, beats
+    `bound_with_context_parallel`; 0 if nothing is known of these.  Of
     `run_price`, `run_traffic_price` is for traffic between sites; `price_per_hour` is of machines.
     """
 
@@ -36,6 +39,7 @@ class Outcome:
     bound: float | None
     gap: float | None
     bound_relaxes: str
+    bound_with_context_parallel: float | None
     num_steps: float | None
     num_tokens: float | None
     run_hours: float | None
@@ -72,6 +76,7 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
         bound=least,
         gap=value / least - 1 if least else None,
         bound_relaxes="" if bound is None else bound.relaxes,
+        bound_with_context_parallel=_divided_bound(problem, None if bound is None else bound.value),
         num_steps=num_steps,
         num_tokens=None if num_steps is None else num_steps * tokens,
         run_hours=None if num_steps is None else num_steps * step_s / 3600,
@@ -84,6 +89,16 @@ def outcome_of(problem: Problem, board: Scoreboard, best: Candidate) -> Outcome:
         budget=objective.budget,
         max_price_per_hour=problem.cluster.limits.max_price_per_hour,
     )
+
+
+def _divided_bound(problem: Problem, bound: float | None) -> float | None:
+    """Return what no plan with context parallelism beats beside a bound of plans without; money
+    and GPUs are not bounded for these."""
+    if bound is None or isinf(divided_bound_s(problem.costs)):
+        return None
+    if problem.objective.name != "throughput":
+        return 0.0
+    return bound_with_context_parallel_s(problem.costs, bound)
 
 
 def limits_error(problem: Problem, nearest: Candidate, what: str = "plan") -> InfeasiblePlanError:

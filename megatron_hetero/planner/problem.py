@@ -8,6 +8,7 @@ from functools import cached_property
 
 from megatron_hetero.cluster.makers import mixed_libraries
 from megatron_hetero.cluster.spec import Cluster, Device, Node
+from megatron_hetero.cost.choices import context_parallels
 from megatron_hetero.cost.model import CostModel, MakeCosts
 from megatron_hetero.cost.placement import PlacedStage, Placement
 from megatron_hetero.cost.widths import usable_gpus
@@ -15,6 +16,7 @@ from megatron_hetero.cost.work.compute import can_train
 from megatron_hetero.cost.work.profile import Profile
 from megatron_hetero.errors import LibraryError, UsageError
 from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.layout import MAX_CONTEXT_PARALLEL
 from megatron_hetero.planner.completion.micro_batches import share_micro_batches
 from megatron_hetero.planner.evaluate.replica_shapes import Likeness
 from megatron_hetero.planner.mixture import check_mixture
@@ -24,25 +26,65 @@ from megatron_hetero.planner.one_library import check_trains, unused_reason
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """GPUs of one node that work as one tensor-parallel group: what one stage runs on."""
+    """GPUs of one node that work as one tensor-parallel group: what one stage runs on.
+
+    With `context_parallel` c they are c such groups, each with a part of every sequence; `beyond`
+    are those on further nodes, a node's GPUs in each.
+    """
 
     node: str
     indices: tuple[int, ...]
+    context_parallel: int = 1
+    beyond: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def width(self) -> int:
         """Tensor-parallel width."""
-        return len(self.indices)
+        if self.context_parallel == 1:
+            return len(self.indices)
+        return len(self.devices) // self.context_parallel
+
+    @cached_property
+    def parts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Its nodes, and its GPUs on each."""
+        return ((self.node, self.indices), *self.beyond)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """Its GPUs in rank order."""
-        return tuple([Device(self.node, index) for index in self.indices])
+        return tuple([Device(node, index) for node, indices in self.parts for index in indices])
+
+    @cached_property
+    def form(self) -> tuple[int, ...]:
+        """What is equal for units that differ in their nodes and in which GPUs of these they have:
+        the context-parallel size, and the number of GPUs on each node."""
+        return self.context_parallel, *[len(indices) for _, indices in self.parts]
+
+    @cached_property
+    def stage(self) -> PlacedStage:
+        """A stage of one layer on it, for the prices of its boundaries."""
+        return PlacedStage(self.devices, 1, context_parallel=self.context_parallel)
 
 
 def unit_of(stage: PlacedStage) -> Unit:
     """Return the unit that a placed stage runs on."""
-    return Unit(stage.devices[0].node, tuple([device.index for device in stage.devices]))
+    indices: dict[str, list[int]] = {}
+    for device in stage.devices:
+        indices.setdefault(device.node, []).append(device.index)
+    (first, *beyond) = [(node, tuple(found)) for node, found in indices.items()]
+    return Unit(*first, stage.context_parallel, tuple(beyond))
+
+
+def joined_units(units: Sequence[Unit]) -> Unit:
+    """Return units of one width as one that divides sequences among their groups; those on one
+    node come together."""
+    indices: dict[str, tuple[int, ...]] = {}
+    for unit in units:
+        for node, own in unit.parts:
+            indices[node] = (*indices.get(node, ()), *own)
+    # The same order in all stages: neighbours on one node have the same part of a sequence.
+    (first, *beyond) = sorted(indices.items())
+    return Unit(*first, sum(unit.context_parallel for unit in units), tuple(beyond))
 
 
 Chain = tuple[Unit, ...]
@@ -108,6 +150,34 @@ class Problem:
         """GPUs that may be used."""
         return sum(len(self.gpus[node.name]) for node in self.nodes)
 
+    @cached_property
+    def divides_sequences(self) -> bool:
+        """Whether stages may have context parallelism: where speed is all that counts."""
+        objective = self.objective
+        return (
+            not (objective.stock_only or objective.may_want_fewer(self.cluster))
+            and self.costs.has_variants
+            and bool(context_parallels(self.costs, 1, max(2, self.num_gpus)))
+        )
+
+    def context_sizes(self, width: int) -> frozenset[int]:
+        """Return the context-parallel sizes above 1 of stages in groups of this width."""
+        if width not in self._context_sizes:
+            most = min(self.num_gpus // width, MAX_CONTEXT_PARALLEL)
+            self._context_sizes[width] = frozenset(context_parallels(self.costs, width, most))
+        return self._context_sizes[width]
+
+    @cached_property
+    def _context_sizes(self) -> dict[int, frozenset[int]]:
+        return {}
+
+    def may_be_a_unit(self, unit: Unit) -> bool:
+        """Return whether job and nodes allow the groups of a unit."""
+        width, context = unit.width, unit.context_parallel
+        return (context == 1 or context in self.context_sizes(width)) and all(
+            width in self.widths[node] and len(indices) % width == 0 for node, indices in unit.parts
+        )
+
     def max_stages(self) -> int:
         """Return the longest pipeline that the limits and the layers allow."""
         limit = self.cluster.limits.max_pipeline_parallel or self.num_layers
@@ -124,12 +194,12 @@ class Problem:
     def may_start(self, unit: Unit) -> bool:
         """Return whether a replica's first stage may be there."""
         pins = self.cluster.limits.first_stage_nodes
-        return not pins or unit.node in pins
+        return not pins or all(node in pins for node, _ in unit.parts)
 
     def may_end(self, unit: Unit) -> bool:
         """Return whether a replica's last stage may be there."""
         pins = self.cluster.limits.last_stage_nodes
-        return not pins or unit.node in pins
+        return not pins or all(node in pins for node, _ in unit.parts)
 
     def chain_is_allowed(self, chain: Chain) -> bool:
         """Return whether length and both ends of a replica keep to the limits."""

@@ -14,30 +14,26 @@ from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from megatron_hetero.planner.columns.kinds import kinds_of
-from megatron_hetero.planner.completion.completer import Completer, Completion
-from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
+from megatron_hetero.planner.completion.completer import Completion
+from megatron_hetero.planner.evaluate.candidate import Candidate
 from megatron_hetero.planner.evaluate.ladder import Climber, first_starts
-from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.rungs import Rungs
 from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
 from megatron_hetero.planner.evaluate.starts import promising
-from megatron_hetero.planner.evaluate.tail import Tails
-from megatron_hetero.planner.moves.layouts import Layouts
-from megatron_hetero.planner.moves.neighbours import Structure, neighbours
-from megatron_hetero.planner.moves.refine import arranged
+from megatron_hetero.planner.moves.neighbours import neighbours
 from megatron_hetero.planner.objective import Standing
-from megatron_hetero.planner.shapes.spread import Spreader
+from megatron_hetero.planner.shapes.divided import divided_structures
 
 _WORTH = 1 - 5e-4
 """A structure that shortens the step to less than this part of it is worth more patience."""
 _NEAR = 1.02
 """So near to the best, pipelines are tuned thoroughly."""
-_TUNING = {1: 30_000, 2: 300_000}
-"""Limit in operations of the recurrence, of a quick and of a thorough tuning."""
-_MAX_MESSAGES = 20_000
-"""Structures that exchange more in a step are not simulated here."""
 _MAX_ESTIMATED = 400
 """Of the structures one move away, those whose exchange is estimated."""
+_MANY_DIVIDED, _FEW_DIVIDED = 400, 32
+"""Structures that divide sequences which are completed, where nothing else fits, and else."""
+_DIVIDED_PART = 4
+"""And the part of the work, one in so many, that goes on from them where something else fits."""
 _START_PART = 3
 """One part in so many of the work may go into starts."""
 
@@ -78,25 +74,13 @@ class StructureSearch:
             Loop(board, self).run()
 
 
-class Loop:
+class Loop(Rungs):
     """One search of one board; `StructureSearch` has its limits."""
 
     def __init__(self, board: Scoreboard, options: StructureSearch) -> None:
-        self.board = board
-        self.kind_of = {
-            node.name: k for k, kind in enumerate(kinds_of(board.problem)) for node in kind.nodes
-        }
-        self.problem = board.problem
+        super().__init__(board)
         self.options = options
-        self.completer = Completer(board.problem)
-        self.rescorer = Rescorer(board)
-        self.tails = Tails(board.problem)
-        spreader = Spreader(board.problem, self.kind_of)
-        self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
         self.seen: set[Hashable] = set()
-        self.work = 0
-        self.best_s = inf
-        self.num = 0
         self.last = False
         self.max_work = min(options.max_work, options.work_per_gpu * board.problem.num_gpus)
         self.expanded_of: set[Hashable] = set()
@@ -121,11 +105,30 @@ class Loop:
         heapify(left)
         self.last = True
         self.descend(left, self.max_work)
+        self.divide()
 
-    @property
-    def done(self) -> int:
-        """Work so far."""
-        return self.work + self.completer.work + self.layouts.work // 8
+    def divide(self) -> None:
+        """Go on from structures that divide sequences, where these promise a shorter step than any
+        that does not."""
+        best = self.board.nearest
+        best_s = inf if best is None else best.step_time_s
+        most, part = (_MANY_DIVIDED, 1) if best is None else (_FEW_DIVIDED, _DIVIDED_PART)
+        ranked: list[tuple[float, int, Completion]] = []
+        for structure in divided_structures(self.problem, best_s, most):
+            found = self.sized(structure)
+            if found is not None:
+                promise_s = found.quick_s + self.tails.estimate_s(found)
+                ranked.append((promise_s, len(ranked), found))
+        ranked.sort(key=lambda entry: entry[:2])
+        nodes: list[Climber] = []
+        for promise_s, _, found in ranked[: self.options.num_starts]:
+            if promise_s < _NEAR * best_s:
+                self.seen.add(self.image(found.structure))
+                nodes += self.price(found)
+        tuned = [self.tune(node, node.candidate) for node in nodes if node.candidate is not None]
+        heapify(tuned)
+        self.max_work = self.done + self.max_work // part
+        self.descend(tuned, self.max_work)
 
     def descend(self, heap: list[Climber], limit: int) -> list[Climber]:
         """Go on best first, until the work is done, patience ends or nothing left comes near;
@@ -160,78 +163,6 @@ class Loop:
                     best = node
                 self.expand(node, candidate, heap)
         return heap
-
-    def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
-        """Return the node with its pipelines tuned."""
-        found = self.completer.tune(node.found, _TUNING[level])
-        candidate = self.candidate(found)
-        if candidate is None or before.key < candidate.key:
-            candidate = before
-        self.num += 1
-        gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
-        return Climber(candidate.coarse_key, self.num, found, candidate, gain, level)
-
-    def queued(self, node: Climber, candidate: Candidate) -> Climber:
-        """Return the node with queues on shared paths, by events."""
-        found, gain = node.found, node.gain
-        found, candidate = self.layouts.best(found, candidate)
-        simulated = candidate
-        messages = self.rescorer.num_messages(candidate)
-        if messages <= _MAX_MESSAGES:
-            self.work += 2 * messages
-            simulated = self.rescorer.with_queues(candidate)
-            gain *= simulated.step_time_s / candidate.step_time_s
-        self.num += 1
-        return Climber(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
-
-    def candidate(self, found: Completion) -> Candidate | None:
-        """Price it whole."""
-        board, costs = self.board, self.problem.costs
-        placement = found.placement(self.completer.own_size)
-        self.work += 25 * sum(map(len, found.structure))
-        if is_plain(placement):
-            candidate = board.score_with_counts(placement, "structures")
-        else:
-            of = costs.sharded_as(placement)
-            rows = costs.vocab_rows(placement.widths)
-            replicas = tuple(board.replica_cost(r, of, rows) for r in placement.replicas)
-            cost = of.combine(placement, replicas, rows)
-            placement, rank_order = arranged(placement, self.problem.gpus)
-            candidate = board.keep_refined(placement, cost, "structures", rank_order)
-        if candidate is not None:
-            self.best_s = min(self.best_s, candidate.step_time_s)
-        return candidate
-
-    def image(self, structure: Structure) -> Hashable:
-        """Return equal for structures in which like nodes are exchanged as a whole."""
-        numbers: dict[str, tuple[int, int]] = {}
-        counts: dict[int, int] = {}
-        shape = self.completer.shape
-        image = []
-        for key, chain in sorted([(shape(chain), chain) for chain in structure]):
-            nodes = []
-            for unit in chain:
-                if unit.node not in numbers:
-                    kind = self.kind_of[unit.node]
-                    counts[kind] = counts.get(kind, 0) + 1
-                    numbers[unit.node] = kind, counts[kind]
-                nodes.append(numbers[unit.node])
-            image.append((key, tuple(nodes)))
-        return tuple(image)
-
-    def sized(self, structure: Structure) -> Completion | None:
-        """Complete it at the best of all sizes."""
-        return next(iter(self.sizes(structure)), None)
-
-    def sizes(self, structure: Structure) -> list[Completion]:
-        """Complete it at the best of all sizes, and at a second one that is as good."""
-        found = [
-            completion
-            for size in self.completer.sizes(len(structure))
-            if (completion := self.completer.complete(structure, size)) is not None
-        ]
-        found.sort(key=lambda completion: completion.quick_s)
-        return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
 
     def expand(self, node: Climber, candidate: Candidate, heap: list[Climber]) -> None:
         """Put the most promising structures one move away on the heap."""
@@ -273,24 +204,3 @@ class Loop:
             heappush(
                 heap, Climber((Standing(), quick_s * node.gain), self.num, found, None, node.gain)
             )
-
-    def price(self, found: Completion, gain: float = 1.0) -> list[Climber]:
-        """Price it whole, as completed and as the flags say."""
-        own = self.completer.own_size
-        nodes: list[Climber] = []
-        options = self.sizes(found.structure) or [found]
-        given = self.completer.complete(found.structure, own, given=True)
-        if given is not None and given.quick_s < 1.02 * options[0].quick_s:
-            options.append(given)
-        for option in options:
-            nodes += self.node(option, gain)
-        return nodes
-
-    def node(self, found: Completion, gain: float) -> list[Climber]:
-        """Return the node of a completion, if it fits."""
-        candidate = self.candidate(found)
-        if candidate is None:
-            return []
-        self.num += 1
-        key = candidate.coarse_key
-        return [Climber((key[0], key[1] * gain), self.num, found, candidate, gain)]

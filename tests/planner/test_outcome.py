@@ -74,6 +74,7 @@ def test_the_cheapest_is_by_a_million_tokens() -> None:
     assert found.bound is not None and 0 < found.bound <= found.value
     assert found.gap == pytest.approx(found.value / found.bound - 1)
     assert found.bound_relaxes
+    assert found.bound_with_context_parallel is None  # the boxes' limits keep sequences whole
 
 
 def test_the_fewest_gpus_are_counted() -> None:

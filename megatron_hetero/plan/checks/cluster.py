@@ -152,10 +152,13 @@ def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterato
     """Find tensor-parallel groups that span nodes or sites where the limits forbid it."""
     forbidden = cluster.limits.no_tensor_parallel_across
     for r, s, stage in stages(plan):
-        nodes = sorted({cluster.node_of(device).machine for device in stage.devices})
+        width = stage.shape.tensor_parallel
+        groups = [stage.devices[i : i + width] for i in range(0, len(stage.devices), width)]
+        nodes = [sorted({cluster.node_of(d).machine for d in group}) for group in groups]
+        sites = [sorted({cluster.node_of(d).site for d in group}) for group in groups]
         islands = sorted({cluster.node_of(device).name for device in stage.devices})
-        spans = {"nodes": nodes, "sites": _sites(stage, cluster)}
-        for kind, found in spans.items():
+        for kind, spans in (("nodes", nodes), ("sites", sites)):
+            found = max(spans, key=len, default=[])
             if kind in forbidden and len(found) > 1:
                 yield Violation(
                     stage_key(r, s, "devices"),
@@ -163,10 +166,10 @@ def tensor_parallel_stays_where_allowed(plan: Plan, cluster: Cluster) -> Iterato
                     f"the cluster's limits forbid tensor parallelism across {kind}.",
                 )
         for node in islands:
-            if node in forbidden and len(stage.devices) > 1:
+            if node in forbidden and width > 1:
                 yield Violation(
                     stage_key(r, s, "devices"),
-                    f"{stage_name(r, s)} has tensor-parallel width {len(stage.devices)} on node "
+                    f"{stage_name(r, s)} has tensor-parallel width {width} on node "
                     f"{node}; the cluster's limits forbid tensor parallelism there.",
                 )
 

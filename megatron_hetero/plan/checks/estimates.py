@@ -84,7 +84,10 @@ def _amounts(estimates: Estimates) -> Iterator[tuple[str, float]]:
             yield field, price
     for part in estimates.traffic:
         yield from (("traffic", v) for v in (part.bytes_per_step, part.price_per_hour))
-    yield from (("bound_s", v) for v in [estimates.bound_s] if v is not None)
+    for field in ("bound_s", "bound_with_context_parallel_s"):
+        bound_s = getattr(estimates, field)
+        if bound_s is not None:
+            yield field, bound_s
     yield from (("gap", max(v, 0.0)) for v in [estimates.gap] if v is not None)
     yield from (("replica_times_s", v) for v in estimates.replica_times_s)
     yield from (("stage_times_s", v) for times in estimates.stage_times_s for v in times)

@@ -49,10 +49,13 @@ class _Pool:
 
 def may_fit_proves(problem: Problem) -> bool:
     """Return whether `may_fit` knows all that plans may do: no unequal shares of weights or of
-    optimizer states, which leave less to the GPUs with the least memory."""
+    optimizer states, which leave less to the GPUs with the least memory, and no divided
+    sequences."""
     shards = problem.workload.training.use_distributed_optimizer
-    return not may_choose(problem.costs, "shares") and not (
-        shards and may_choose(problem.costs, "optimizer_share")
+    return not (
+        may_choose(problem.costs, "shares")
+        or problem.divides_sequences
+        or (shards and may_choose(problem.costs, "optimizer_share"))
     )
 
 

@@ -43,10 +43,13 @@ def idle_reasons(problem: Problem, board: Scoreboard, best: Candidate) -> dict[s
             reasons.update({Device(node.name, i).name: known[kind] for i in idle})
             continue
         # Chains are filled anew with every GPU tried, by groups of one node that divide evenly.
-        if best.placement.has_shares or work >= _MAX_WORK_IN_ALL:
+        is_cut = best.placement.has_shares or best.placement.has_context_parallel
+        if is_cut or work >= _MAX_WORK_IN_ALL:
             reason = (
                 "not tried: the plan has groups that only its own shares divide"
                 if best.placement.has_shares
+                else "not tried: the plan has groups that divide sequences"
+                if is_cut
                 else "not tried: explaining idle GPUs had used up its work on nodes before it"
             )
             reasons.update({Device(node.name, i).name: reason for i in idle})

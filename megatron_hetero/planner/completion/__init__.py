@@ -1,6 +1,7 @@
 """From a structure of stages to a placement: layers, micro-batches, recompute, launch counts.
 
 completer         a structure completed with all settings, from cached tables
+tables            what a completer knows of stages, of one micro-batch size
 filled            the stages of one replica completed
 tuner             layers and launch counts by the recurrence
 fill              a placement for given chains of tensor-parallel groups

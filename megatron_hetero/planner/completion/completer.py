@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from megatron_hetero.cost.choices import micro_batch_sizes
-from megatron_hetero.cost.memory.device import StateHolders
-from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.pipeline import steady_period_s
 from megatron_hetero.cost.placement import (
     PlacedReplica,
     PlacedStage,
     Placement,
+    with_optimizer_shares,
     with_sharded_layers,
 )
 from megatron_hetero.planner.completion.filled import Filled, shares
 from megatron_hetero.planner.completion.refit import minimax
 from megatron_hetero.planner.completion.sharded import ShardedOptions
-from megatron_hetero.planner.completion.stage_options import StageOption, StageOptions, StagePlace
+from megatron_hetero.planner.completion.stage_options import StagePlace
+from megatron_hetero.planner.completion.tables import Options, Tables, holders_of
 from megatron_hetero.planner.completion.tuner import Tuner
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
@@ -28,9 +28,6 @@ _NEGLIGIBLE = 0.01
 """Round trips below this part of a period are not hidden by launch counts (as in `counts`)."""
 _MAX_TURNS = 3
 """Pipelines are tuned anew for other shares of the batch so often at most."""
-
-Options = list[tuple[tuple[StageOption, ...], tuple[float, ...]]]
-"""By stage: its options by layers, and their seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,14 @@ class Completion:
         ):
             stages = tuple(
                 [
-                    PlacedStage(unit.devices, n, None, option.recompute, option.num_recomputed)
+                    PlacedStage(
+                        unit.devices,
+                        n,
+                        None,
+                        option.recompute,
+                        option.num_recomputed,
+                        context_parallel=unit.context_parallel,
+                    )
                     for unit, n, option in zip(chain, filled.layers, filled.options, strict=True)
                 ]
             )
@@ -66,21 +70,9 @@ class Completion:
             size = None if filled.size == own_size else filled.size
             replicas.append(PlacedReplica(stages, number, counts, size))
         made = Placement(tuple(replicas))
+        if made.has_context_parallel:
+            made = with_optimizer_shares(made, [[None] * len(r.stages) for r in replicas])
         return made if self.sharded is None else with_sharded_layers(made, self.sharded)
-
-
-class Tables:
-    """Stage options of one micro-batch size, vocabulary and set of holders."""
-
-    def __init__(self, costs: CostModel, rows: int, given: bool) -> None:
-        self.options = StageOptions(costs, rows)
-        if given:
-            self.options.choices = (self.options.own,)
-        self.costs = costs
-        self.known: dict[tuple[object, ...], tuple[tuple[StageOption, ...], tuple[float, ...]]] = {}
-        self.filled: dict[tuple[object, ...], Filled | None] = {}
-        self.hops: dict[tuple[object, ...], tuple[float, float]] = {}
-        self.sharded: dict[tuple[int, bool], ShardedOptions] = {}
 
 
 class Completer:
@@ -104,7 +96,12 @@ class Completer:
         """Return equal for groups of equal times and memory."""
         found = self._group.get(unit)
         if found is None:
-            key = self.problem.likeness.node(unit.node), unit.width
+            like = self.problem.likeness
+            key: Hashable = like.node(unit.node), unit.width
+            if unit.context_parallel > 1:
+                nodes = [node for node, _ in unit.parts]
+                hops = [like.hop(a, b) for a, b in combinations(nodes, 2)]
+                key = tuple(map(like.node, nodes)), unit.form, tuple(hops)
             found = self._group[unit] = self._groups.setdefault(key, len(self._groups))
         return found
 
@@ -116,7 +113,12 @@ class Completer:
             found = self._shape[chain] = (
                 *[self.group(unit) for unit in chain],
                 -2,
-                *[hop(a.node, b.node) for a, b in pairwise(chain)],
+                *[
+                    hop(node, other)
+                    for a, b in pairwise(chain)
+                    for node, _ in a.parts
+                    for other, _ in b.parts
+                ],
             )
         return found
 
@@ -166,6 +168,7 @@ class Completer:
             and not self.problem.workload.model.num_experts
             and len(structure) > 1
             and len({len(chain) for chain in structure}) == 1
+            and all(unit.context_parallel == 1 for chain in structure for unit in chain)
         )
 
     def _sharded(self, structure: tuple[Chain, ...], size: int) -> tuple[Completion | None, float]:
@@ -229,14 +232,13 @@ class Completer:
         return Completion(structure, filled, numbers, quick_s, False, sharded), spared_s
 
     def _table(self, structure: tuple[Chain, ...], size: int, given: bool) -> Tables:
-        widths = frozenset([len(unit.indices) for chain in structure for unit in chain])
+        widths = frozenset([unit.width for chain in structure for unit in chain])
         rows = self._rows.get(widths)
         if rows is None:
             rows = self._rows[widths] = self.costs.vocab_rows(sorted(widths))
         holders = None
         if self.sharded:
-            ends = sum([min(len(chain), 2) for chain in structure])
-            holders = StateHolders(len(structure), ends)
+            holders = holders_of(structure)
         key = (size, rows, holders, given)
         if key not in self._tables:
             costs = self.costs.variant(micro_batch_size=size, holders=holders)
@@ -308,11 +310,11 @@ class Completer:
         link."""
         trips_s, busiest_s = [], 0.0
         for a, b in pairwise(chain):
-            key = (a.node, len(a.indices), b.node, len(b.indices))
+            key = (a.node, a.form, a.beyond, b.node, b.form, b.beyond)
             known = tables.hops.get(key)
             if known is None:
-                there = tables.costs.hop(a.devices, b.devices)
-                back = tables.costs.hop(b.devices, a.devices)
+                there = tables.costs.stage_hop(a.stage, b.stage)
+                back = tables.costs.stage_hop(b.stage, a.stage)
                 known = tables.hops[key] = (
                     there.total_s + back.total_s,
                     max(there.serialisation_s, back.serialisation_s),
@@ -327,6 +329,7 @@ class Completer:
     ) -> Options:
         """Return the options of every stage by layers, and their seconds."""
         last = len(chain) - 1
+        fewest = min([unit.context_parallel for unit in chain])
         found: Options = []
         for index, unit in enumerate(chain):
             kept = None
@@ -335,11 +338,23 @@ class Completer:
                 kept += in_flight[index - 1] if index else 0
                 for before, after in pairwise(in_flight[max(index - 1, 0) : index + 2]):
                     kept += max(before - after, 0)
-            key = (self.group(unit), index == 0, index == last, in_flight[index], kept)
+            more = unit.context_parallel - fewest
+            key = (self.group(unit), index == 0, index == last, in_flight[index], kept, more)
             known = tables.known.get(key)
             if known is None:
+                holders = None
+                if more and self.sharded:
+                    of_all = tables.costs.holders
+                    holders = replace(of_all, layers=of_all.layers + more)
                 place = StagePlace(
-                    unit.devices, None, index == 0, index == last, in_flight[index], kept
+                    unit.devices,
+                    None,
+                    index == 0,
+                    index == last,
+                    in_flight[index],
+                    kept,
+                    holders,
+                    unit.context_parallel,
                 )
                 of_place = tables.options.of(place)
                 known = of_place, tuple([option.time_s for option in of_place])

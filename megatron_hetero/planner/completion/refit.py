@@ -199,6 +199,7 @@ def places(
             in_flight[index],
             num_sends_kept,
             None if parts is None else StateHolders(*(1 / part for part in parts)),
+            stage.context_parallel,
         )
 
 

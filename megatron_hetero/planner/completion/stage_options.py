@@ -16,7 +16,7 @@ from megatron_hetero.cost.memory.device import StageMemory, StateHolders
 from megatron_hetero.cost.memory.libraries import memory_kind
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.network.seconds import slowest_link
-from megatron_hetero.cost.placement import Recompute
+from megatron_hetero.cost.placement import PlacedStage, Recompute
 from megatron_hetero.cost.work.pieces import PieceTimes
 from megatron_hetero.cost.work.share import member_shares
 
@@ -36,6 +36,12 @@ class StagePlace:
     num_in_flight: int
     num_sends_kept: int | None = None
     holders: StateHolders | None = None
+    context_parallel: int = 1
+
+    @property
+    def width(self) -> int:
+        """Tensor-parallel width."""
+        return len(self.devices) // self.context_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,12 @@ class StageOptions:
         link = slowest_link(cluster, place.devices)
         ends = place.first, place.last
         kept = place.num_in_flight, place.num_sends_kept, place.holders
-        return gpus, link, place.shares, ends, kept
+        key = gpus, link, place.shares, ends, kept
+        if place.context_parallel == 1:
+            return key
+        stage = _stage(place)
+        own = tuple(slowest_link(cluster, group.devices) for group in stage.groups)
+        return *key, place.context_parallel, own
 
     def _look(self, place: StagePlace) -> tuple[StageOption, ...]:
         lines = [self._line(recompute, place) for recompute in self.choices]
@@ -122,13 +133,15 @@ class StageOptions:
     def pieces(self, recompute: Recompute, place: StagePlace) -> PieceTimes:
         """Time the model's pieces on the stage, under a kind of recompute."""
         costs = self.costs.variant(recompute=recompute)
+        if place.context_parallel > 1:
+            return costs.stage_pieces(_stage(place), self.vocab_rows)
         return costs.group_pieces(place.devices, place.shares, self.vocab_rows)
 
     def memories(self, recompute: Recompute, place: StagePlace) -> tuple[StageMemory, ...]:
         """Return the memory of the unlike devices of the stage."""
         costs = self.costs.variant(recompute=recompute, holders=place.holders)
-        width = len(place.devices)
-        shares = member_shares(costs.workload.model, width, place.shares)
+        width, context = place.width, place.context_parallel
+        shares = member_shares(costs.workload.model, width, place.shares, context)
         unlike = {
             (memory_kind(costs.cluster.node_by_name[device.node]), share): (device, share)
             for device, share in zip(place.devices, shares, strict=True)
@@ -189,6 +202,10 @@ class _Line:
         return StageOption(
             forward_s, backward_s, None if recompute == self.own else recompute, None
         )
+
+
+def _stage(place: StagePlace) -> PlacedStage:
+    return PlacedStage(place.devices, 1, place.shares, context_parallel=place.context_parallel)
 
 
 def _time_s(option: StageOption) -> float:

@@ -19,7 +19,8 @@ from megatron_hetero.planner.problem import Chain
 from megatron_hetero.schedule.orders.one_f_one_b import launch_counts
 
 if TYPE_CHECKING:
-    from megatron_hetero.planner.completion.completer import Completer, Options, Tables
+    from megatron_hetero.planner.completion.completer import Completer
+    from megatron_hetero.planner.completion.tables import Options, Tables
 
 _STEPS = (1, 2, 4, 8, -1, -2)
 """Forwards by which a stage launches further ahead, or less far."""
@@ -41,8 +42,8 @@ class Tuner:
         self.number = number
         self.given = given
         costs = tables.costs
-        self.forward = [costs.hop(a.devices, b.devices) for a, b in pairwise(chain)]
-        self.backward = [costs.hop(b.devices, a.devices) for a, b in pairwise(chain)]
+        self.forward = [costs.stage_hop(a.stage, b.stage) for a, b in pairwise(chain)]
+        self.backward = [costs.stage_hop(b.stage, a.stage) for a, b in pairwise(chain)]
         self.own = tuple([min(len(chain) - i, number) for i in range(len(chain))])
         self.known: dict[object, tuple[float, tuple[StageOption, ...]] | None] = {}
         self._options: dict[tuple[int, ...], Options] = {}

@@ -9,5 +9,6 @@ replica_shapes  the part of a replica on which its price depends
 out_of_memory   placements that lack memory
 unlike          the best placements that differ enough from each other
 ladder          structures on their way from estimates to simulated steps
+rungs           what completes, prices, tunes and simulates them
 starts          structures to start a search from
 """

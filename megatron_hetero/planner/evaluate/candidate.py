@@ -63,19 +63,24 @@ class Candidate:
         return self.contention > LOW_CONTENTION[0]
 
     @property
-    def structure(self) -> tuple[tuple[tuple[str, int], ...], ...]:
-        """Node and width of every stage: what is left without layers and micro-batches."""
+    def structure(self) -> tuple[tuple[tuple[str, int, int], ...], ...]:
+        """Node, width and number of groups of every stage: what is left without layers and
+        micro-batches."""
         return tuple(
-            tuple((s.devices[0].node, s.width) for s in r.stages) for r in self.placement.replicas
+            tuple((s.devices[0].node, s.width, s.context_parallel) for s in r.stages)
+            for r in self.placement.replicas
         )
 
     @property
-    def pattern(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+    def pattern(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         """`structure` with nodes numbered as they come: equal for placements, of equal times, in
         which like nodes are exchanged as a whole."""
         numbers: dict[str, int] = {}
         return tuple(
-            tuple((numbers.setdefault(node, len(numbers)), width) for node, width in replica)
+            tuple(
+                (numbers.setdefault(node, len(numbers)), width, groups)
+                for node, width, groups in replica
+            )
             for replica in self.structure
         )
 
@@ -96,6 +101,7 @@ class Candidate:
                 r.launch_counts or (),
                 r.micro_batch_size or 0,
                 repr([s.own_settings for s in r.stages]),
+                tuple(s.context_parallel for s in r.stages),
                 tuple(s.num_sharded_layers for s in r.stages),
             )
             for r in self.placement.replicas
@@ -123,6 +129,7 @@ def has_the_jobs_settings(placement: Placement) -> bool:
     return all(
         replica.micro_batch_size is None
         and all(stage.own_settings == NO_SETTINGS for stage in replica.stages)
+        and all(stage.context_parallel == 1 for stage in replica.stages)
         and all(stage.sharding is None for stage in replica.stages)
         for replica in placement.replicas
     )

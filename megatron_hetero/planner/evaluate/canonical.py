@@ -59,10 +59,14 @@ def is_symmetric(placement: Placement) -> bool:
     with the same layers: the shapes that stock Megatron can be told."""
     first = placement.replicas[0]
     shapes = [s.num_layers for s in first.stages]
-    return len(placement.widths) == 1 and all(
-        r.num_micro_batches == first.num_micro_batches
-        and [s.num_layers for s in r.stages] == shapes
-        for r in placement.replicas
+    return (
+        not placement.has_context_parallel
+        and len(placement.widths) == 1
+        and all(
+            r.num_micro_batches == first.num_micro_batches
+            and [s.num_layers for s in r.stages] == shapes
+            for r in placement.replicas
+        )
     )
 
 

@@ -70,4 +70,5 @@ class ReplicaShapes:
             group: Hashable = self.likeness.node(first)
         else:  # links inside the group count as well: it is like no other
             group = tuple([device.node for device in devices])
-        return group, len(devices), stage.shares, stage.state_parts
+        divided = stage.context_parallel, stage.context_shares
+        return group, len(devices), divided, stage.shares, stage.state_parts

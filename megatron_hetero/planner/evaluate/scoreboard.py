@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 
+from megatron_hetero.bounds.divided import divided_bound_s
 from megatron_hetero.bounds.step_time import work_bound_s
 from megatron_hetero.cost.model import CostModel
 from megatron_hetero.cost.placement import PlacedReplica, Placement
@@ -73,7 +74,8 @@ class Scoreboard:
 
     @cached_property
     def _bound_s(self) -> float:
-        return work_bound_s(self.problem.costs)
+        costs = self.problem.costs
+        return min(work_bound_s(costs), divided_bound_s(costs))
 
     @property
     def best(self) -> Candidate | None:
@@ -291,8 +293,8 @@ def _sites_are_apart(problem: Problem, placement: Placement) -> bool:
     site_of_layer: dict[int, str] = {}
     for replica in placement.replicas:
         for first, stage in zip(replica.first_layers, replica.stages, strict=True):
-            site = nodes[stage.devices[0].node].site
+            sites = {nodes[device.node].site for device in stage.devices[:: stage.width]}
             for layer in range(first, first + stage.num_layers):
-                if site_of_layer.setdefault(layer, site) != site:
+                if sites != {site_of_layer.setdefault(layer, min(sites))}:
                     return False
     return True

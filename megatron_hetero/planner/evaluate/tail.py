@@ -41,13 +41,14 @@ class Tails:
         """Return seconds of the gradient exchange, about."""
         chains = found.structure
         seconds: dict[tuple[str, str] | str, float] = {}
+        is_divided = any(unit.context_parallel > 1 for chain in chains for unit in chain)
         if self.tied:
             ends = [unit for chain in chains for unit in {chain[0], chain[-1]}]
             self._ring(seconds, ends, self.word_bytes)
-        elif len(chains) > 1:
+        elif len(chains) > 1 or is_divided:
             self._ring(seconds, [chain[0] for chain in chains], self.word_bytes)
             self._ring(seconds, [chain[-1] for chain in chains], self.word_bytes)
-        if len(chains) > 1:
+        if len(chains) > 1 or is_divided:
             starts = [[0, *accumulate(filled.layers)][:-1] for filled in found.filled]
             edges = sorted({start for of in starts for start in of})
             edges.append(sum(found.filled[0].layers))
@@ -74,11 +75,17 @@ class Tails:
         num_bytes: float,
     ) -> None:
         """Add a ring to the seconds by path (two nodes), and by the line that paths share."""
-        number = len(holders)
+        groups = [
+            self.place[node]
+            for unit in holders
+            for node, indices in unit.parts
+            for _ in range(len(indices) // unit.width)
+        ]
+        number = len(groups)
         if number < 2:
             return
-        width = min([len(unit.indices) for unit in holders])
-        nodes = sorted([self.place[unit.node] for unit in holders])
+        width = min([unit.width for unit in holders])
+        nodes = sorted(groups)
         part = 2 * (number - 1) / number * num_bytes
         for (_, a), (_, b) in zip(nodes, nodes[1:] + nodes[:1], strict=True):
             per_byte, latency_s = self._edge(a, b)

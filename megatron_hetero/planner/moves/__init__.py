@@ -1,6 +1,7 @@
 """Changes to placements, kept while they help.
 
 neighbours      every move of the search over structures, written once
+divisions       those of stages that divide sequences
 layouts         groups of like GPUs exchanged in a completed structure
 fine            single layers, micro-batches and idle GPUs
 refine          the best placements with settings of their own

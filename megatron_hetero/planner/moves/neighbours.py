@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import combinations, zip_longest
 
 from megatron_hetero.cluster.spec import Node
+from megatron_hetero.planner.moves.divisions import divisions
 from megatron_hetero.planner.problem import Chain, Problem, Unit
 
 Structure = tuple[Chain, ...]
@@ -27,12 +28,13 @@ def like_exchanges(structure: Structure, kind_of: Mapping[str, int]) -> Iterator
     """Yield the structure after each exchange of two like groups on different nodes.
 
     Args:
-        kind_of: by node; groups of one kind and width are alike.
+        kind_of: by node; groups of one kind and form are alike.
     """
-    places: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    places: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for r, chain in enumerate(structure):
         for s, unit in enumerate(chain):
-            places.setdefault((kind_of[unit.node], unit.width), []).append((r, s))
+            if not unit.beyond:
+                places.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
     for alike in places.values():
         for (r, s), (q, t) in combinations(alike, 2):
             one, other = structure[r][s], structure[q][t]
@@ -52,9 +54,9 @@ def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
     }
     for chain in structure:
         for unit in chain:
-            free = idle[unit.node]
-            for index in unit.indices:
-                free.remove(index)
+            for node, indices in unit.parts:
+                for index in indices:
+                    idle[node].remove(index)
     for members in alike:
         yield from _inside(problem, structure, members)
         yield from _insert(problem, structure, members, idle)
@@ -63,6 +65,8 @@ def _moves(problem: Problem, structure: Structure, shape: Shape) -> Iterator[Str
         for others in alike[i:]:
             yield from _between(structure, members, others)
     yield from _new_replicas(problem, structure, idle)
+    if any(unit.context_parallel > 1 for chain in structure for unit in chain):
+        yield from divisions(problem, structure, alike, idle)
 
 
 def _gaps(chain: Chain) -> list[int]:
@@ -77,7 +81,7 @@ def _ends(chain: Chain) -> list[int]:
 
 
 def _equal(one: Unit, other: Unit) -> bool:
-    return one.node == other.node and len(one.indices) == len(other.indices)
+    return (one.node, one.form) == (other.node, other.form) and not (one.beyond or other.beyond)
 
 
 def _with(structure: Structure, changes: dict[int, Chain]) -> Structure:
@@ -128,7 +132,7 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
                     return tuple(made)
 
                 yield from _scoped(structure, members, swap)
-        widths = problem.widths[chain[s].node]
+        widths = () if chain[s].context_parallel > 1 else problem.widths[chain[s].node]
         for width in widths:
             other = chain[s].width - width
             if other > 0 and other in widths:
@@ -143,6 +147,7 @@ def _inside(problem: Problem, structure: Structure, members: Sequence[int]) -> I
         for t in ends:
             if (
                 t > s
+                and chain[t].context_parallel == 1
                 and chain[t].node == chain[s].node
                 and chain[t].width + chain[s].width in widths
             ):
@@ -177,7 +182,7 @@ def _insert(
                         yield _with(structure, changes)
         free = idle[node.name]
         for s, unit in enumerate(chain):
-            if unit.node == node.name:
+            if unit.node == node.name and unit.context_parallel == 1:
                 for width in problem.widths[node.name]:
                     if 0 < width - unit.width <= len(free):
                         more = tuple(sorted(unit.indices + tuple(free[: width - unit.width])))
@@ -249,7 +254,7 @@ def _between(
     for s in _ends(one):
         for t in _ends(other):
             a, b = one[s], other[t]
-            if a.node == b.node and a.width == b.width:
+            if _equal(a, b):
                 continue
             for scope in scopes:
                 changes = {}

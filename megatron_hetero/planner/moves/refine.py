@@ -136,7 +136,7 @@ class Refine:
         self, board: Scoreboard, refitter: Refitter, start: Candidate, placement: Placement
     ) -> Candidate | None:
         shares = [[stage.optimizer_share for stage in r.stages] for r in placement.replicas]
-        if any(map(any, shares)):
+        if any(map(any, shares)) or placement.has_context_parallel:
             placement = with_optimizer_shares(placement, shares)  # of the layers as they are now
         if placement == start.placement:
             return None

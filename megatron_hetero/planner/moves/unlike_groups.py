@@ -68,7 +68,8 @@ def _shares(
     """Return shares of all devices of a run, which starts at stage `start` of `depth`, the
     fastest first; none where they may not or need not be one group in unequal shares."""
     devices = tuple(device for stage in run for device in stage.devices)
-    if any(stage.shares for stage in run) or not _may_be_a_group(problem, devices):
+    taken = any(stage.shares or stage.context_parallel > 1 for stage in run)
+    if taken or not _may_be_a_group(problem, devices):
         return ()
     costs = problem.costs
     if len({costs.cluster.gpu_type(device).name for device in devices}) == 1:

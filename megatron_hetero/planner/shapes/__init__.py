@@ -2,5 +2,6 @@
 
 symmetric       grids as stock Megatron has them
 constructive    widths for each kind of node, then the rest
+divided         grids whose stages divide sequences
 spread          groups exchanged so that no path is contended
 """

@@ -82,7 +82,7 @@ class _SpreadTraffic:
         self.seconds: dict[_Path, float] = {}
         self._costs = problem.costs
         self._micro_batches = micro_batches
-        self._message_s: dict[tuple[str, int, str, int], list[tuple[_Path, float]]] = {}
+        self._message_s: dict[tuple[object, ...], list[tuple[_Path, float]]] = {}
         for r, chain in enumerate(chains):
             for boundary in range(len(chain) - 1):
                 self._add(self.seconds, (r, boundary), 1)
@@ -90,10 +90,11 @@ class _SpreadTraffic:
     def exchanges(self, kind_of: Mapping[str, int]) -> Iterator[tuple[_Place, _Place]]:
         """Yield pairs of like groups on unlike nodes, the first of which uses the busiest path."""
         busiest = max(self.seconds, key=lambda path: (self.seconds[path], str(path)))
-        alike: dict[tuple[int, int], list[_Place]] = {}
+        alike: dict[tuple[int, tuple[int, ...]], list[_Place]] = {}
         for r, chain in enumerate(self.chains):
             for s, unit in enumerate(chain):
-                alike.setdefault((kind_of[unit.node], unit.width), []).append((r, s))
+                if not unit.beyond:
+                    alike.setdefault((kind_of[unit.node], unit.form), []).append((r, s))
         for places in alike.values():
             for r, s in places:
                 near = pairwise(self.chains[r][max(s - 1, 0) : s + 2])
@@ -105,7 +106,7 @@ class _SpreadTraffic:
 
     def _takes(self, one: Unit, other: Unit, path: _Path) -> bool:
         """Return whether the boundary between two groups takes a path, there or back."""
-        if one.node == other.node:
+        if one.node == other.node or one.beyond or other.beyond:
             return False
         both = (*self._message(one, other), *self._message(other, one))
         return any(taken == path for taken, _ in both)
@@ -145,17 +146,17 @@ class _SpreadTraffic:
     def _add(self, found: dict[_Path, float], boundary: _Place, sign: int) -> None:
         r, s = boundary
         one, other = self.chains[r][s : s + 2]
-        if one.node == other.node:
-            return
+        if one.node == other.node or one.beyond or other.beyond:
+            return  # what units of several nodes send takes several paths
         count = sign * self._micro_batches[r]
         for path, seconds in (*self._message(one, other), *self._message(other, one)):
             found[path] = found.get(path, 0.0) + count * seconds
 
     def _message(self, here: Unit, there: Unit) -> list[tuple[_Path, float]]:
         """Return what a message from one group to another takes, and for how long."""
-        key = here.node, here.width, there.node, there.width
+        key = here.node, here.form, there.node, there.form
         if key not in self._message_s:
-            hop = self._costs.hop(here.devices, there.devices)
+            hop = self._costs.stage_hop(here.stage, there.stage)
             pair = here.node, there.node
             carried = [(pair, size) for *_, size in hop.parts]
             lines = line_seconds(self._costs.cluster, carried)

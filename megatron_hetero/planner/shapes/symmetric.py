@@ -112,7 +112,7 @@ def _ranked(problem: Problem) -> Iterator[_Grid]:
     """
     queue: list[tuple[float, int, bool]] = []
     grids: list[_Grid] = []
-    for nodes in _node_groups(problem):
+    for nodes in node_groups(problem):
         for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
             units = tuple(u for node in nodes for u in equal_units(problem, node, width))
             for grid in _grids(problem, _Units(units, _layer_s(problem, units))):
@@ -137,7 +137,7 @@ def equal_units(problem: Problem, node: Node, width: int) -> list[Unit]:
     return [Unit(node.name, gpus[start : start + width]) for start in starts]
 
 
-def _node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
+def node_groups(problem: Problem) -> Iterator[Sequence[Node]]:
     """Yield the nodes of each GPU type; then (where there are several types) all nodes, those of
     one site and type together, in all orders of such groups, or in two if that were too many."""
     types = sorted({node.gpu_type.name for node in problem.nodes})

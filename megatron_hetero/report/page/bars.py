@@ -164,7 +164,9 @@ def comparison_bars(content: Content) -> Figure:
     explanation, estimates = content.explanation, content.estimates
     rows: list[tuple[str, str, float]] = []
     if estimates.bound_s is not None:
-        rows.append(("bound", "no plan can be faster than", estimates.bound_s))
+        is_of_all = estimates.bound_with_context_parallel_s is None
+        words = "no plan can be faster than" if is_of_all else "lower bound (see below)"
+        rows.append(("bound", words, estimates.bound_s))
     rows.append(("this", "this plan", explanation.step_time_s))
     others = [
         *([("stock Megatron's best", explanation.best_stock)] if explanation.best_stock else []),

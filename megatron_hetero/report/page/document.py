@@ -8,6 +8,7 @@ from html import escape
 from megatron_hetero import __version__
 from megatron_hetero.flags.needed import missing_in_job, missing_line
 from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.plan.plan import Estimates
 from megatron_hetero.planner.advise.alternatives import Alternative
 from megatron_hetero.planner.advise.explain import HiddenHop
 from megatron_hetero.report.page.bars import (
@@ -25,6 +26,7 @@ from megatron_hetero.report.page.figure import Figure, asset, style
 from megatron_hetero.report.page.heading import heading, model_name
 from megatron_hetero.report.page.pipelines import pipelines
 from megatron_hetero.report.page.timeline import close_up, timeline
+from megatron_hetero.report.text.terminal import bound_covers_words
 from megatron_hetero.report.text.words import devices_by_node, ranges
 from megatron_hetero.units import format_duration
 
@@ -185,12 +187,19 @@ def _memory(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     yield _draw(drawn["memory"])
 
 
+def _bounded(estimates: Estimates) -> str:
+    """Name the plans that the lower bound is of."""
+    if estimates.bound_with_context_parallel_s is None:
+        return "division of this model over these GPUs"
+    return "plan without context parallelism"
+
+
 def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     explanation = content.explanation
     yield _section(
         "Beside other plans",
         f"{explanation.num_priced} plans were compared. The bound is of the same cost model: no "
-        "division of this model over these GPUs is faster by it.",
+        f"{_bounded(content.estimates)} is faster by it.",
     )
     yield _draw(drawn["comparison"])
     yield "<table><tr><th>plan</th><th>a step</th><th>layout</th><th>why slower</th></tr>"
@@ -205,6 +214,9 @@ def _comparison(content: Content, drawn: dict[str, Figure]) -> Iterator[str]:
     for i, other in enumerate(explanation.runners_up, start=1):
         yield _alternative_row(f"next best {i}", other)
     yield "</table>"
+    divided_s = content.estimates.bound_with_context_parallel_s
+    if divided_s is not None:
+        yield f'<p class="hint">The bound is {escape(bound_covers_words(divided_s))}.</p>'
     if content.estimates.bound_relaxes:
         relaxed = escape(content.estimates.bound_relaxes)
         yield f'<p class="hint">The bound leaves out: {relaxed}.</p>'

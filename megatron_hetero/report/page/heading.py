@@ -89,7 +89,9 @@ def _tiles(content: Content) -> Iterator[tuple[str, str]]:
         of_it = f", {traffic / total:.0%} of it for traffic between sites" if traffic else ""
         yield f"{total:,.2f}", f"an hour{of_it}"
     if estimates.gap is not None:
-        yield f"{estimates.gap:.0%}", "above the lower bound, at most"
+        is_of_all = estimates.bound_with_context_parallel_s is None
+        of = "" if is_of_all else " of plans without context parallelism"
+        yield f"{estimates.gap:.0%}", f"above the lower bound{of}, at most"
     yield f"{1 - simulation.bubble:.0%}", "of all GPU time is computing"
     used = utilization_of(content.plan, content.cluster, content.explanation.step_time_s)
     if used is not None and used.mfu is not None:

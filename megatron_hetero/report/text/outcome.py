@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from megatron_hetero.planner.outcome import Outcome
-from megatron_hetero.report.text.terminal import facts
+from megatron_hetero.report.text.terminal import bound_covers_words, facts
 
 _NAMES = {
     "throughput": "fastest step",
@@ -57,6 +57,8 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         "fewest-gpus": f"{outcome.bound:.0f} GPUs",
     }[outcome.objective]
     yield "at least", f"{what}; this plan is within {outcome.gap:.1%} of it"
+    if outcome.bound_with_context_parallel is not None:
+        yield "", f"({bound_covers_words(outcome.bound_with_context_parallel)})"
     yield "", f"(the bound relaxes: {outcome.bound_relaxes})"
 
 

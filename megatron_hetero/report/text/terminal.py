@@ -122,6 +122,8 @@ def _speed(estimates: Estimates, utilization: Utilization | None) -> Iterable[tu
     if estimates.bound_s is not None and estimates.gap is not None:
         bound = format_duration(estimates.bound_s)
         yield "lower bound", f"{bound}; {gap_words(estimates.gap)}"
+        if estimates.bound_with_context_parallel_s is not None:
+            yield "", f"({bound_covers_words(estimates.bound_with_context_parallel_s)})"
         if estimates.bound_relaxes:
             yield "", f"(the bound relaxes: {estimates.bound_relaxes})"
     if estimates.price_per_hour is not None and estimates.price_per_million_tokens is not None:
@@ -139,6 +141,18 @@ def gap_words(gap: float) -> str:
     if gap <= WIDE_GAP:
         return f"this plan is within {gap:.1%} of it"
     return f"this plan takes {gap:.1%} longer: whether a faster one exists is not known"
+
+
+def bound_covers_words(divided_s: float) -> str:
+    """Say which plans a bound is of that leaves out those with context parallelism.
+
+    Args:
+        divided_s: seconds of a step that none of these beats; 0 if nothing is known.
+    """
+    words = "a bound of plans without context parallelism"
+    if not divided_s:
+        return f"{words}; none is known of plans with it"
+    return f"{words}; with it, in equal parts, none is faster than {format_duration(divided_s)}"
 
 
 MAX_CAUSES = 3

@@ -58,8 +58,8 @@ def test_a_candidate_is_as_fast_as_its_cost() -> None:
 
 def test_structure_and_pattern_by_hand() -> None:
     two = candidate(replica(("b01", 2), ("c0", 2), number=4), replica(("a0", 4), number=4))
-    assert two.structure == ((("b", 2), ("c", 1)), (("a", 1),))
-    assert two.pattern == (((0, 2), (1, 1)), ((2, 1),))
+    assert two.structure == ((("b", 2, 1), ("c", 1, 1)), (("a", 1, 1),))
+    assert two.pattern == (((0, 2, 1), (1, 1, 1)), ((2, 1, 1),))
     mirrored = candidate(replica(("a01", 2), ("c0", 2), number=4), replica(("b0", 4), number=4))
     assert mirrored.structure != two.structure
     assert mirrored.pattern == two.pattern

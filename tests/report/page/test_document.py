@@ -346,6 +346,15 @@ def test_the_price_is_broken_down_by_what_causes_traffic(content: Content) -> No
     assert "1.50: gradient exchange" in text
 
 
+def test_a_bound_of_some_plans_is_not_called_one_of_all(content: Content) -> None:
+    assert content.estimates.bound_s is not None
+    for divided_s, said in ((None, True), (0.5, False)):
+        estimates = replace(content.estimates, bound_with_context_parallel_s=divided_s)
+        text = page(replace(content, estimates=estimates))
+        assert ("no plan can be faster than" in text) is said
+        assert ("none is faster than 500 ms" in text) is not said
+
+
 def test_the_map_says_which_lines_between_sites_are_shared() -> None:
     nodes = [replace(node, site=f"s{i}") for i, node in enumerate(CLUSTER.nodes)]
     apart = replace(CLUSTER, nodes=tuple(nodes), site_lines={})

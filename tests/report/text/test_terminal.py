@@ -138,6 +138,20 @@ def test_measured_plans_do_not_say_otherwise() -> None:
     assert "not measured" not in printed(measured)
 
 
+@pytest.mark.parametrize(
+    ("divided_s", "words"),
+    [
+        (2.5, "without context parallelism; with it, in equal parts, none is faster than 2.5 s)"),
+        (0.0, "of plans without context parallelism; none is known of plans with it)"),
+    ],
+)
+def test_a_bound_of_some_plans_says_of_which(divided_s: float, words: str) -> None:
+    assert PLAN.estimates is not None
+    assert "context parallelism" not in printed(PLAN)
+    some = replace(PLAN.estimates, bound_with_context_parallel_s=divided_s)
+    assert words in " ".join(printed(replace(PLAN, estimates=some), 100).split())
+
+
 def test_devices_by_node() -> None:
     assert devices_by_node(("a:0", "b:3", "a:1")) == "a: 0 1; b: 3"
 

@@ -1,0 +1,113 @@
+"""The job that a price list is of, and the lists of the same job under other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
+
+from megatron_hetero.cluster.spec import Cluster, Device, GpuType
+from megatron_hetero.cost.memory.device import EVERY_DEVICE, StateHolders
+from megatron_hetero.cost.placement import PlacedStage, Placement, Recompute
+from megatron_hetero.cost.work.profile import Profile
+from megatron_hetero.cost.work.stage_precision import precision_on
+from megatron_hetero.model.spec import Precision, Workload
+
+
+class Variants:
+    """What prices are of; a price list under other settings is kept once it was asked for."""
+
+    def __init__(self, cluster: Cluster, workload: Workload, profile: Profile | None = None):
+        self.cluster = cluster
+        self.workload = workload
+        self.profile = profile
+        self.holders = EVERY_DEVICE
+        self._variants: dict[tuple[object, ...], Self] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is known of prices; each list of prices has its own."""
+
+    def variant(
+        self,
+        *,
+        micro_batch_size: int | None = None,
+        recompute: Recompute | None = None,
+        holders: StateHolders | None = None,
+        precision: Precision | None = None,
+    ) -> Self:
+        """Return the price list of the same job under another micro-batch size (sequences),
+        recompute, division of the optimizer's states, or precision beside others; None keeps the
+        setting of this list."""
+        training = self.workload.training
+        changed = replace(
+            training,
+            micro_batch_size=micro_batch_size or training.micro_batch_size,
+            recompute=recompute or training.recompute,
+            precision=precision or training.precision,
+            mixes_precisions=training.mixes_precisions or precision is not None,
+        )
+        key = (changed, holders or self.holders)
+        if key == (training, self.holders):
+            return self
+        if key not in self._variants:
+            made = copy(self)
+            made.workload = replace(self.workload, training=changed)
+            made.holders = holders or self.holders
+            made._forget()
+            self._variants[key] = made
+        return self._variants[key]
+
+    def on(self, gpus: Sequence[GpuType]) -> Self:
+        """Return the price list in the precision of a group of these GPUs."""
+        training = self.workload.training
+        precision = precision_on(training, gpus)
+        return self if precision == training.precision else self.variant(precision=precision)
+
+    def of_stage(self, stage: PlacedStage) -> Self:
+        """Return the price list in the precision of a stage."""
+        if stage.precision is not None:
+            return self.variant(precision=stage.precision)
+        return self.on_devices(stage.devices)
+
+    def own_precision(self, stage: PlacedStage) -> Precision | None:
+        """Return what a stage computes in where that is not the job's precision."""
+        precision = self.of_stage(stage).workload.training.precision
+        return None if precision == self.workload.training.precision else precision
+
+    def on_devices(self, devices: Sequence[Device]) -> Self:
+        if not self.workload.training.mixes_precisions:
+            return self
+        return self.on([self.cluster.gpu_type(device) for device in devices])
+
+    def of_least_layers(self) -> Self:
+        """Return the price list for `ModelSpec.least`, which no bound may exceed; itself where all
+        layers are alike.  Its profile measures other layers, and is left out."""
+        least = self.workload.model.least
+        if least is self.workload.model:
+            return self
+        made = copy(self)
+        made.workload = replace(self.workload, model=least)
+        made.profile = None
+        made._variants = {}
+        made._forget()
+        return made
+
+    def sharded_as(self, placement: Placement) -> Self:
+        """Return the price list with optimizer states divided as the replicas of `placement` divide
+        them; itself without the distributed optimizer."""
+        if not self.workload.training.use_distributed_optimizer:
+            return self
+        return self.variant(
+            holders=StateHolders(
+                len(placement.replicas), sum(min(len(r.stages), 2) for r in placement.replicas)
+            )
+        )
+
+    def sharded_among(self, num_replicas: int) -> Self:
+        """Return the price list for `num_replicas` replicas of unknown depth: the states of a tied
+        embedding are divided among as many stages as can hold it."""
+        if not self.workload.training.use_distributed_optimizer:
+            return self
+        return self.variant(holders=StateHolders(num_replicas, 2 * num_replicas))

@@ -1,0 +1,142 @@
+"""Structures of one search on the rungs of the ladder: completed, priced, tuned, simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from math import inf
+
+from megatron_hetero.planner.columns.kinds import kinds_of
+from megatron_hetero.planner.completion.completer import Completer, Completion
+from megatron_hetero.planner.evaluate.candidate import Candidate, is_plain
+from megatron_hetero.planner.evaluate.ladder import Climber
+from megatron_hetero.planner.evaluate.rescore import Rescorer
+from megatron_hetero.planner.evaluate.scoreboard import Scoreboard
+from megatron_hetero.planner.evaluate.tail import Tails
+from megatron_hetero.planner.moves.layouts import Layouts
+from megatron_hetero.planner.moves.neighbours import Structure
+from megatron_hetero.planner.moves.refine import arranged
+from megatron_hetero.planner.shapes.spread import Spreader
+
+_TUNING = {1: 30_000, 2: 300_000}
+"""Limit in operations of the recurrence, of a quick and of a thorough tuning."""
+_MAX_MESSAGES = 20_000
+"""Structures that exchange more in a step are not simulated here."""
+
+
+class Rungs:
+    """What raises structures of one board up the ladder; counts its work, in units of about
+    10 microseconds."""
+
+    def __init__(self, board: Scoreboard) -> None:
+        self.board = board
+        self.kind_of = {
+            node.name: k for k, kind in enumerate(kinds_of(board.problem)) for node in kind.nodes
+        }
+        self.problem = board.problem
+        self.completer = Completer(board.problem)
+        self.rescorer = Rescorer(board)
+        self.tails = Tails(board.problem)
+        spreader = Spreader(board.problem, self.kind_of)
+        self.layouts = Layouts(self.kind_of, spreader, self.tails, self.candidate)
+        self.work = 0
+        self.best_s = inf
+        self.num = 0
+
+    @property
+    def done(self) -> int:
+        """Work so far."""
+        return self.work + self.completer.work + self.layouts.work // 8
+
+    def sized(self, structure: Structure) -> Completion | None:
+        """Complete it at the best of all sizes."""
+        return next(iter(self.sizes(structure)), None)
+
+    def sizes(self, structure: Structure) -> list[Completion]:
+        """Complete it at the best of all sizes, and at a second one that is as good."""
+        found = [
+            completion
+            for size in self.completer.sizes(len(structure))
+            if (completion := self.completer.complete(structure, size)) is not None
+        ]
+        found.sort(key=lambda completion: completion.quick_s)
+        return [one for one in found[:2] if one.quick_s < 1.05 * found[0].quick_s]
+
+    def price(self, found: Completion, gain: float = 1.0) -> list[Climber]:
+        """Price it whole, as completed and as the flags say."""
+        own = self.completer.own_size
+        nodes: list[Climber] = []
+        options = self.sizes(found.structure) or [found]
+        given = self.completer.complete(found.structure, own, given=True)
+        if given is not None and given.quick_s < 1.02 * options[0].quick_s:
+            options.append(given)
+        for option in options:
+            nodes += self.node(option, gain)
+        return nodes
+
+    def node(self, found: Completion, gain: float) -> list[Climber]:
+        """Return the node of a completion, if it fits."""
+        candidate = self.candidate(found)
+        if candidate is None:
+            return []
+        self.num += 1
+        key = candidate.coarse_key
+        return [Climber((key[0], key[1] * gain), self.num, found, candidate, gain)]
+
+    def tune(self, node: Climber, before: Candidate, level: int = 1) -> Climber:
+        """Return the node with its pipelines tuned."""
+        found = self.completer.tune(node.found, _TUNING[level])
+        candidate = self.candidate(found)
+        if candidate is None or before.key < candidate.key:
+            candidate = before
+        self.num += 1
+        gain = (node.gain if level > 1 else 1.0) * candidate.step_time_s / before.step_time_s
+        return Climber(candidate.coarse_key, self.num, found, candidate, gain, level)
+
+    def queued(self, node: Climber, candidate: Candidate) -> Climber:
+        """Return the node with queues on shared paths, by events."""
+        found, gain = node.found, node.gain
+        found, candidate = self.layouts.best(found, candidate)
+        simulated = candidate
+        messages = self.rescorer.num_messages(candidate)
+        if messages <= _MAX_MESSAGES:
+            self.work += 2 * messages
+            simulated = self.rescorer.with_queues(candidate)
+            gain *= simulated.step_time_s / candidate.step_time_s
+        self.num += 1
+        return Climber(simulated.coarse_key, self.num, found, candidate, gain, node.tuned, True)
+
+    def candidate(self, found: Completion) -> Candidate | None:
+        """Price it whole."""
+        board, costs = self.board, self.problem.costs
+        placement = found.placement(self.completer.own_size)
+        self.work += 25 * sum(map(len, found.structure))
+        if is_plain(placement):
+            candidate = board.score_with_counts(placement, "structures")
+        else:
+            of = costs.sharded_as(placement)
+            rows = costs.vocab_rows(placement.widths)
+            replicas = tuple(board.replica_cost(r, of, rows) for r in placement.replicas)
+            cost = of.combine(placement, replicas, rows)
+            placement, rank_order = arranged(placement, self.problem.gpus)
+            candidate = board.keep_refined(placement, cost, "structures", rank_order)
+        if candidate is not None:
+            self.best_s = min(self.best_s, candidate.step_time_s)
+        return candidate
+
+    def image(self, structure: Structure) -> Hashable:
+        """Return equal for structures in which like nodes are exchanged as a whole."""
+        numbers: dict[str, tuple[int, int]] = {}
+        counts: dict[int, int] = {}
+        shape = self.completer.shape
+        image = []
+        for key, chain in sorted([(shape(chain), chain) for chain in structure]):
+            nodes = []
+            for unit in chain:
+                for node, _ in unit.parts:
+                    if node not in numbers:
+                        kind = self.kind_of[node]
+                        counts[kind] = counts.get(kind, 0) + 1
+                        numbers[node] = kind, counts[kind]
+                    nodes.append(numbers[node])
+            image.append((key, tuple(nodes)))
+        return tuple(image)

@@ -1,0 +1,82 @@
+"""Structures whose stages divide sequences among groups (context parallelism), to start from.
+
+Groups of one width, in the order of their nodes, become stages of so many groups each, and these
+make a grid of equal replicas; `moves.divisions` varies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+
+from megatron_hetero.planner.problem import Chain, Problem, Unit, joined_units
+from megatron_hetero.planner.shapes.symmetric import equal_units, node_groups
+
+Structure = tuple[Chain, ...]
+
+
+def divided_structures(problem: Problem, below_s: float, most: int) -> list[Structure]:
+    """Return the grids that promise most, and a shorter step than `below_s`, if their layers were
+    divided by speed alone.
+
+    Args:
+        most: structures in all.
+    """
+    if not problem.divides_sequences:
+        return []
+    found: dict[Structure, float] = {}
+    for units in _unit_lists(problem):
+        speeds = list(_speeds(problem, units))
+        for structure in _grids(problem, units):
+            least_s = _least_s(problem, structure, sum(speeds))
+            if least_s < below_s:
+                found.setdefault(structure, least_s)
+    return nsmallest(most, found, key=lambda structure: found[structure])
+
+
+def _unit_lists(problem: Problem) -> Iterator[tuple[Unit, ...]]:
+    """Yield all groups of some nodes as units of equally many of one width."""
+    for nodes in node_groups(problem):
+        for width in sorted({w for node in nodes for w in problem.widths[node.name]}):
+            groups = [unit for node in nodes for unit in equal_units(problem, node, width)]
+            on_a_node = {len(equal_units(problem, node, width)) for node in nodes}
+            for size in sorted(problem.context_sizes(width)):
+                # In equal parts of a node, on whole nodes, or on all.
+                is_plain = size & (size - 1) == 0 or size in on_a_node or size == len(groups)
+                if size <= len(groups) and is_plain:
+                    starts = range(0, len(groups) - size + 1, size)
+                    yield tuple(joined_units(groups[i : i + size]) for i in starts)
+
+
+def _grids(problem: Problem, units: tuple[Unit, ...]) -> Iterator[Structure]:
+    """Yield equal replicas along and across the units."""
+    for num_replicas in problem.replica_counts():
+        depth = len(units) // num_replicas
+        if depth == 0:
+            return
+        if len(units) % num_replicas or depth > problem.max_stages():
+            continue
+        along = tuple(units[r * depth : (r + 1) * depth] for r in range(num_replicas))
+        across = tuple(units[r::num_replicas] for r in range(num_replicas))
+        for structure in dict.fromkeys((along, across)):
+            if all(problem.chain_is_allowed(chain) for chain in structure):
+                yield structure
+
+
+def _speeds(problem: Problem, units: tuple[Unit, ...]) -> Iterator[float]:
+    """Yield layers a second of each unit."""
+    costs = problem.costs
+    rows = costs.vocab_rows([units[0].width])
+    known: dict[tuple[object, ...], float] = {}
+    for unit in units:
+        key = unit.form, *[problem.likeness.node(node) for node, _ in unit.parts]
+        if key not in known:
+            known[key] = 1 / costs.stage_pieces(unit.stage, rows).layer.total_s
+        yield known[key]
+
+
+def _least_s(problem: Problem, structure: Structure, layers_per_s: float) -> float:
+    """Return about the pipelines' time by the mean speed of all units, in fractions of layers."""
+    period_s = problem.num_layers * len(structure) / layers_per_s
+    num_periods = problem.num_micro_batches / len(structure) + len(structure[0]) - 1
+    return num_periods * period_s

@@ -1,0 +1,107 @@
+"""The bound of plans whose stages divide sequences: below every such plan, and not idle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from megatron_hetero.bounds.divided import bound_with_context_parallel_s, divided_bound_s
+from megatron_hetero.bounds.estimate import estimates_of
+from megatron_hetero.bounds.step_time import WORK_BOUND_RELAXES, work_bound_s
+from megatron_hetero.cluster.spec import Cluster, Link
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.planner.completion.completer import Completer
+from megatron_hetero.planner.moves.neighbours import neighbours
+from megatron_hetero.planner.problem import make_problem
+from megatron_hetero.planner.shapes.divided import divided_structures
+from tests.cost.builders import AS_GIVEN, FAST, FREE, make_cluster, make_workload
+from tests.planner.strategies import cases, clusters
+
+
+@settings(max_examples=cases(12), deadline=None)
+@given(
+    data=st.data(),
+    cluster=clusters(max_gpus=6, limits=FREE),
+    seq_length=st.sampled_from([512, 8192, 65536]),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_no_plan_that_divides_sequences_beats_the_bound(
+    data: st.DataObject, cluster: Cluster, seq_length: int, flags: tuple[bool, bool, bool]
+) -> None:
+    workload = make_workload(
+        data.draw(st.integers(1, 6)),
+        global_batch_size=4,
+        seq_length=seq_length,
+        max_position_embeddings=seq_length,
+        flash_attention=flags[0],
+        sequence_parallel=flags[1],
+        use_distributed_optimizer=flags[2],
+    )
+    problem = make_problem(cluster, workload)
+    starts = divided_structures(problem, inf, 100)
+    assume(starts)
+    structure = data.draw(st.sampled_from(starts))
+    completer = Completer(problem)
+    for _ in range(3):
+        for size in completer.sizes(len(structure)):
+            found = None
+            if max(map(len, structure)) <= problem.num_layers:
+                found = completer.complete(structure, size)
+            if found is None:
+                continue
+            placement = found.placement(1)
+            cost = problem.costs.placement(placement)
+            assert cost.missing_bytes <= 0  # what is completed fits
+            bound_s = work_bound_s(problem.costs, divided=True)
+            assert 0 < bound_s <= cost.step_time_s * (1 + 1e-9)
+            if placement.has_context_parallel:
+                estimates = estimates_of(problem.costs, placement, cost)
+                assert estimates.bound_s == pytest.approx(bound_s)
+                assert estimates.bound_relaxes == WORK_BOUND_RELAXES
+        moved = list(neighbours(problem, structure, completer.shape))
+        structure = data.draw(st.sampled_from(moved)) if moved else structure
+
+
+def test_a_long_sequence_divided_evenly_is_near_its_bound() -> None:
+    """Attention of a million tokens takes nearly all of a step, and divides evenly."""
+    workload = make_workload(
+        seq_length=1 << 20,
+        max_position_embeddings=1 << 20,
+        global_batch_size=1,
+        flash_attention=True,
+        hidden_size=256,
+        recompute="none",
+    )
+    big = replace(FAST, memory_bytes=1 << 50)
+    cluster = make_cluster(("a", big, 4), limits=FREE, inside=Link(1e12, 1e-6))
+    problem = make_problem(cluster, workload)
+    steps_s = [
+        problem.costs.placement(found.placement(1)).step_time_s
+        for structure in divided_structures(problem, inf, 100)
+        if (found := Completer(problem).complete(structure, 1)) is not None
+    ]
+    bound_s = work_bound_s(problem.costs, divided=True)
+    assert bound_s <= min(steps_s) < 1.02 * bound_s
+
+
+def test_nothing_is_said_where_no_plan_may_divide_sequences() -> None:
+    nodes, workload = ("a", FAST, 2), make_workload(seq_length=8192, sequence_parallel=True)
+    costs = CostModel(make_cluster(nodes, limits=FREE), workload)
+    least_s = divided_bound_s(costs)
+    assert 0 < least_s < inf
+    assert bound_with_context_parallel_s(costs, 1.01 * least_s) == least_s
+    assert bound_with_context_parallel_s(costs, least_s) is None
+    experts = replace(workload.model, num_experts=4)
+    for other in (
+        CostModel(make_cluster(nodes, limits=AS_GIVEN), workload),
+        CostModel(make_cluster(("a", FAST, 1), limits=FREE), workload),
+        CostModel(make_cluster(nodes, limits=FREE), replace(workload, model=experts)),
+    ):
+        assert bound_with_context_parallel_s(other, 1e9) is None
+    mixed = replace(workload.training, mixes_precisions=True)
+    unknown = CostModel(costs.cluster, replace(workload, training=mixed))
+    assert bound_with_context_parallel_s(unknown, 1e9) == 0.0

@@ -1,0 +1,42 @@
+"""Settings that plans may choose: never one that the runtime refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_hetero.cost.choices import NOT_WITH_CONTEXT_PARALLEL, context_parallels
+from megatron_hetero.cost.model import CostModel
+from megatron_hetero.model.spec import Workload
+from tests.cost.builders import AS_GIVEN, FAST, FREE, make_cluster, make_workload
+
+CLUSTER = make_cluster(("a", FAST, 8), limits=FREE)
+
+
+def sizes(workload: Workload, width: int = 1, most: int = 16) -> tuple[int, ...]:
+    return context_parallels(CostModel(CLUSTER, workload), width, most)
+
+
+def test_context_parallel_ranks_get_two_chunks_that_their_group_divides() -> None:
+    workload = make_workload(seq_length=48, max_position_embeddings=48)
+    assert sizes(workload) == (2, 3, 4, 6, 8, 12)
+    assert sizes(workload, 4) == sizes(workload)  # the group has all tokens of a rank
+    training = replace(workload.training, sequence_parallel=True)
+    assert sizes(replace(workload, training=training), 4) == (2, 3, 6)
+    assert sizes(workload, most=3) == (2, 3)
+
+
+def test_fp8_products_have_enough_tokens() -> None:
+    workload = make_workload(seq_length=48, max_position_embeddings=48, fp8=True)
+    assert sizes(workload) == (2, 3, 6)
+
+
+def test_sequences_stay_whole_where_the_runtime_or_the_user_says_so() -> None:
+    workload = make_workload()
+    assert sizes(workload)
+    for flag in NOT_WITH_CONTEXT_PARALLEL:
+        assert not sizes(replace(workload, megatron_args=(f"{flag}=1",)))
+    for change in ({"num_experts": 4}, {"kv_lora_rank": 64}, {"mtp_num_layers": 1}):
+        model = replace(workload.model, **change)  # type: ignore[arg-type]
+        assert not sizes(replace(workload, model=model))
+    held = make_cluster(("a", FAST, 8), limits=AS_GIVEN)
+    assert not context_parallels(CostModel(held, workload), 1, 16)

@@ -1,0 +1,203 @@
+"""Context parallelism in the search: found where sequences are long, and as good as brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_hetero.bounds.estimate import estimates_of
+from megatron_hetero.cluster.spec import CHOICES, Cluster, Link
+from megatron_hetero.cost.placement import (
+    PlacedReplica,
+    Placement,
+    placement_of,
+    with_optimizer_shares,
+)
+from megatron_hetero.errors import InfeasiblePlanError
+from megatron_hetero.model.spec import Workload
+from megatron_hetero.plan.layout import format_layout
+from megatron_hetero.planner import plan_cluster
+from megatron_hetero.planner.oracle.structures import all_structures, compositions
+from megatron_hetero.planner.problem import Chain, Problem, Unit, joined_units, make_problem
+from megatron_hetero.schedule.estimate import estimate_plan
+from tests.cost.builders import FAST, FREE, SLOW, make_cluster, make_workload
+from tests.planner.strategies import cases
+
+GIVEN = replace(FREE, as_given=tuple(name for name in CHOICES if name != "context_parallel"))
+NONE = replace(FREE, as_given=CHOICES)
+PCIE = Link(10e9, 1e-5)
+
+
+def long_job(seq_length: int = 65536, **changes: object) -> Workload:
+    return make_workload(
+        **{
+            "num_layers": 4,
+            "hidden_size": 1024,
+            "global_batch_size": 2,
+            "seq_length": seq_length,
+            "max_position_embeddings": seq_length,
+            "flash_attention": True,
+            "use_distributed_optimizer": True,
+            "recompute": "full",
+            **changes,
+        }
+    )
+
+
+def every_structure(problem: Problem) -> Iterator[tuple[Chain, ...]]:
+    """Every choice of groups, of stages made of them, of replicas and of stage orders."""
+    seen = set()
+    flat = {tuple(sorted(u for chain in s for u in chain)) for s in all_structures(problem)}
+    for groups in sorted(flat):
+        for stages in _stages(groups):
+            if all(problem.may_be_a_unit(unit) for unit in stages):
+                for structure in _chains(stages):
+                    if len(structure) in problem.replica_counts() and structure not in seen:
+                        seen.add(structure)
+                        yield structure
+
+
+def _stages(groups: tuple[Unit, ...]) -> Iterator[tuple[Unit, ...]]:
+    """Every way to make stages of whole groups of one width."""
+    if not groups:
+        yield ()
+        return
+    first, rest = groups[0], groups[1:]
+    for chosen in product((False, True), repeat=len(rest)):
+        own = [first, *(g for g, c in zip(rest, chosen, strict=True) if c)]
+        if len({unit.width for unit in own}) == 1:
+            left = tuple(g for g, c in zip(rest, chosen, strict=True) if not c)
+            one = own[0] if len(own) == 1 else joined_units(own)
+            for others in _stages(left):
+                yield (one, *others)
+
+
+def _chains(stages: tuple[Unit, ...]) -> Iterator[tuple[Chain, ...]]:
+    """Every way to put stages into chains, whose order does not count."""
+    if not stages:
+        yield ()
+        return
+    first, rest = stages[0], stages[1:]
+    for structure in _chains(rest):
+        yield tuple(sorted((*structure, (first,))))
+        for r, chain in enumerate(structure):
+            for s in range(len(chain) + 1):
+                longer = (*chain[:s], first, *chain[s:])
+                yield tuple(sorted((*structure[:r], longer, *structure[r + 1 :])))
+
+
+def brute_force_s(problem: Problem) -> float | None:
+    """The fastest step of all placements, at the job's own settings and 1F1B's launch counts."""
+    costs, total = problem.costs, problem.num_micro_batches
+    best: float | None = None
+    for structure in every_structure(problem):
+        if max(map(len, structure)) > problem.num_layers:
+            continue
+        splits = [compositions(problem.num_layers, len(chain)) for chain in structure]
+        for layers in product(*splits):
+            for counts in compositions(total, len(structure)):
+                replicas = tuple(
+                    PlacedReplica(
+                        tuple(
+                            replace(unit.stage, num_layers=n)
+                            for unit, n in zip(chain, own, strict=True)
+                        ),
+                        count,
+                    )
+                    for chain, own, count in zip(structure, layers, counts, strict=True)
+                )
+                placement = Placement(replicas)
+                if placement.has_context_parallel:
+                    shares = [[None] * len(r.stages) for r in replicas]
+                    placement = with_optimizer_shares(placement, shares)
+                cost = costs.placement(placement)
+                if cost.missing_bytes <= 0 and (best is None or cost.step_time_s < best):
+                    best = cost.step_time_s
+    return best
+
+
+def check_near_brute_force(cluster: Cluster, workload: Workload) -> None:
+    """Raise AssertionError where the search is more than half a per cent behind."""
+    least_s = brute_force_s(make_problem(cluster, workload))
+    if least_s is None:
+        with pytest.raises(InfeasiblePlanError):
+            plan_cluster(cluster, workload)
+        return
+    estimates = plan_cluster(cluster, workload).estimates
+    assert estimates is not None
+    assert estimates.step_time_s <= 1.005 * least_s
+
+
+def test_a_sequence_that_no_gpu_holds_is_divided() -> None:
+    """Two nodes of one GPU each, where tensor parallelism cannot be: nothing fits without."""
+    workload = long_job(131072, num_layers=2, hidden_size=2048, sequence_parallel=True)
+    nodes = ("a", SLOW, 1), ("b", SLOW, 1)
+    with pytest.raises(InfeasiblePlanError):
+        plan_cluster(make_cluster(*nodes, limits=NONE), workload)
+    cluster = make_cluster(*nodes, limits=GIVEN)
+    plan = plan_cluster(cluster, workload)
+    assert format_layout(plan.layout) == "tp1cp2:2 @2"
+    assert plan == plan_cluster(cluster, workload)
+    again = estimate_plan(plan, cluster)
+    assert plan.estimates is not None and plan.estimates.step_time_s == again.step_time_s
+    assert plan.estimates.devices == again.devices
+
+
+def test_groups_over_slow_links_divide_sequences_and_not_weights() -> None:
+    """Over PCIe a ring of keys and values hides behind attention, and tensor parallelism not."""
+    nodes = ("a", FAST, 2), ("b", SLOW, 2)
+    given = make_cluster(*nodes, inside=PCIE, limits=NONE)
+    workload = long_job(131072, num_layers=8, global_batch_size=4, sequence_parallel=True)
+    before, after = (
+        plan_cluster(cluster, workload) for cluster in (given, replace(given, limits=GIVEN))
+    )
+    assert before.estimates is not None and after.estimates is not None
+    assert after.layout.has_context_parallel
+    assert after.estimates.step_time_s < 0.9 * before.estimates.step_time_s
+    assert after.estimates.bound_s is not None
+    assert before.estimates.bound_with_context_parallel_s is None  # the cluster forbids it
+    assert after.estimates.bound_with_context_parallel_s is None  # the bound is of all plans
+    placement = placement_of(before, cluster := replace(given, limits=GIVEN))
+    costs = make_problem(cluster, workload).costs
+    beside = estimates_of(costs, placement, costs.placement(placement))
+    assert beside.bound_s is not None and beside.bound_with_context_parallel_s is not None
+    assert beside.bound_s > after.estimates.step_time_s  # so it is no bound of all plans
+    assert beside.bound_with_context_parallel_s <= after.estimates.step_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=cases(12), deadline=None)
+@given(
+    counts=st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]),
+    seq_length=st.sampled_from([4096, 32768, 65536, 131072]),
+    num_layers=st.integers(1, 4),
+    batch=st.integers(1, 3),
+    inside=st.sampled_from([PCIE, Link(100e9, 3e-6)]),
+    sequence_parallel=st.booleans(),
+    divides_states=st.booleans(),
+)
+def test_small_boxes_are_planned_as_well_as_by_brute_force(
+    counts: tuple[int, int],
+    seq_length: int,
+    num_layers: int,
+    batch: int,
+    inside: Link,
+    sequence_parallel: bool,
+    divides_states: bool,
+) -> None:
+    a, b = counts
+    cluster = make_cluster(("a", FAST, a), ("b", SLOW, b), inside=inside, limits=GIVEN)
+    workload = long_job(
+        seq_length,
+        num_layers=num_layers,
+        global_batch_size=batch,
+        sequence_parallel=sequence_parallel,
+        use_distributed_optimizer=divides_states,
+    )
+    check_near_brute_force(cluster, workload)

@@ -1,0 +1,11 @@
+"""What the runtime refuses is what the planner leaves alone."""
+
+from __future__ import annotations
+
+from megatron_hetero.cost import choices
+from megatron_hetero.runtime.job.checks.refused_flags import NOT_WITH_CONTEXT_PARALLEL
+
+
+def test_the_planner_knows_every_flag_that_context_parallelism_refuses() -> None:
+    refused = {flag for rule, _, _ in NOT_WITH_CONTEXT_PARALLEL for flag in rule.split(" / ")}
+    assert refused == choices.NOT_WITH_CONTEXT_PARALLEL
