@@ -28,11 +28,13 @@ def support_of(flag: Flag) -> Support:
         LookupError: no entry names it.
     """
     for entry in SUPPORT:
-        if any(
-            fnmatchcase(name, pattern) for pattern in entry.names.split() for name in flag.names
-        ):
+        if any(_names(pattern, name) for pattern in entry.names.split() for name in flag.names):
             return entry
     raise LookupError(f"{flag.names[0]} is in no entry of SUPPORT")
+
+
+def _names(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) if "*" in pattern else name == pattern
 
 
 def refused_by_presence(given: Sequence[Option]) -> tuple[Option, ...]:

@@ -7,6 +7,7 @@ no port is opened to the network. CPU only: CUDA does not survive a fork.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 from megatron_hetero.errors import (
@@ -30,6 +33,19 @@ from megatron_hetero.errors import (
 
 _KILL_AFTER_FAILURE_S = 2.0
 _POLL_S = 0.02
+_FOR_RANKS = (
+    "megatron.core.datasets.helpers",
+    "megatron.core.models.mimo.optimizer",
+    "megatron.core.tokenizers.text.models",
+    "megatron.core.tokenizers.text.text_tokenizer",
+    "megatron.training.training",
+    "megatron_hetero.runtime.job.attachments",
+    "megatron_hetero.runtime.job.entry",
+    "megatron_hetero.runtime.model.gpt",
+    "megatron_hetero.runtime.state.safety",
+    "torch.utils.serialization.config",
+)
+"""Modules that between them import all that a rank does, some of it late."""
 
 
 class RankFailedError(HeteroError):
@@ -63,6 +79,7 @@ class LocalJob:
     directory: Path
 
 
+@cache
 def preload() -> None:
     """Load everything that ranks need, before the first fork.
 
@@ -72,14 +89,12 @@ def preload() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import megatron.training.training  # noqa: F401
-
-        import megatron_hetero.runtime.job.entry
-        import megatron_hetero.runtime.model.gpt
-        import megatron_hetero.runtime.model.hooks  # noqa: F401
-        from megatron_hetero.runtime.megatron import guards
+        for name in _FOR_RANKS:
+            import_module(name)
+        from megatron_hetero.runtime.megatron import flag_texts, guards
 
         guards.check_symbols(is_stock=False)
+        flag_texts.apply()
 
 
 @contextmanager
@@ -125,11 +140,13 @@ def _start(job: LocalJob) -> dict[int, tuple[LocalJob, int]]:
     started = {}
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # or ranks that collect garbage would copy every page of what was loaded for them
     for rank in range(job.num_ranks):
         pid = os.fork()
         if pid == 0:
             _be_rank(job, rank, store)
         started[pid] = (job, rank)
+    gc.unfreeze()
     return started
 
 

@@ -22,4 +22,5 @@ mtp_losses           their losses, of the whole job
 state_dumps          dumps of gradients and activations, by one copy of the model
 weight_hashes        equal weights on all holders
 compile_helpers      the wheel has no Makefile
+flag_texts           help texts of flags, read once for all ranks of a machine
 """

@@ -26,6 +26,7 @@ ORIGINAL = "_megatron_hetero_original"
 """Attribute of a substitute: what it stands in for."""
 
 
+@functools.cache
 def fingerprint(function: Callable[..., Any]) -> str:
     """Hash the source text of a function or class: the first 16 hex digits of its sha256."""
     return text_fingerprint(inspect.getsource(function))
