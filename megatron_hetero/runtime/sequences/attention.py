@@ -46,9 +46,6 @@ class DividedAttention(MaskedAttention):
             both = pad(both, (0, 0, 0, 0, 0, 0, 0, own.most_tokens - len(both)))
             both = gather_from_sequence_parallel_region(both, group=own.cp_group)
             key, value = both.split([key.size(-1), value.size(-1)], dim=-1)
-        if not len(query):
-            # The gather's backward pass is a collective, in which all members take part.
-            return query.flatten(2) + 0 * (key.sum() + value.sum())
         found = []
         for q, order in enumerate(own.orders):
             mine = slice(own.edges[q], own.edges[q + 1])
@@ -65,4 +62,7 @@ class DividedAttention(MaskedAttention):
                     attention_bias,
                 )
             )
+        if own.edges[-1] < len(query):
+            # The filling token.  The gather's backward pass is a collective of all members.
+            found.append(query[own.edges[-1] :].flatten(2) + 0 * (key.sum() + value.sum()))
         return torch.cat(found)

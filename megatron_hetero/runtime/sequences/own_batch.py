@@ -1,7 +1,8 @@
 """What one rank has of the sequences of its group: a micro-batch, and where its tokens lie.
 
 The sequences follow one another.  Of each a member has two chunks, one from the front and one, as
-far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).
+far from the end, from the back (`plan.sharding.token_shares.chunk_edges`).  A member without any
+token has a filling one, which does not count: Megatron's layers do not run on none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class DividedSequences(PackedSeqParams):
 
     Attributes:
         positions: shape [own tokens], of each in its sequence.
-        edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q.
+        edges: own tokens `edges[q]` to `edges[q + 1] - 1` are of sequence q; one behind the last
+            edge is the filling token.
         orders: of each sequence, for each position, its place in the pieces of all members, each
             filled up to `most_tokens`.
         most_tokens: of the member that has most.
@@ -75,7 +77,7 @@ def own_batch(
     places = [_places(tokens) for tokens in group.tokens]
     own = [of[rank - group.first] for of in places]
     tokens = [doc[at] for doc, at in zip(documents, own, strict=True)]
-    labels = [_following(doc, at) for doc, at in zip(documents, own, strict=True)]
+    labels = [doc[_following(doc, at)] for doc, at in zip(documents, own, strict=True)]
     counts = [at + 1 < len(doc) for doc, at in zip(documents, own, strict=True)]
     if uncounted is not None:
         counts = [c & (t != uncounted) for c, t in zip(counts, tokens, strict=True)]
@@ -88,37 +90,46 @@ def own_batch(
             order[at] = member * most + starts[member] + np.arange(len(at))
             starts[member] += len(at)
         orders.append(_on_device(order))
-    positions = _on_device(np.concatenate(own))
-    longest = max(map(len, documents))
+    edges = np.r_[0, np.cumsum([len(at) for at in own])]
+    if not edges[-1]:
+        own, tokens, labels, counts = ([np.zeros(1)] for _ in range(4))
     return OwnBatch(
-        _on_device(np.concatenate(tokens).astype(np.int64)).unsqueeze(0),
-        _on_device(np.concatenate(labels).astype(np.int64)).unsqueeze(0),
-        _on_device(np.concatenate(counts).astype(np.float32)).unsqueeze(0),
-        positions.unsqueeze(0),
-        DividedSequences(
-            # Angles of rotary positions come token by token, so Megatron need not know the edges.
-            qkv_format="sbhd",
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-            cp_group=process_group,
-            positions=positions,
-            edges=tuple(int(e) for e in np.r_[0, np.cumsum([len(at) for at in own])]),
-            orders=tuple(orders),
-            most_tokens=most,
-        ),
+        _row(tokens, np.int64),
+        _row(labels, np.int64),
+        _row(counts, np.float32),
+        _row(own, np.int64),
+        _divided(process_group, own, edges, orders, most),
     )
 
 
-def empty_batch(rank: int, alone: Any) -> OwnBatch:
-    """Return the micro-batch of a rank that has no sequence in a step: one sequence without tokens,
-    which gives every weight a gradient of zero, as overlapped exchanges expect one.
+def filling_batch(alone: Any) -> OwnBatch:
+    """Return the micro-batch of a rank that has no sequence in a step: the filling token, so that
+    every weight has a gradient, of zero, which overlapped exchanges wait for.
 
     Args:
-        rank: the rank.
-        alone: its process group.
+        alone: the process group of this rank.
     """
-    nothing = np.zeros(0, dtype=np.int64)
-    return own_batch(GroupTokens(rank, (0,), ((0,),), 0.0), rank, [nothing], alone)
+    one = [np.zeros(1)]
+    integers, nothing = _row(one, np.int64), _row(one, np.float32)
+    sequences = _divided(alone, one, np.zeros(1), [], 1)
+    return OwnBatch(integers, integers, nothing, integers, sequences)
+
+
+def _divided(
+    process_group: Any, own: Sequence[_Places], edges: _Places, orders: Sequence[Tensor], most: int
+) -> DividedSequences:
+    longest = max([1, *map(len, orders)])
+    return DividedSequences(
+        # Angles of rotary positions come token by token, so Megatron need not know the edges.
+        qkv_format="sbhd",
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+        cp_group=process_group,
+        positions=_row(own, np.int64)[0],
+        edges=tuple(int(e) for e in edges),
+        orders=tuple(orders),
+        most_tokens=most,
+    )
 
 
 def _places(tokens: Sequence[int]) -> list[_Places]:
@@ -129,9 +140,14 @@ def _places(tokens: Sequence[int]) -> list[_Places]:
     ]
 
 
-def _following(document: Tokens, places: _Places) -> Tokens:
-    """Return the token after each place; after the last one any, which does not count."""
-    return document[np.minimum(places + 1, len(document) - 1)] if len(places) else document[:0]
+def _following(document: Tokens, places: _Places) -> _Places:
+    """Return the place after each; the last one's is itself, which does not count."""
+    return np.minimum(places + 1, len(document) - 1)
+
+
+def _row(parts: Sequence[npt.NDArray[Any]], kind: Any) -> Tensor:
+    """Put parts one after the other, shape [1, tokens]."""
+    return _on_device(np.concatenate(parts).astype(kind)).unsqueeze(0)
 
 
 def _on_device(array: npt.NDArray[Any]) -> Tensor:

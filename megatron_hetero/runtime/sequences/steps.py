@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.runtime.parallel.texts import broadcast_text
-from megatron_hetero.runtime.sequences.own_batch import OwnBatch, empty_batch, own_batch
+from megatron_hetero.runtime.sequences.own_batch import OwnBatch, filling_batch, own_batch
 from megatron_hetero.sequences.deal.batch import deal_batch, greedy_deal
 from megatron_hetero.sequences.step_tokens import StepTokens, read_step, step_tokens
 from megatron_hetero.sequences.tree import GroupTree
@@ -39,10 +39,14 @@ class RankStep:
     note: str = ""
 
 
+Documents = Sequence[Mapping[str, Any]]
+"""Each with `tokens`, shape [tokens], and `name`."""
+
 Dealt = tuple[StepTokens, str]
+"""A step, and what was wrong with the search."""
 
 
-def dealt_tokens(tree: GroupTree, documents: Sequence[Mapping[str, Any]]) -> Dealt:
+def dealt_tokens(tree: GroupTree, documents: Documents) -> Dealt:
     """Deal documents, and divide them over the members of their groups; a search that fails gives
     way to the greedy deal.
 
@@ -74,7 +78,7 @@ class DealtSteps:
         dataset: Any,
         batch_size: int,
         consumed: int,
-        deal: Callable[[Sequence[Mapping[str, Any]]], Dealt],
+        deal: Callable[[Documents], Dealt],
         groups: Mapping[tuple[int, int], dist.ProcessGroup],
         uncounted: int | None = None,
     ) -> None:
@@ -127,7 +131,7 @@ class DealtSteps:
             for group in whole.of_rank(rank)
         )
         if not batches:
-            batches = (empty_batch(rank, self._groups[rank, rank + 1]),)
+            batches = (filling_batch(self._groups[rank, rank + 1]),)
         return RankStep(whole, self._size, sum(lengths), batches, note)
 
     def _dealt(self, first: int) -> Dealt:

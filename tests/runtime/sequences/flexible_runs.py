@@ -4,7 +4,7 @@ Megatron that trains the same documents one after the other."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,7 @@ def write_cluster(path: Path, **nodes: tuple[str, int]) -> Path:
     return path
 
 
-Documents = Sequence[Mapping[str, Any]]
-
-
-def random_step(tree: GroupTree, documents: Documents, drawn: random.Random) -> StepTokens:
+def random_step(tree: GroupTree, documents: steps.Documents, drawn: random.Random) -> StepTokens:
     """Deal documents at random: groups of the tree that do not overlap, some ranks idle, several
     sequences in a group, members with any share of a sequence, none too."""
     left = list(range(len(documents)))
