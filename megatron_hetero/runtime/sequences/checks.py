@@ -74,7 +74,7 @@ REFUSED: tuple[Rule, ...] = (
         "--recompute-granularity selective",
         lambda a: (
             a.recompute_granularity == "selective"
-            and set(a.recompute_modules or ()) != {"core_attn"}
+            and set(a.recompute_modules or ("core_attn",)) != {"core_attn"}
         ),
         "recompute core_attn alone, or use --recompute-granularity full",
     ),

@@ -94,12 +94,17 @@ def document_datasets(num_samples: Any, longest_sequence: int) -> DocumentSplits
         longest_sequence: that any group of the job holds, in tokens.
     Raises:
         InfeasiblePlanError: a document is too long; the message names it.
-        UsageError: a token has no row in the embedding.
+        UsageError: a token has no row in the embedding, or there is nothing to validate on.
     """
     args = get_args()
     config = dataset_config(args)
     built = BlendedMegatronDatasetBuilder(DocumentDataset, num_samples, lambda: True, config)
     splits = tuple(built.build())
+    if splits[1] is None and args.eval_iters:
+        raise UsageError(
+            f"--eval-iters {args.eval_iters}: the data have no documents for validation. Give "
+            "--eval-iters 0, or a --split with a second part."
+        )
     limits = [
         Longest(
             longest_sequence,

@@ -61,6 +61,7 @@ def own_batch(
     documents: Sequence[Tokens],
     process_group: Any,
     uncounted: int | None = None,
+    device: Any = "cpu",
 ) -> OwnBatch:
     """Take a rank's tokens of a group's documents.
 
@@ -73,6 +74,7 @@ def own_batch(
         documents: of the group, each [tokens], in the order of its sequences.
         process_group: of the group.
         uncounted: a token whose successor does not count (`--eod-mask-loss`).
+        device: of the tensors.
     """
     places = [_places(tokens) for tokens in group.tokens]
     own = [of[rank - group.first] for of in places]
@@ -89,34 +91,35 @@ def own_batch(
         for member, at in enumerate(of):
             order[at] = member * most + starts[member] + np.arange(len(at))
             starts[member] += len(at)
-        orders.append(_on_device(order))
+        orders.append(torch.from_numpy(order).to(device))
     edges = np.r_[0, np.cumsum([len(at) for at in own])]
     if not edges[-1]:
         own, tokens, labels, counts = ([np.zeros(1)] for _ in range(4))
     return OwnBatch(
-        _row(tokens, np.int64),
-        _row(labels, np.int64),
-        _row(counts, np.float32),
-        _row(own, np.int64),
-        _divided(process_group, own, edges, orders, most),
+        _row(tokens, np.int64, device),
+        _row(labels, np.int64, device),
+        _row(counts, np.float32, device),
+        _row(own, np.int64, device),
+        _divided(process_group, _row(own, np.int64, device)[0], edges, orders, most),
     )
 
 
-def filling_batch(alone: Any) -> OwnBatch:
+def filling_batch(alone: Any, device: Any = "cpu") -> OwnBatch:
     """Return the micro-batch of a rank that has no sequence in a step: the filling token, so that
     every weight has a gradient, of zero, which overlapped exchanges wait for.
 
     Args:
         alone: the process group of this rank.
+        device: of the tensors.
     """
     one = [np.zeros(1)]
-    integers, nothing = _row(one, np.int64), _row(one, np.float32)
-    sequences = _divided(alone, one, np.zeros(1), [], 1)
+    integers, nothing = _row(one, np.int64, device), _row(one, np.float32, device)
+    sequences = _divided(alone, integers[0], np.zeros(1), [], 1)
     return OwnBatch(integers, integers, nothing, integers, sequences)
 
 
 def _divided(
-    process_group: Any, own: Sequence[_Places], edges: _Places, orders: Sequence[Tensor], most: int
+    process_group: Any, positions: Tensor, edges: _Places, orders: Sequence[Tensor], most: int
 ) -> DividedSequences:
     longest = max([1, *map(len, orders)])
     return DividedSequences(
@@ -125,7 +128,7 @@ def _divided(
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
         cp_group=process_group,
-        positions=_row(own, np.int64)[0],
+        positions=positions,
         edges=tuple(int(e) for e in edges),
         orders=tuple(orders),
         most_tokens=most,
@@ -145,10 +148,6 @@ def _following(document: Tokens, places: _Places) -> _Places:
     return np.minimum(places + 1, len(document) - 1)
 
 
-def _row(parts: Sequence[npt.NDArray[Any]], kind: Any) -> Tensor:
+def _row(parts: Sequence[npt.NDArray[Any]], kind: Any, device: Any) -> Tensor:
     """Put parts one after the other, shape [1, tokens]."""
-    return _on_device(np.concatenate(parts).astype(kind)).unsqueeze(0)
-
-
-def _on_device(array: npt.NDArray[Any]) -> Tensor:
-    return torch.from_numpy(array).to(torch.cuda.current_device(), non_blocking=True)
+    return torch.from_numpy(np.concatenate(parts).astype(kind)).to(device).unsqueeze(0)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
@@ -120,6 +121,7 @@ class DealtSteps:
         documents = [self._dataset[first + k]["tokens"] for k in range(self._size)]
         lengths = [len(document) for document in documents]
         whole = read_step(text, lengths, dist.get_world_size())
+        device = torch.cuda.current_device()
         batches = tuple(
             own_batch(
                 group,
@@ -127,11 +129,12 @@ class DealtSteps:
                 [documents[k] for k in group.sequences],
                 self._groups[group.first, group.ranks.stop],
                 self._uncounted,
+                device,
             )
             for group in whole.of_rank(rank)
         )
         if not batches:
-            batches = (filling_batch(self._groups[rank, rank + 1]),)
+            batches = (filling_batch(self._groups[rank, rank + 1], device),)
         return RankStep(whole, self._size, sum(lengths), batches, note)
 
     def _dealt(self, first: int) -> Dealt:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from megatron.training import get_args
 
 from megatron_hetero.lab.verify.processes.record import RankRecord, Recorder, read_record
 from megatron_hetero.runtime import backend
@@ -101,7 +103,7 @@ def random_step(tree: GroupTree, documents: steps.Documents, drawn: random.Rando
 
 def _shares(length: int, members: int, drawn: random.Random) -> tuple[int, ...]:
     cuts = sorted(drawn.randint(0, length) for _ in range(members - 1))
-    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True))
+    return tuple(b - a for a, b in pairwise([0, *cuts, length]))
 
 
 def deal_at_random(seed: int) -> Callable[[int], None]:
@@ -152,13 +154,15 @@ class _TokenLosses:
                 yield batch[0]
 
             output, loss_func = forward_step(noted(), model)
-            self.note(output, batch[0].tokens, batch[0].position_ids, batch[0].loss_mask)
+            if torch.is_grad_enabled():
+                self.note(output, batch[0].tokens, batch[0].position_ids, batch[0].loss_mask)
             return output, loss_func
 
         return step
 
     def note(self, output: Any, tokens: Any, positions: Any, mask: Any) -> None:
-        parts = [tokens, positions, mask, output]
+        step = torch.full_like(output, get_args().curr_iteration + 1)
+        parts = [tokens, positions, mask, output, step]
         rows = torch.stack([p.detach().double().view(-1) for p in parts], dim=1)
         self._found.append(rows.numpy())
 
@@ -167,14 +171,14 @@ class _TokenLosses:
 
 
 def token_losses(folder: Path, num_ranks: int) -> numpy.ndarray:
-    """Every counted token of a run: token, position, 1, loss; sorted, shape [tokens, 4]."""
+    """Every counted token of a run: token, position, 1, loss, step; sorted, shape [tokens, 5]."""
     rows = []
     for rank in range(num_ranks):
         with numpy.load(folder / f"losses-{rank}.npz") as saved:
             rows += [saved[name] for name in saved.files]
     found = numpy.concatenate(rows)
     found = found[found[:, 2] > 0]
-    return found[numpy.lexsort((found[:, 3], found[:, 1], found[:, 0]))]
+    return found[numpy.lexsort((found[:, 3], found[:, 1], found[:, 0], found[:, 4]))]
 
 
 def stock_job(folder: Path, flags: Sequence[str]) -> LocalJob:
@@ -195,7 +199,7 @@ def stock_job(folder: Path, flags: Sequence[str]) -> LocalJob:
 
     def train(rank: int) -> None:
         from megatron.core.enums import ModelType
-        from megatron.training import get_args, pretrain
+        from megatron.training import pretrain
         from megatron.training.argument_utils import (
             gpt_config_from_args,
             pretrain_cfg_container_from_args,
