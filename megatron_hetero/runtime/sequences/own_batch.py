@@ -94,7 +94,8 @@ def own_batch(
         orders.append(torch.from_numpy(order).to(device))
     edges = np.r_[0, np.cumsum([len(at) for at in own])]
     if not edges[-1]:
-        own, tokens, labels, counts = ([np.zeros(1)] for _ in range(4))
+        own = tokens = labels = [np.zeros(1, dtype=np.int64)]
+        counts = [np.zeros(1, dtype=np.bool_)]
     return OwnBatch(
         _row(tokens, np.int64, device),
         _row(labels, np.int64, device),
@@ -112,9 +113,9 @@ def filling_batch(alone: Any, device: Any = "cpu") -> OwnBatch:
         alone: the process group of this rank.
         device: of the tensors.
     """
-    one = [np.zeros(1)]
+    one = [np.zeros(1, dtype=np.int64)]
     integers, nothing = _row(one, np.int64, device), _row(one, np.float32, device)
-    sequences = _divided(alone, integers[0], np.zeros(1), [], 1)
+    sequences = _divided(alone, integers[0], one[0], [], 1)
     return OwnBatch(integers, integers, nothing, integers, sequences)
 
 
