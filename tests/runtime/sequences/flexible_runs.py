@@ -38,10 +38,16 @@ gpu_types:
          fp32: 60 TFLOPS, compute_capability: "8.0"}
   SLOW: {memory: 40 GB, memory_bandwidth: 700 GB/s, bf16: 40 TFLOPS, fp16: 40 TFLOPS,
          fp32: 20 TFLOPS, compute_capability: "8.0"}
+  BRISK: {memory: 24 GB, memory_bandwidth: 9 GB/s, bf16: 400 MFLOPS, fp16: 400 MFLOPS,
+          fp32: 400 MFLOPS, compute_capability: "8.0"}
+  TIRED: {memory: 24 GB, memory_bandwidth: 9 GB/s, bf16: 200 MFLOPS, fp16: 200 MFLOPS,
+          fp32: 200 MFLOPS, compute_capability: "8.0"}
 links:
   inside_node:
     FAST: {bandwidth: 200 GB/s, latency: 2 us}
     SLOW: {bandwidth: 25 GB/s, latency: 5 us}
+    BRISK: {bandwidth: 1 GB/s, latency: 50 us}
+    TIRED: {bandwidth: 1 GB/s, latency: 50 us}
   between_nodes:
     main: {bandwidth: 25 GB/s, latency: 10 us}
 nodes:
