@@ -38,18 +38,18 @@ gpu_types:
          fp32: 60 TFLOPS, compute_capability: "8.0"}
   SLOW: {memory: 40 GB, memory_bandwidth: 700 GB/s, bf16: 40 TFLOPS, fp16: 40 TFLOPS,
          fp32: 20 TFLOPS, compute_capability: "8.0"}
-  BRISK: {memory: 24 GB, memory_bandwidth: 9 GB/s, bf16: 400 MFLOPS, fp16: 400 MFLOPS,
-          fp32: 400 MFLOPS, compute_capability: "8.0"}
-  TIRED: {memory: 24 GB, memory_bandwidth: 9 GB/s, bf16: 200 MFLOPS, fp16: 200 MFLOPS,
-          fp32: 200 MFLOPS, compute_capability: "8.0"}
+  BRISK: {memory: 24 GB, memory_bandwidth: 20 GB/s, bf16: 4 GFLOPS, fp16: 4 GFLOPS,
+          fp32: 4 GFLOPS, compute_capability: "8.0"}
+  TIRED: {memory: 24 GB, memory_bandwidth: 20 GB/s, bf16: 2 GFLOPS, fp16: 2 GFLOPS,
+          fp32: 2 GFLOPS, compute_capability: "8.0"}
 links:
   inside_node:
     FAST: {bandwidth: 200 GB/s, latency: 2 us}
     SLOW: {bandwidth: 25 GB/s, latency: 5 us}
-    BRISK: {bandwidth: 1 GB/s, latency: 50 us}
-    TIRED: {bandwidth: 1 GB/s, latency: 50 us}
+    BRISK: {bandwidth: 1 GB/s, latency: 20 ms}
+    TIRED: {bandwidth: 1 GB/s, latency: 20 ms}
   between_nodes:
-    main: {bandwidth: 25 GB/s, latency: 10 us}
+    main: {bandwidth: 25 GB/s, latency: BETWEEN}
 nodes:
 """
 SMALL = (
@@ -78,10 +78,10 @@ def write_documents(prefix: Path, lengths: Sequence[int], seed: int = 0) -> list
     return written
 
 
-def write_cluster(path: Path, **nodes: tuple[str, int]) -> Path:
-    """Describe machines by name: type of GPU and how many."""
+def write_cluster(path: Path, between: str = "10 us", **nodes: tuple[str, int]) -> Path:
+    """Describe machines by name: type of GPU and how many; `between` them is that latency."""
     lines = [f"  - {{name: {n}, gpu: {gpu}, count: {count}}}" for n, (gpu, count) in nodes.items()]
-    path.write_text(CLUSTER + "\n".join(lines) + "\n")
+    path.write_text(CLUSTER.replace("BETWEEN", between) + "\n".join(lines) + "\n")
     return path
 
 
