@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron_hetero.errors import HeteroError, InfeasiblePlanError
 from megatron_hetero.runtime.parallel.texts import broadcast_text
 from megatron_hetero.runtime.sequences.own_batch import OwnBatch, filling_batch, own_batch
-from megatron_hetero.sequences.deal.batch import deal_batch, greedy_deal
+from megatron_hetero.sequences.deal.batch import NO_SEARCH_WAS_FASTER, deal_batch, greedy_deal
 from megatron_hetero.sequences.step_tokens import StepTokens, read_step, step_tokens
 from megatron_hetero.sequences.tree import GroupTree
 
@@ -60,10 +60,11 @@ def dealt_tokens(tree: GroupTree, documents: Documents) -> Dealt:
         InfeasiblePlanError: a document is longer than any group can hold.
     """
     lengths = [len(document["tokens"]) for document in documents]
-    note = ""
     try:
         deal = deal_batch(tree, lengths, [document["name"] for document in documents])
-    except HeteroError:
+        found = {m.reason for m in deal.micro_batches} - {"", NO_SEARCH_WAS_FASTER}
+        note = "; ".join(f"dealt greedily in part, {reason}" for reason in sorted(found))
+    except InfeasiblePlanError:
         raise
     except Exception as error:  # a solver's own, of any kind: the step can be dealt without it
         note = f"dealt greedily, the search failed: {type(error).__name__}: {error}"
